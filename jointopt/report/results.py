@@ -1,0 +1,76 @@
+"""What the verbs return: frozen objects that carry a whole answer, ready to print or to work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointopt.schema import Columns
+from jointopt.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The Pareto-optimal plans of one job.
+
+    ``front`` holds the plan columns, ``iteration_time_s`` (s), ``energy_j`` (J, all GPUs), ``avg_power_w`` (W per
+    GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval), and
+    ``in_domain`` (bool); it is sorted by time. ``reference`` has the same columns and one row: the fastest plan with
+    every clock at its maximum.
+    """
+
+    job: Job
+    seed: int
+    surrogate: str  # name of the surrogate, or "none" for physics alone
+    considered: int  # combinations of the joint space's layout columns before any rule
+    layouts: int  # distinct layouts that the rules allow
+    feasible_layouts: int  # of these, the ones that satisfy the constraints at some clock
+    infeasible: Mapping[str, int]  # reason -> layouts dropped for it
+    front: Columns
+    reference: Columns
+    covered_plans: int = 0  # plans of the joint space that the answer speaks for
+    evaluated_plans: int = 0  # plans whose time and energy were really computed
+    study_name: str | None = None
+    storage: str | None = None  # Optuna storage URL
+    seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
+    assumed: tuple[str, ...] = ()  # sentences: what no source states and what stands in for it
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage of an explained plan; power and memory are those of one GPU of the stage."""
+
+    clock_mhz: float
+    busy_s: float
+    idle_s: float
+    energy_j: float  # all GPUs of the stage, one iteration
+    memory_gib: float
+    num_layers: int = 0
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One plan taken apart: every breakdown adds up to its total."""
+
+    job: Job
+    plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
+    feasible: bool
+    violations: tuple[str, ...]  # sentences
+    iteration_time_s: float
+    energy_j: float  # all GPUs, one iteration
+    avg_power_w: float  # per GPU
+    peak_memory_gib: float  # worst GPU
+    time_s: Mapping[str, float]  # part -> seconds on the critical path; adds up to iteration_time_s
+    energy_by_part_j: Mapping[str, float]  # part -> joules; adds up to energy_j
+    memory_gib: Mapping[str, float]  # part -> GiB of the worst GPU; adds up to peak_memory_gib
+    stages: tuple[Stage, ...]
+    assumed: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``explain --json``: plain lists, numbers and strings."""
+        from jointopt.report.explain_json import explain_document
+
+        return explain_document(self)
