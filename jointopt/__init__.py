@@ -1,0 +1,26 @@
+"""Joint optimisation of parallel layout and GPU clocks for training large language models.
+
+The public verbs are imported on first use, so that ``import jointopt`` stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_VERBS = {
+    "load_job": "jointopt.spec.load",
+    "propose": "jointopt.workflow",
+    "explain": "jointopt.workflow",
+    "predict": "jointopt.workflow",
+}
+__all__ = ["__version__", *_VERBS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _VERBS:
+        raise AttributeError(f"module 'jointopt' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_VERBS[name]), name)

@@ -1,0 +1,51 @@
+"""Framework profiles: load by name, or recognise one in a table's free text."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from jointopt.errors import CatalogError, nearest
+from jointopt.spec.framework import Framework
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@functools.cache
+def _profiles() -> dict[str, Framework]:
+    text = resources.files("jointopt.catalog").joinpath("frameworks.yaml").read_text("utf-8")
+    raw: dict[str, dict[str, Any]] = yaml.load(text, Loader=_LOADER)
+    profiles: dict[str, Framework] = {}
+    for name, habits in raw.items():
+        base = profiles[habits.pop("like")] if "like" in habits else Framework()
+        habits = {k: tuple(v) if isinstance(v, list) else v for k, v in habits.items()}
+        habits.setdefault("aliases", ())  # a relative does not answer to its parent's names
+        profiles[name] = dataclasses.replace(base, name=name, **habits)
+    return profiles
+
+
+def framework_names() -> tuple[str, ...]:
+    return tuple(_profiles())
+
+
+def load_framework(name: str) -> Framework:
+    """The profile of that name; CatalogError names the nearest known one."""
+    profiles = _profiles()
+    if name not in profiles:
+        raise CatalogError(
+            f"training.framework must be one of {', '.join(profiles)}; got {name!r}{nearest(name, profiles)}."
+        )
+    return profiles[name]
+
+
+def recognise_framework(text: str) -> tuple[Framework, bool]:
+    """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
+    low = text.lower()
+    for profile in _profiles().values():
+        if low == profile.name or any(alias in low for alias in profile.aliases):
+            return profile, True
+    return load_framework("generic"), False

@@ -1,0 +1,55 @@
+"""Every exception that jointopt raises on purpose.
+
+    JointOptError
+    ├── UsageError          bad input: exit code 2
+    │   ├── JobError            a key of the job file, or a job that contradicts itself
+    │   ├── CatalogError        an unknown name, or a catalogue cell that is blank and needed
+    │   ├── PlanError           a plan that is not a point of the job's space
+    │   └── TableError          a table that cannot be read, or a cell of it
+    └── InfeasibleError     a good job that cannot be done: exit code 1
+
+A message is one sentence: what is wrong, where, what was expected, what was got, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class JointOptError(Exception):
+    """Root of all errors that jointopt raises on purpose; ``exit_code`` is what a command returns."""
+
+    exit_code = 1
+
+
+class UsageError(JointOptError):
+    """The input is wrong; the message names the place and what was expected there."""
+
+    exit_code = 2
+
+
+class JobError(UsageError):
+    """A key of the job file is unknown, missing, of a wrong type, or contradicts another."""
+
+
+class CatalogError(UsageError):
+    """A name that no catalogue knows, or a blank catalogue cell that the job needs."""
+
+
+class PlanError(UsageError):
+    """A plan that is not a point of the job's joint space."""
+
+
+class TableError(UsageError):
+    """A table that cannot be read, or a cell in it that makes no sense."""
+
+
+class InfeasibleError(JointOptError):
+    """The job is well-formed and nothing satisfies it; the message says why and what would help."""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
+    close = difflib.get_close_matches(str(word).lower(), sorted(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

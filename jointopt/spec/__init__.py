@@ -1,0 +1,1 @@
+"""The job as frozen objects: model, training, cluster, search, constraints."""

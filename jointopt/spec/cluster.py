@@ -1,0 +1,91 @@
+"""What is known of a GPU and of a cluster: frozen objects, blank cells are ``None``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jointopt.errors import CatalogError
+
+
+@dataclass(frozen=True)
+class PowerConstants:
+    """Constants of one GPU's power model (`jointopt.physics.power` has the formulas).
+
+    All watts and picojoules are at the maximum clock; dynamic parts scale with the voltage curve.
+    """
+
+    static_w: float  # drawn whenever the board is powered and awake, whatever runs
+    wait_w: float  # drawn while a rank blocks on communication or sits in a bubble
+    active_w: float  # extra while any kernel runs, at the maximum clock (clock tree, issue, caches)
+    pj_per_flop: float  # extra per tensor-core floating-point operation in 16 bit, at the maximum clock
+    pj_per_hbm_byte: float  # extra per byte moved to or from device memory, clock-independent
+    knee_fraction: float  # clock / maximum clock below which the voltage no longer falls
+    voltage_ratio: float  # V(maximum clock) / V(below the knee)
+    assumed: tuple[str, ...] = ()  # which of these were not measured on this GPU, and what stands in
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the software sees it. ``None`` means that no source states the figure."""
+
+    id: str
+    name: str
+    vendor: str
+    architecture: str
+    peak_tflops: Mapping[str, float]  # dense, by dtype: fp32 (tensor cores, TF32), fp16, bf16, fp8, fp4
+    memory_gib: float
+    memory_gbytes_per_s: float
+    sm_count: int | None
+    intra_node_gbytes_per_s: float | None  # scale-up link, per GPU, one direction
+    scale_up_gpus: int | None  # GPUs within one scale-up domain (NVLink switch); None = the node
+    usual_gpus_per_node: int | None
+    usual_inter_node_gbytes_per_s: float | None  # per GPU, one direction, as in the vendor's reference system
+    clock_min_mhz: float | None
+    clock_max_mhz: float | None
+    clock_step_mhz: float | None
+    tdp_w: float | None
+    idle_w: float | None
+    wait_w: float | None
+    throttle_temperature_c: float | None
+    power: PowerConstants | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def need(self, figure: str, why: str) -> float:
+        """The figure, or a CatalogError that says what its absence makes impossible."""
+        value = getattr(self, figure)
+        if value is None:
+            raise CatalogError(
+                f"The catalogue has no {figure} for GPU {self.id!r} (no source states it), which is needed to {why}; "
+                f"choose another GPU or give the figure in the job file where it has a key for it."
+            )
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the job runs. Bandwidths are per GPU and one direction; every field is filled, see ``assumed``."""
+
+    gpu: Gpu
+    nodes: int
+    gpus_per_node: int
+    intra_node_gbytes_per_s: float
+    inter_node_gbytes_per_s: float
+    inter_node_latency_us: float
+    intra_node_pj_per_bit: float
+    inter_node_pj_per_bit: float
+    inlet_temperature_c: float
+    host_power_w: float  # per node
+    pue: float
+    power_limit_w: float  # per GPU
+    name: str = ""
+    assumed: tuple[str, ...] = ()  # sentences: what was not stated anywhere and what stands in for it
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def scale_up_gpus(self) -> int:
+        """GPUs that reach each other over the scale-up link; a node unless a rack-wide switch is known."""
+        return max(self.gpus_per_node, self.gpu.scale_up_gpus or 0)

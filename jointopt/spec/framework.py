@@ -1,0 +1,55 @@
+"""Habits of a training framework: what differs between stacks on the same hardware, as numbers, never as an ``if``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A profile of habits; the defaults are a middling PyTorch stack. Fractions are 0..1, seconds per GPU."""
+
+    name: str = "generic"
+    aliases: tuple[str, ...] = ()  # lower-case fragments that identify the framework in a table
+
+    # what the framework can do, and what it does when a table leaves the cell blank
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    zero_stages_with_pipeline: tuple[int, ...] = (0, 1)
+    recomputes: tuple[str, ...] = ("none", "selective", "full")
+    sequence_parallel: tuple[bool, ...] = (False, True)  # choices where tp > 1
+    interleaving: bool = True
+    context_parallel: bool = True
+    expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
+    default_zero_stage: int = 1
+    default_recompute: str = "none"
+    default_sequence_parallel: bool = True
+
+    # kernels
+    compute_factor: float = 1.1  # time of compute kernels over that of the bare GEMM table
+    elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
+    loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
+    host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this
+    host_floor_tp_s: float = 0.0  # added to it per doubling of tp
+    host_floor_pp_s: float = 0.0  # added to it where pp > 1
+    micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
+    iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
+
+    # communication
+    gradient_comm_bytes: int = 4  # per parameter in the gradient reduction
+    dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
+    tp_overlap: float = 0.0
+    cp_overlap: float = 0.8
+    ep_overlap: float = 0.0
+    pp_overlap: float = 0.0
+    gradient_sync_per_micro_batch: bool = False  # nanotron: ZeRO-0 with pipelines reduces after every micro-batch
+    network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
+
+    # memory
+    gradient_bytes: int = 4  # stored gradient per parameter
+    logits_bytes: float = 6.0  # alive per logit at the peak of the loss
+    logits_tensor_parallel: bool = True  # logits stay split over tp
+    activation_factor: float = 1.0  # allocator overhead on activations
+    memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
+    memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
+    memory_meter: str = "allocated"  # what the overhead above was fitted to: allocated, reserved or nvidia-smi
+    source: str = ""

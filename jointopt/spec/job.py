@@ -1,0 +1,66 @@
+"""The job: what to train, where, within which space, under which constraints. Frozen, validated at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jointopt.spec.cluster import Cluster
+from jointopt.spec.framework import Framework
+from jointopt.spec.model import Model
+
+DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
+ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
+RECOMPUTES = ("none", "selective", "full")
+OBJECTIVES = ("iteration_time_s", "energy_j")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one iteration computes, and with which software."""
+
+    seq_length: int
+    global_batch_size: int  # sequences per iteration
+    dtype: str = "bf16"
+    attention: str = "flash2"
+    fused_norm: bool = True
+    framework: Framework = field(default_factory=Framework)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Allowed values per plan column; ``None`` = every feasible value."""
+
+    dp: tuple[int, ...] | None = None
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    cp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
+    vpp: tuple[int, ...] | None = None
+    micro_batch_size: tuple[int, ...] | None = None
+    zero_stage: tuple[int, ...] | None = None
+    sequence_parallel: tuple[bool, ...] | None = None
+    recompute: tuple[str, ...] | None = None
+    clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
+    per_stage_clocks: bool = True
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Upper bounds; ``None`` = unbounded. ``memory_fraction`` is of the GPU's memory."""
+
+    iteration_time_s: float | None = None
+    energy_j: float | None = None
+    avg_power_w: float | None = None
+    cluster_power_kw: float | None = None
+    memory_fraction: float | None = None  # None = the framework profile's own
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    model: Model
+    training: Training
+    cluster: Cluster
+    search: Search = field(default_factory=Search)
+    constraints: Constraints = field(default_factory=Constraints)
+    objectives: tuple[str, ...] = OBJECTIVES

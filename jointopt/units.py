@@ -1,0 +1,11 @@
+"""Conversions, applied once at the border; inside, everything is SI (seconds, bytes, joules, watts, hertz).
+
+Two exceptions, because the field thinks in them: clocks stay in MHz and temperatures in degrees Celsius.
+"""
+
+GIB = 2.0**30
+GB = 1e9
+TERA = 1e12
+MICRO = 1e-6
+PICO = 1e-12
+BITS_PER_BYTE = 8.0
