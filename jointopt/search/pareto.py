@@ -1,0 +1,121 @@
+"""Exact Pareto arithmetic in two objectives, both minimised, as functions on plain arrays.
+
+Treatment of ties, everywhere in this file: of several points with the same two values, only the first one given is on
+the front. A point with a value that is not finite is never on a front.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jointopt.schema import Bools, Columns, Floats, Ints
+
+OBJECTIVES = ("iteration_time_s", "energy_j")
+
+
+def front_order(first: Floats, second: Floats) -> Ints:
+    """Indices of the non-dominated points, ascending in ``first``; O(n log n) by sorting and one running minimum."""
+    finite = np.flatnonzero(np.isfinite(first) & np.isfinite(second))
+    order = finite[np.lexsort((second[finite], first[finite]))]  # stable: ties stay in the order given
+    best = np.minimum.accumulate(second[order])
+    improves = np.ones(len(order), dtype=bool)
+    improves[1:] = best[1:] < best[:-1]
+    return order[improves].astype(np.int64)
+
+
+def front_mask(first: Floats, second: Floats) -> Bools:
+    """True where a point is on the front; one representative per pair of equal values."""
+    mask = np.zeros(len(first), dtype=bool)
+    mask[front_order(first, second)] = True
+    return mask
+
+
+def is_covered(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
+    """True where some front point is at most equal in both objectives; the front must be sorted by ``first``."""
+    if len(front_first) == 0:
+        return np.zeros(len(first), dtype=bool)
+    left = np.searchsorted(front_first, first, side="right") - 1
+    return np.asarray((left >= 0) & (front_second[np.maximum(left, 0)] <= second), dtype=bool)
+
+
+def is_dominated(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
+    """True where some front point is at most equal in both objectives and better in one; the front must be sorted."""
+    covered = is_covered(front_first, front_second, first, second)
+    if not covered.any():
+        return covered
+    left = np.maximum(np.searchsorted(front_first, first, side="right") - 1, 0)
+    same = (front_first[left] == first) & (front_second[left] == second)
+    return np.asarray(covered & ~same, dtype=bool)
+
+
+def hypervolume(first: Floats, second: Floats, reference: tuple[float, float]) -> float:
+    """Area dominated by the points and bounded by ``reference``; points beyond the reference add nothing."""
+    order = front_order(first, second)
+    x, y = first[order], second[order]
+    inside = (x < reference[0]) & (y < reference[1])
+    x, y = x[inside], y[inside]
+    ceiling = np.concatenate(([reference[1]], y[:-1])) if len(y) else y
+    return float(np.sum((reference[0] - x) * (ceiling - y)))
+
+
+def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, float]:
+    """A reference point just beyond the worst values of a front, by ``margin`` of each objective's span.
+
+    Tight on purpose: with a loose reference the hypervolume saturates long before the front is found.
+    """
+
+    def beyond(values: Floats) -> float:
+        span = float(np.ptp(values)) or abs(float(np.max(values)))
+        return float(np.max(values)) + margin * span
+
+    return beyond(first), beyond(second)
+
+
+def recall(
+    exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9
+) -> float:
+    """Share of the exact front's points that some given point equals or beats, within a relative tolerance."""
+    if len(exact_first) == 0:
+        return 1.0
+    order = front_order(first, second)
+    scale = 1.0 + tolerance
+    return float(np.mean(is_covered(first[order], second[order], exact_first * scale, exact_second * scale)))
+
+
+def take(columns: Columns, index: Ints | Bools) -> Columns:
+    """The chosen rows of every column."""
+    return {name: values[index] for name, values in columns.items()}
+
+
+def concat(parts: list[Columns]) -> Columns:
+    """Rows of several tables one after another, in the columns that all of them have."""
+    shared = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in shared}
+
+
+def front_of(plans: Columns) -> Columns:
+    """The feasible, non-dominated rows (``violation`` <= 0), sorted by time."""
+    feasible = np.flatnonzero(plans["violation"] <= 0.0)
+    first, second = (plans[name][feasible] for name in OBJECTIVES)
+    return take(plans, feasible[front_order(first, second)])
+
+
+def merge(front: Columns | None, batch: Columns) -> Columns:
+    """The front of a running front and a new batch; on a tie, what was there first stays."""
+    if front is None:
+        return front_of(batch)
+    newcomers = take(batch, ~is_covered(*objectives(front), *objectives(batch)))
+    return front_of(concat([front, newcomers]))
+
+
+def objectives(plans: Columns) -> tuple[Floats, Floats]:
+    """The two objective columns."""
+    return plans[OBJECTIVES[0]], plans[OBJECTIVES[1]]
+
+
+def evenly(front: Columns, count: int) -> Ints:
+    """At most ``count`` indices spread evenly over a sorted front, both ends included."""
+    size = len(front[OBJECTIVES[0]])
+    if size <= count:
+        return np.arange(size, dtype=np.int64)
+    return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))

@@ -1,0 +1,81 @@
+"""The one seam between a search and the world: feasible layouts, a clock grid, and functions that answer for plans.
+
+A search does not know whether physics, a surrogate or a cluster answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+
+Evaluate = Callable[[Ints, Floats], Columns]
+LowerBound = Callable[[Ints], tuple[Floats, Floats]]
+StageClocks = Callable[[Ints, Ints, Floats], Floats]
+Progress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a search may ask. A plan is a layout and one clock per pipeline stage.
+
+    ``layouts``: equal-length arrays named as in `jointopt.schema.LAYOUT_COLUMNS`, feasible layouts only.
+    ``clocks_mhz``: ascending grid.
+    ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns of length n with at least ``iteration_time_s``,
+    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a layout's pp.
+    ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
+    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and the share
+    of slack to use (0 = one clock everywhere; 1 = other stages as slow as they can be without becoming the
+    bottleneck). None = one clock for all stages.
+    ``energy_slope_w``: a promise about uniform clocks, for every layout: a lower clock is never faster, and
+    ``energy_j - energy_slope_w * iteration_time_s`` never falls as the clock rises. True of static power or anything
+    larger, summed over all GPUs, as long as work costs no less energy at a higher clock. None = not promised.
+    """
+
+    layouts: Columns
+    clocks_mhz: Floats
+    evaluate: Evaluate
+    lower_bound: LowerBound | None = None
+    stage_clocks: StageClocks | None = None
+    energy_slope_w: float | None = None
+
+    @property
+    def num_layouts(self) -> int:
+        return len(self.layouts["pp"])
+
+    @property
+    def num_clocks(self) -> int:
+        return len(self.clocks_mhz)
+
+    @property
+    def max_pp(self) -> int:
+        return int(self.layouts["pp"].max()) if self.num_layouts else 1
+
+    def uniform_clocks(self, layout_index: Ints, clock_index: Ints) -> Floats:
+        """One clock on all stages, shape (n, S), NaN beyond each layout's pp."""
+        beyond = np.arange(self.max_pp)[None, :] >= self.layouts["pp"][layout_index][:, None]
+        return np.where(beyond, np.nan, self.clocks_mhz[clock_index][:, None])
+
+    def decode_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Floats:
+        """Clocks per stage, shape (n, S), for the bottleneck's clock and the share of slack to use."""
+        if self.stage_clocks is None:
+            return self.uniform_clocks(layout_index, clock_index)
+        return self.stage_clocks(layout_index, clock_index, slack)
+
+    def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
+        """The evaluated plans of these genes: their genes, stage clocks and everything ``evaluate`` returned."""
+        clocks = self.decode_clocks(layout_index, clock_index, slack)
+        return self.evaluated(layout_index, clock_index, slack, clocks)
+
+    def evaluated(self, layout_index: Ints, clock_index: Ints, slack: Floats, clocks: Floats) -> Columns:
+        """The plans of explicit stage clocks (n, S), evaluated in one call."""
+        genes: Columns = {"layout_index": layout_index, "clock_index": clock_index, "slack": slack}
+        return genes | {"stage_clock_mhz": clocks} | self.evaluate(layout_index, clocks)
+
+    def describe(self, plans: Columns) -> Columns:
+        """The same plans with their layouts' columns and the bottleneck's clock, for a table or a study."""
+        layouts = {name: self.layouts[name][plans["layout_index"]] for name in LAYOUT_COLUMNS}
+        return layouts | {"clock_mhz": self.clocks_mhz[plans["clock_index"]]} | plans
