@@ -1,0 +1,45 @@
+# `make demo` proposes plans for a shipped job, `make test` runs the tests; both set everything up in .venv first.
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+DEMO_JOB ?= opt-350m-2x4-a100
+
+.PHONY: demo test check lint types layers wheel clean
+
+demo: .venv/.run-installed
+	$(BIN)/jointopt propose $(DEMO_JOB)
+
+test: .venv/.dev-installed
+	$(BIN)/python -m pytest -n 2 -q
+
+check: lint types layers wheel
+
+lint: .venv/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev-installed
+	$(BIN)/mypy --strict -p jointopt
+
+layers: .venv/.dev-installed
+	$(BIN)/lint-imports
+
+# What people install is built from the source archive, not from this folder: build it that way and use it elsewhere.
+wheel: .venv/.dev-installed
+	.ci/wheel
+
+clean:
+	rm -rf .venv build dist *.egg-info
+
+.venv/bin/python:
+	.ci/venv
+
+# Stamps, so that pip runs again only when the requirements changed.
+.venv/.run-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing jointopt into .venv ..."
+	$(PIP) -e .
+	@touch $@
+
+.venv/.dev-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing jointopt and its development tools into .venv ..."
+	$(PIP) -e '.[dev,dashboard]'
+	@touch $@ .venv/.run-installed
