@@ -22,11 +22,16 @@ class Model:
     position_embedding: str = "rope"  # rope | learned | alibi
     max_position_embeddings: int = 0  # rows of a learned table
     rmsnorm: bool = True
+    norm_weight: bool = True  # False: norms without parameters (OLMo)
+    norm_bias: bool = False  # LayerNorm with a bias
+    final_norm: bool = True  # False: none after the last layer (OPT-350M)
+    embedding_norm: bool = False  # a norm after the word embedding (BLOOM)
     dropout: bool = False  # dropout masks are kept for the backward pass
     linear_bias: bool = False  # biases on attention and MLP projections
     qkv_bias: bool = False  # biases on q, k, v only (Qwen2)
     qk_norm: bool = False
-    embedding_size: int = 0  # width of the word embedding where it differs from hidden_size (OPT-350M), else 0
+    qk_norm_full: bool = False  # over all heads at once (OLMo 2, OLMoE) instead of per head (Qwen3)
+    embedding_size: int = 0  # width of the word embedding where it differs from hidden_size (OPT-350M)
     num_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
@@ -46,6 +51,11 @@ class Model:
     @property
     def num_moe_layers(self) -> int:
         return self.num_layers - self.num_dense_layers if self.is_moe else 0
+
+    @property
+    def num_plain_layers(self) -> int:
+        """Layers with a dense MLP: all of a dense model, the leading ones of an MoE model."""
+        return self.num_layers - self.num_moe_layers
 
     @property
     def attention_parameters(self) -> int:
@@ -68,3 +78,80 @@ class Model:
     def expert_parameters(self) -> int:
         """Weights of one routed expert, without biases."""
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Weights of one MoE layer's shared experts together, without biases."""
+        return self.num_shared_experts * self.expert_parameters
+
+    @property
+    def router_parameters(self) -> int:
+        """Weights of one MoE layer's router."""
+        return self.hidden_size * self.num_experts
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm of width ``hidden_size``."""
+        return self.hidden_size * (int(self.norm_weight) + int(self.norm_bias))
+
+    @property
+    def norm_bias_parameters(self) -> int:
+        """Everything of one layer that is no matrix: its norms and its biases (experts have no biases)."""
+        return 2 * self.norm_parameters + self._inner_norm_parameters + self._bias_parameters
+
+    @property
+    def _inner_norm_parameters(self) -> int:
+        """Norms inside attention: on the latents (multi-head latent attention), on queries and keys."""
+        latent = self.q_lora_rank + self.kv_lora_rank if self.kv_lora_rank else 0
+        heads = self.num_attention_heads + self.num_query_groups if self.qk_norm_full else 2
+        return latent + (heads * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def _bias_parameters(self) -> int:
+        qkv = (self.num_attention_heads + 2 * self.num_query_groups) * self.head_dim
+        if not self.linear_bias:
+            return qkv if self.qkv_bias else 0
+        mlp = (2 if self.gated_mlp else 1) * self.ffn_hidden_size + self.hidden_size
+        return qkv + self.hidden_size + (0 if self.is_moe else mlp)
+
+    @property
+    def dense_layer_parameters(self) -> int:
+        """All parameters of one layer with a dense MLP."""
+        return self.attention_parameters + self.dense_mlp_parameters + self.norm_bias_parameters
+
+    @property
+    def moe_layer_parameters(self) -> int:
+        """All parameters of one layer with routed experts; 0 for a dense model."""
+        if not self.is_moe:
+            return 0
+        experts = self.num_experts * self.expert_parameters + self.shared_expert_parameters
+        return self.attention_parameters + self.router_parameters + experts + self.norm_bias_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Word embedding, learned position table, the norm after them, and projections to and from a narrower
+        word embedding (OPT-350M)."""
+        width = self.embedding_size or self.hidden_size
+        projections = 2 * width * self.hidden_size if width != self.hidden_size else 0
+        positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
+        norm = self.norm_parameters if self.embedding_norm else 0
+        return self.vocab_size * width + positions * self.hidden_size + projections + norm
+
+    @property
+    def head_parameters(self) -> int:
+        """The output matrix; 0 where it is the word embedding itself."""
+        return 0 if self.tied_embeddings else self.vocab_size * (self.embedding_size or self.hidden_size)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; multi-token-prediction modules are not counted."""
+        layers = self.num_plain_layers * self.dense_layer_parameters
+        layers += self.num_moe_layers * self.moe_layer_parameters
+        final = self.norm_parameters if self.final_norm else 0
+        return layers + self.embedding_parameters + final + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all but the routed experts it is not sent to."""
+        idle = self.num_experts - self.moe_router_topk if self.is_moe else 0
+        return self.parameters - self.num_moe_layers * idle * self.expert_parameters

@@ -1,0 +1,121 @@
+"""Typed reading of a mapping that a person wrote: a refusal names the key, what was expected and what was got."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jointopt.errors import JobError, nearest
+
+# Above any real figure, and small enough that products of three of them stay within float64 and int64 ranges.
+MOST = 10**9
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: one line, cut off, never failing (``repr`` of a huge int does)."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True)
+class Section:
+    """One mapping of a file and the place where it stands, for example ``training`` or ``config.json``."""
+
+    values: Mapping[Any, Any]
+    where: str
+
+    def at(self, key: str) -> str:
+        return f"{self.where}.{key}" if self.where else key
+
+    def refuse(self, key: str, expected: str) -> JobError:
+        """The error for a key whose value is not what was expected."""
+        if self.values.get(key) is None:
+            return JobError(f"{self.at(key)} is missing; expected {expected}.")
+        return JobError(f"{self.at(key)} must be {expected}; got {shown(self.values[key])}.")
+
+    def only(self, known: Iterable[str]) -> Section:
+        """Itself, after refusing keys that are not known."""
+        names = list(known)
+        for key in self.values:
+            if key not in names:
+                place = f" in {self.where}" if self.where else ""
+                hint = nearest(key, names) if isinstance(key, str) else ""
+                raise JobError(f"The key {shown(key)}{place} is unknown{hint}; expected {', '.join(names)}.")
+        return self
+
+    def has(self, key: str) -> bool:
+        """Whether the key is given; a key without a value counts as not given."""
+        return self.values.get(key) is not None
+
+    def whole(self, key: str, low: int = 1, high: int = MOST, default: int | None = None) -> int:
+        """A whole number from ``low`` to ``high``; a bool is none. Without a default the key is required."""
+        if default is not None and not self.has(key):
+            return default
+        value: Any = self.values.get(key)
+        if not is_whole(value) or not low <= value <= high:
+            raise self.refuse(key, f"a whole number from {low:,} to {high:,}")
+        return int(value)
+
+    def number(
+        self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None
+    ) -> float:
+        """A finite number above 0 (from 0 on with ``zero``) and at most ``high``."""
+        if default is not None and not self.has(key):
+            return default
+        value: Any = self.values.get(key)
+        if not is_number(value) or not 0 <= value <= high or (value == 0 and not zero):
+            start = "from 0 on" if zero else "above 0"
+            raise self.refuse(key, f"a number {start}, at most {high:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false, and nothing else."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.values.get(key)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "true or false")
+        return value
+
+    def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
+        """One word out of a few."""
+        if default is not None and not self.has(key):
+            return default
+        words, value = list(choices), self.values.get(key)
+        if not isinstance(value, str) or value not in words:
+            hint = nearest(value, words) if isinstance(value, str) else ""
+            raise self.refuse(key, f"one of {', '.join(words)}{hint}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A non-empty line of text of at most 200 characters."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.values.get(key)
+        if not isinstance(value, str) or not value.strip() or len(value) > 200 or not value.isprintable():
+            raise self.refuse(key, "one line of text (in quotes where it looks like a number or a bool)")
+        return value
+
+    def section(self, key: str, known: Iterable[str]) -> Section:
+        """The mapping under a key, with known keys only; an empty one where the key is not given."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.refuse(key, "a mapping of keys to values")
+        return Section(value or {}, self.at(key)).only(known)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite real number; bools, NaN and infinities are not."""
+    if is_whole(value):
+        return True
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)

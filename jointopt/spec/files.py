@@ -1,0 +1,120 @@
+"""Files that a person wrote: YAML and JSON in, plain mappings out, every failure one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jointopt.errors import JobError
+from jointopt.spec.check import shown
+
+_MOST_BYTES = 4_000_000  # a job is a page, a config.json at most thousands of lines of quantisation settings
+_MOST_YAML_CHARACTERS = 200_000
+_DEEPEST = 12  # a job file nests three levels
+
+# What PyYAML's own constructors raise on scalars they take for numbers or dates, besides YAMLError.
+_CONSTRUCTION_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class _JobLoader(yaml.SafeLoader):
+    """YAML without the traps: a key given twice is refused, and ``9e3`` is a number as in YAML 1.2."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value in seen:
+                raise JobError(f"{_line(key)}: the key {shown(key.value)} is given twice or is no word.")
+            seen.add(key.value)
+        return dict(super().construct_mapping(node, deep=deep))
+
+
+_JobLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular UTF-8 file of at most 4 MB; JobError otherwise."""
+    try:
+        if path.is_dir():
+            raise JobError(f"{path} is a directory; expected a file.")
+        if not path.is_file():
+            raise JobError(f"{path} does not exist or is no regular file; check the path.")
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise JobError(f"{shown(str(path))} cannot be read: {error}.") from error
+    if len(raw) > _MOST_BYTES:
+        raise JobError(f"{path} is larger than {_MOST_BYTES:,} bytes; expected a job file or a config.json.")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise JobError(f"{path} is not a text file in UTF-8 (byte {error.start:,}).") from error
+
+
+def parse_yaml(text: str) -> Mapping[str, Any]:
+    """A YAML document that is one mapping; anchors, tags, deep nesting and keys given twice are refused."""
+    if len(text) > _MOST_YAML_CHARACTERS:
+        raise JobError(f"it has {len(text):,} characters; a job file has at most {_MOST_YAML_CHARACTERS:,}.")
+    try:
+        _refuse_exotic_yaml(text)
+        parsed = yaml.load(text, Loader=_JobLoader)
+    except _CONSTRUCTION_ERRORS as error:
+        raise JobError(f"it is not valid YAML: {_one_line(error)}.") from error
+    return _mapping(parsed)
+
+
+def _refuse_exotic_yaml(text: str) -> None:
+    """Looked for before anything is built: aliases can blow up memory, tags and depth the constructors."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        place = _line(event)
+        if depth > _DEEPEST:
+            raise JobError(f"{place}: nested more than {_DEEPEST} levels deep; a job file needs three.")
+        if getattr(event, "anchor", None):
+            raise JobError(f"{place}: anchors and aliases (& and *) are not read; write the value out.")
+        if getattr(event, "tag", None):
+            raise JobError(f"{place}: tags (!) are not read; write a plain value.")
+
+
+def _line(marked: yaml.Node | yaml.Event) -> str:
+    return f"line {marked.start_mark.line + 1}" if marked.start_mark else "somewhere"
+
+
+def parse_json(text: str) -> Mapping[str, Any]:
+    """A JSON document that is one object, without NaN and without a key given twice."""
+    try:
+        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise JobError(f"it is not valid JSON: {_one_line(error)}.") from error
+    return _mapping(parsed)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise JobError(f"the key {shown(name)} is given twice.")
+        result[name] = value
+    return result
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _mapping(parsed: object) -> Mapping[str, Any]:
+    if not isinstance(parsed, Mapping):
+        kind = "nothing" if parsed is None else f"a {type(parsed).__name__}"
+        raise JobError(f"expected a mapping of keys to values; the file holds {kind}.")
+    return parsed
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -1,0 +1,97 @@
+"""A model shape written in place, and the checks that every shape passes wherever it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from jointopt.errors import JobError
+from jointopt.spec.check import Section
+from jointopt.spec.model import Model
+
+POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
+_MOST = {"num_layers": 10_000, "num_dense_layers": 10_000, "num_experts": 100_000, "hidden_size": 10_000_000}
+_DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
+_FLAGS = tuple(name for name, default in _DEFAULTS.items() if isinstance(default, bool))
+_WHOLES = tuple(name for name, default in _DEFAULTS.items() if type(default) is int)
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+INLINE_KEYS = tuple(f.name for f in fields(Model))
+
+
+def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") -> Model:
+    """A model from the keys of `Model`; the layers, width, heads and vocabulary are required.
+
+    Defaults: a plain (two-matrix) MLP four hidden sizes wide, as many KV groups as heads, an untied head, no
+    experts; experts as wide as the MLP. A plain MLP brings GPT's LayerNorms and biases, a gated one Llama's RMSNorms
+    without; a learned position table needs ``max_position_embeddings``. Raises JobError for what is missing or
+    contradictory.
+    """
+    section = Section(mapping, where).only(INLINE_KEYS)
+    shape: dict[str, Any] = {key: size(section, key) for key in _REQUIRED}
+    shape["ffn_hidden_size"] = size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
+    shape["num_query_groups"] = size(section, "num_query_groups", shape["num_attention_heads"])
+    shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])
+    shape |= _flags(section)
+    shape |= {key: size(section, key, 0, low=0) for key in _WHOLES}
+    if shape["num_experts"] and not section.has("moe_ffn_hidden_size"):
+        shape["moe_ffn_hidden_size"] = shape["ffn_hidden_size"]
+    positions = "learned" if shape["max_position_embeddings"] else "rope"
+    shape["position_embedding"] = section.choice("position_embedding", POSITION_EMBEDDINGS, positions)
+    return checked(Model(name=section.text("name", name), **shape), where)
+
+
+def _flags(section: Section) -> dict[str, bool]:
+    gated = section.flag("gated_mlp", False)
+    gpt_like = {"gated_mlp": False, "rmsnorm": gated, "norm_bias": not gated, "linear_bias": not gated}
+    defaults = {name: bool(_DEFAULTS[name]) for name in _FLAGS} | gpt_like
+    return {name: section.flag(name, default) for name, default in defaults.items()}
+
+
+def size(section: Section, key: str, default: int | None = None, low: int = 1) -> int:
+    """One whole number of a shape, within what any model could have."""
+    return section.whole(key, low, _MOST.get(key, 100_000_000), default)
+
+
+def head_dim(section: Section, hidden_size: int, heads: int) -> int:
+    """The stated width of a head, or the hidden size split evenly among the heads."""
+    if not section.has("head_dim") and hidden_size % heads:
+        raise JobError(
+            f"{section.where}: {heads} attention heads do not divide the hidden size {hidden_size}; "
+            f"expected a multiple, or a stated head_dim."
+        )
+    return size(section, "head_dim", hidden_size // heads or 1)
+
+
+def checked(model: Model, where: str) -> Model:
+    """The model itself; JobError where its figures contradict each other."""
+    for wrong, sentence in (*_attention_faults(model), *_expert_faults(model)):
+        if wrong:
+            raise JobError(f"{where}: {sentence}.")
+    return model
+
+
+def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
+    latent = (m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim)
+    heads = f"num_attention_heads ({m.num_attention_heads})"
+    return (
+        (m.num_attention_heads % m.num_query_groups > 0,
+         f"num_query_groups ({m.num_query_groups}) must divide {heads}"),
+        (m.position_embedding == "learned" and not m.max_position_embeddings,
+         "a learned position_embedding needs max_position_embeddings, the rows of its table"),
+        (any(latent) != all(latent) or (m.q_lora_rank > 0 and not m.kv_lora_rank),
+         "latent attention needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together"),
+    )  # fmt: skip
+
+
+def _expert_faults(m: Model) -> tuple[tuple[bool, str], ...]:
+    extras = m.moe_router_topk or m.num_shared_experts or m.num_dense_layers
+    return (
+        (not m.is_moe and extras > 0,
+         "moe_router_topk, num_shared_experts and num_dense_layers need num_experts above 0"),
+        (m.is_moe and not 1 <= m.moe_router_topk <= m.num_experts,
+         f"moe_router_topk must be from 1 to num_experts ({m.num_experts}); got {m.moe_router_topk}"),
+        (m.is_moe and m.moe_ffn_hidden_size < 1, "moe_ffn_hidden_size must be at least 1"),
+        (m.is_moe and m.num_dense_layers >= m.num_layers,
+         f"num_dense_layers ({m.num_dense_layers}) must be less than num_layers ({m.num_layers})"),
+    )  # fmt: skip
