@@ -1,0 +1,198 @@
+"""Clock, power and energy of one rank.
+
+At clock f, with x = f / f_max and v = V(f) / V(f_max), a piece of work takes and costs
+
+    t(x) = sm_s / x + other_s
+    E(x) = static·t + active·x·v²·t + pj_per_flop·flops·v² + pj_per_hbm_byte·bytes + communication
+
+Power E/t never falls as x rises, so the clock that meets a power limit is unique and does not depend on the clock
+asked for. Array arguments broadcast against each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.schema import Floats
+from jointopt.spec.cluster import PowerConstants
+from jointopt.units import BITS_PER_BYTE, PICO
+
+Array = npt.NDArray[np.float64] | float
+
+# Newton inside a bracket; 8 steps is what the worst loads need (tests hold the power to 1e-6 of the limit).
+_NEWTON_STEPS = 8
+
+
+def relative_voltage(
+    clock_mhz: Array, max_clock_mhz: float, knee_fraction: float, voltage_ratio: float
+) -> Floats:
+    """V(f) / V(f_max): 1 / voltage_ratio up to the knee, linear above it, 1 at the maximum clock.
+
+    The shape of A100 and A40 training stages at every clock (Perseus, SOSP'24); no sweep of a newer GPU is public.
+    """
+    rise = 0.0 if knee_fraction >= 1.0 else (1.0 - 1.0 / voltage_ratio) / (1.0 - knee_fraction)
+    v = np.maximum(np.divide(clock_mhz, max_clock_mhz), knee_fraction)
+    v -= 1.0
+    v *= rise
+    v += 1.0
+    return np.asarray(v, dtype=np.float64)
+
+
+def squared_voltage(
+    clock_mhz: Array, max_clock_mhz: float, knee_fraction: float, voltage_ratio: float
+) -> Floats:
+    """(V(f) / V(f_max))²: the factor on the energy of one operation at that clock."""
+    v = relative_voltage(clock_mhz, max_clock_mhz, knee_fraction, voltage_ratio)
+    v *= v
+    return v
+
+
+def scaled_time_s(sm_s: Array, other_s: Array, clock_mhz: Array, max_clock_mhz: float) -> Floats:
+    """Time of work whose ``sm_s`` part (at f_max) follows the SM clock and whose ``other_s`` part does not.
+
+    t = t0 + t1·f_max/min(f, f_cap) fits the 8 A100-SXM stage profiles, 855-1410 MHz, to 0.23 %.
+    """
+    return np.asarray(np.divide(max_clock_mhz, clock_mhz) * sm_s + other_s, dtype=np.float64)
+
+
+def busy_power_w(
+    constants: PowerConstants,
+    clock_mhz: Array,
+    max_clock_mhz: float,
+    busy_s: Array,
+    flops: Array,
+    hbm_bytes: Array,
+    comm_j: Array = 0.0,
+) -> Floats:
+    """Mean power while work runs that takes ``busy_s`` at that clock, before any limit."""
+    v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
+    work_j = np.multiply(flops, constants.pj_per_flop * PICO) * v2
+    work_j += np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)
+    work_j += comm_j
+    v2 *= clock_mhz
+    v2 *= constants.active_w / max_clock_mhz
+    v2 += constants.static_w
+    return np.asarray(v2 + work_j / busy_s, dtype=np.float64)
+
+
+def capped_clock_mhz(
+    constants: PowerConstants,
+    sm_s: Array,
+    other_s: Array,
+    flops: Array,
+    hbm_bytes: Array,
+    limit_w: Array,
+    max_clock_mhz: float,
+    min_clock_mhz: float,
+    comm_j: Array = 0.0,
+) -> Floats:
+    """Highest clock at which the work's mean power meets the limit; ``max_clock_mhz`` where the limit does not bind.
+
+    Work asked to run at f runs at min(f, this). Never below ``min_clock_mhz``: what the limit still demands there is
+    `duty_cycled_time_s`. Only the elements over the limit are solved for.
+    """
+    top_s = np.add(sm_s, other_s)
+    power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes, comm_j)
+    over = np.asarray(power > limit_w)
+    clock = np.full(over.shape, max_clock_mhz)
+    if over.any():
+        compute_j = np.multiply(flops, constants.pj_per_flop * PICO)
+        fixed_j = np.add(np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO), comm_j)
+        load = [np.broadcast_to(a, over.shape)[over] for a in (compute_j, fixed_j, sm_s, other_s, limit_w)]
+        clock[over] = max_clock_mhz * _limited(constants, *load, floor=min_clock_mhz / max_clock_mhz)
+    return clock
+
+
+def _limited(
+    k: PowerConstants,
+    compute_j: Floats,
+    fixed_j: Floats,
+    sm_s: Floats,
+    other_s: Floats,
+    limit_w: Floats,
+    *,
+    floor: float,
+) -> Floats:
+    """Root x = f / f_max in [floor, 1] of power = limit, by Newton that bisects where a step leaves the bracket."""
+    rise = 0.0 if k.knee_fraction >= 1.0 else (1.0 - 1.0 / k.voltage_ratio) / (1.0 - k.knee_fraction)
+    # the knee is the one kink: starting there decides the branch, on which the power is smooth
+    x = np.full(limit_w.shape, np.clip(k.knee_fraction, floor, 1.0))
+    low, high = np.full_like(x, floor), np.ones_like(x)
+    for step in range(_NEWTON_STEPS):
+        v = relative_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
+        v2 = v * v
+        per_s = x / (sm_s + other_s * x)
+        work_w = (compute_j * v2 + fixed_j) * per_s
+        excess = k.active_w * x * v2 + work_w + (k.static_w - limit_w)
+        over = excess > 0.0
+        np.copyto(high, x, where=over)
+        np.copyto(low, x, where=~over)
+        above = x > k.knee_fraction if step else ~over
+        dv2 = 2.0 * rise * v * above
+        slope = k.active_w * (v2 + x * dv2) + compute_j * dv2 * per_s + work_w * sm_s * per_s / (x * x)
+        x = x - excess / np.maximum(slope, 1e-12)
+        outside = (x < low) | (x > high)
+        np.copyto(x, 0.5 * (low + high), where=outside)
+    return x
+
+
+def duty_cycled_time_s(busy_s: Array, busy_w: Array, limit_w: Array, static_w: float) -> Floats:
+    """Time of work that would draw ``busy_w`` for ``busy_s``, paused so that its mean power is within the limit.
+
+    Pauses cost static power, so busy_s·(busy_w − static_w)/(limit_w − static_w) where the limit binds; infinite where
+    the limit is not above the static power. It is what is left to a GPU that is at its lowest clock.
+    """
+    room = np.maximum(np.subtract(limit_w, static_w), 0.0)
+    with np.errstate(divide="ignore"):
+        stretch = np.divide(np.subtract(busy_w, static_w), room)
+    return np.asarray(np.multiply(busy_s, np.where(np.greater(busy_w, limit_w), stretch, 1.0)))
+
+
+def energy_parts_j(
+    constants: PowerConstants,
+    clock_mhz: Array,
+    max_clock_mhz: float,
+    total_s: Array,
+    busy_s: Array,
+    flops: Array,
+    hbm_bytes: Array,
+    comm_j: Array,
+) -> dict[str, Floats]:
+    """Energy of one rank over ``total_s``, of which kernels run for ``busy_s`` at ``clock_mhz``, by part, in J.
+
+    ``comm_j`` comes from `link_energy_j`. The parts add up to the rank's energy. Waiting is what blocking on others
+    draws above the static power, clamped at zero.
+    """
+    v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
+    active = v2 * clock_mhz
+    active *= busy_s
+    active *= constants.active_w / max_clock_mhz
+    v2 *= constants.pj_per_flop * PICO
+    waiting = np.maximum(np.subtract(total_s, busy_s), 0.0)
+    waiting *= max(constants.wait_w - constants.static_w, 0.0)
+    return {
+        "static": np.asarray(np.multiply(total_s, constants.static_w)),
+        "active": np.asarray(active),
+        "compute": np.asarray(v2 * flops),
+        "memory": np.asarray(np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)),
+        "communication": np.asarray(comm_j, dtype=np.float64),
+        "waiting": np.asarray(waiting),
+    }
+
+
+def link_energy_j(sent_bytes: Array, pj_per_bit: Array) -> Floats:
+    """Energy of moving ``sent_bytes`` over a link; the SM clock does not matter."""
+    return np.asarray(np.multiply(sent_bytes, BITS_PER_BYTE * PICO) * pj_per_bit)
+
+
+def peak_power_w(
+    busy_w: Array, mean_w: Array, burst_s: Array, limit_w: Array, settle_s: float = 0.1
+) -> Floats:
+    """Highest power a meter shows in a burst of ``burst_s`` that draws ``busy_w``, never over the limit.
+
+    The reading moves from the mean to ``busy_w`` with time constant ``settle_s``, so only the bursts of large
+    micro-batches reach it; 0.1 s is an assumption, of the order of the averaging windows of NVIDIA's readings.
+    """
+    reached = -np.expm1(np.divide(burst_s, -settle_s))
+    return np.asarray(np.minimum(mean_w + np.subtract(busy_w, mean_w) * reached, limit_w))
