@@ -5,32 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from jointopt.report.plain import plain
+
 if TYPE_CHECKING:
-    from jointopt.report.results import Explanation, Stage
+    from jointopt.report.results import Explanation
 
 
 def explain_document(explanation: Explanation) -> dict[str, Any]:
-    """Plain lists, numbers and strings; the parts of each breakdown add up to its total."""
-    return {
-        "job": explanation.job.name,
-        "plan": dict(explanation.plan),
-        "feasible": bool(explanation.feasible),
-        "violations": list(explanation.violations),
-        "iteration_time_s": float(explanation.iteration_time_s),
-        "energy_j": float(explanation.energy_j),
-        "avg_power_w": float(explanation.avg_power_w),
-        "peak_memory_gib": float(explanation.peak_memory_gib),
-        "time_s": _floats(explanation.time_s),
-        "energy_by_part_j": _floats(explanation.energy_by_part_j),
-        "memory_gib": _floats(explanation.memory_gib),
-        "stages": [_stage(stage) for stage in explanation.stages],
-        "assumed": list(explanation.assumed),
-    }
+    """The whole explanation in plain lists, numbers and strings; the parts of a breakdown add up to its total."""
+    fields: dict[str, Any] = {name: getattr(explanation, name) for name in _FIELDS}
+    stages = [asdict(stage) for stage in explanation.stages]
+    return plain({"job": explanation.job.name, **fields, "stages": stages})  # type: ignore[no-any-return]
 
 
-def _floats(parts: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in parts.items()}
-
-
-def _stage(stage: Stage) -> dict[str, Any]:
-    return {name: value for name, value in asdict(stage).items() if value is not None}
+_FIELDS = (
+    "plan", "feasible", "violations", "iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib",
+    "time_s", "energy_by_part_j", "memory_gib", "assumed",
+)  # fmt: skip

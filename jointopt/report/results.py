@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jointopt.report.explain_json import explain_document
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
 
@@ -71,6 +72,4 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``explain --json``: plain lists, numbers and strings."""
-        from jointopt.report.explain_json import explain_document
-
         return explain_document(self)

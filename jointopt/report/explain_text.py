@@ -1,0 +1,113 @@
+"""One plan taken apart, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from jointopt.report.plain import recompute_name
+from jointopt.report.results import Explanation, Stage
+from jointopt.report.table import (
+    ENERGY_UNITS,
+    TIME_UNITS,
+    TextColumn,
+    lay_out,
+    numbers,
+    unit_of,
+    wrapped,
+)
+from jointopt.schema import LAYOUT_COLUMNS
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """Totals, the three breakdowns with percentages, the stages, and what makes the plan infeasible."""
+    second, time_unit = unit_of(explanation.iteration_time_s, TIME_UNITS)
+    joule, energy_unit = unit_of(explanation.energy_j, ENERGY_UNITS)
+    lines = [
+        *_title(explanation),
+        "",
+        *breakdown("Time on the critical path", explanation.time_s, second, time_unit),
+        "",
+        *breakdown("Energy of all GPUs", explanation.energy_by_part_j, joule, energy_unit),
+        "",
+        *breakdown("Memory of the fullest GPU", explanation.memory_gib, 1.0, "GiB"),
+        "",
+        *stage_table(explanation.stages, (second, time_unit), (joule, energy_unit)),
+    ]
+    if explanation.assumed:
+        lines += ["", "Assumed:", *(line for text in explanation.assumed for line in wrapped(f"- {text}"))]
+    return "\n".join(lines)
+
+
+def _title(explanation: Explanation) -> list[str]:
+    job, cluster = explanation.job, explanation.job.cluster
+    second, s = unit_of(explanation.iteration_time_s, TIME_UNITS)
+    joule, j = unit_of(explanation.energy_j, ENERGY_UNITS)
+    time, energy = explanation.iteration_time_s / second, explanation.energy_j / joule
+    lines = [
+        *wrapped(
+            f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
+        ),
+        *wrapped(f"Plan: {_plan(explanation.plan)}"),
+        *wrapped(
+            f"{numbers([time], time)[0]} {s} and {numbers([energy], energy)[0]} {j} per iteration, "
+            f"{explanation.avg_power_w:.0f} W per GPU, {explanation.peak_memory_gib:.1f} GiB on the fullest GPU."
+        ),
+    ]
+    if explanation.feasible:
+        return [*lines, "Feasible."]
+    return [
+        *lines,
+        "Not feasible:",
+        *(line for text in explanation.violations for line in wrapped(f"- {text}")),
+    ]
+
+
+def _plan(plan: Mapping[str, Any]) -> str:
+    layout = {name: plan[name] for name in LAYOUT_COLUMNS}
+    layout["sequence_parallel"] = "yes" if layout["sequence_parallel"] else "no"
+    layout["recompute"] = recompute_name(layout["recompute"])
+    return " ".join(f"{name}={value}" for name, value in layout.items())
+
+
+def breakdown(title: str, parts: Mapping[str, float], factor: float, unit: str) -> list[str]:
+    """One line per part, the largest first, with its share; parts of nothing are left out, the total comes last."""
+    total = sum(parts.values())
+    rows = sorted(((name, value) for name, value in parts.items() if value), key=lambda row: -row[1])
+    named = [*rows, ("total", total)]
+    return lay_out(
+        [
+            TextColumn(title, [f"  {name}" for name, _ in named], left=True),
+            TextColumn(unit, numbers([value / factor for _, value in named], total / factor)),
+            TextColumn("%", [f"{100 * value / total:.1f}" if total else "-" for _, value in named]),
+        ],
+        gap="  ",
+    )
+
+
+def stage_table(
+    stages: Sequence[Stage], time_unit: tuple[float, str], energy_unit: tuple[float, str]
+) -> list[str]:
+    """One line per stage; neighbours that would print the same share one line."""
+    (second, s), (joule, j) = time_unit, energy_unit
+    longest, most = max(x.busy_s + x.idle_s for x in stages), max(x.energy_j for x in stages)
+    columns = {
+        "layers": [str(stage.num_layers) for stage in stages],
+        "clock\nMHz": [f"{stage.clock_mhz:.0f}" for stage in stages],
+        f"busy\n{s}": numbers([stage.busy_s / second for stage in stages], longest / second),
+        f"idle\n{s}": numbers([stage.idle_s / second for stage in stages], longest / second),
+        f"energy\n{j}": numbers([stage.energy_j / joule for stage in stages], most / joule),
+        "power\nW/GPU": [_optional(stage.power_w, 0) for stage in stages],
+        "memory\nGiB": [f"{stage.memory_gib:.1f}" for stage in stages],
+        "temperature\n°C": [_optional(stage.temperature_c, 1) for stage in stages],
+    }
+    rows = list(zip(*columns.values(), strict=True))
+    runs = [[i for i, _ in run] for _, run in groupby(enumerate(rows), key=lambda item: item[1])]
+    names = [str(run[0] + 1) if len(run) == 1 else f"{run[0] + 1}-{run[-1] + 1}" for run in runs]
+    kept = [TextColumn(head, [cells[run[0]] for run in runs]) for head, cells in columns.items()]
+    return lay_out([TextColumn("stage", names), *kept], gap="  ")
+
+
+def _optional(value: float | None, decimals: int) -> str:
+    return "-" if value is None else f"{value:.{decimals}f}"

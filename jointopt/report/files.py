@@ -1,0 +1,32 @@
+"""A proposal as files: for spreadsheets, for programs, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from jointopt.plans.clocks import stage_clocks_to_text
+from jointopt.report.plain import json_text, recompute_name
+from jointopt.report.propose_json import propose_document
+from jointopt.report.propose_text import proposal_text
+from jointopt.report.results import Proposal
+from jointopt.schema import Columns
+
+
+def write_proposal(proposal: Proposal, folder: Path) -> tuple[Path, ...]:
+    """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = tuple(folder / name for name in ("proposal.json", "front.csv", "proposal.txt"))
+    paths[0].write_text(json_text(propose_document(proposal)) + "\n", encoding="utf-8")
+    front_frame(proposal.front).to_csv(paths[1], index=False)
+    paths[2].write_text(proposal_text(proposal, show_all=True) + "\n", encoding="utf-8")
+    return paths
+
+
+def front_frame(front: Columns) -> pd.DataFrame:
+    """The front as a table: recompute by name, stage clocks as ``1410;1395``."""
+    columns = dict(front)
+    columns["recompute"] = [recompute_name(code) for code in front["recompute"].tolist()]  # type: ignore[assignment]
+    columns["stage_clock_mhz"] = stage_clocks_to_text(front["stage_clock_mhz"])  # type: ignore[assignment]
+    return pd.DataFrame(columns)

@@ -1,0 +1,34 @@
+"""The document of ``jointopt propose --json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jointopt.report.plain import plain, plan_entries
+from jointopt.report.results import Proposal
+
+
+def propose_document(proposal: Proposal) -> dict[str, Any]:
+    """The whole proposal in plain lists, numbers and strings; seconds, joules, watts, GiB and MHz.
+
+    ``front`` is sorted by time and holds no entry that another beats in time and energy; ``reference`` is the
+    fastest plan with every clock at its maximum, or null where no such plan is feasible.
+    """
+    return {
+        "job": proposal.job.name,
+        "seed": proposal.seed,
+        "surrogate": proposal.surrogate,
+        "space": {
+            "considered": proposal.considered,
+            "layouts": proposal.layouts,
+            "feasible_layouts": proposal.feasible_layouts,
+            "infeasible": plain(proposal.infeasible),
+            "covered_plans": proposal.covered_plans,
+            "evaluated_plans": proposal.evaluated_plans,
+        },
+        "front": list(plan_entries(proposal.front)),
+        "reference": next(plan_entries(proposal.reference), None),
+        "study": {"name": proposal.study_name, "storage": proposal.storage},
+        "assumed": list(proposal.assumed),
+        "seconds": plain(proposal.seconds),
+    }

@@ -1,0 +1,166 @@
+"""A proposal for people: a table of at most about 20 plans, the reference first, and what the search did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jointopt.report.clocks import short_clocks
+from jointopt.report.plain import length, plan_entries
+from jointopt.report.results import Proposal
+from jointopt.report.table import (
+    ENERGY_UNITS,
+    TIME_UNITS,
+    WIDTH,
+    TextColumn,
+    lay_out,
+    numbers,
+    table_width,
+    unit_of,
+    wrapped,
+)
+from jointopt.schema import Columns, Ints
+
+ROWS_FOR_PEOPLE = 20
+_SHORTEST_CLOCKS = 10  # "1200..1410"
+_RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
+
+Row = dict[str, Any]
+
+_LAYOUT: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
+    ("dp", "dp", lambda row: str(row["dp"])),
+    ("tp", "tp", lambda row: str(row["tp"])),
+    ("pp", "pp", lambda row: str(row["pp"])),
+    ("cp", "cp", lambda row: str(row["cp"])),
+    ("ep", "ep", lambda row: str(row["ep"])),
+    ("vpp", "vpp", lambda row: str(row["vpp"])),
+    ("micro-batch", "mbs", lambda row: str(row["micro_batch_size"])),
+    ("sequence parallel", "sp", lambda row: "y" if row["sequence_parallel"] else "-"),
+    ("recompute", "rc", lambda row: _RECOMPUTE[row["recompute"]]),
+    ("ZeRO", "Ze\nRO", lambda row: str(row["zero_stage"])),
+)
+_ALWAYS_SHOWN = ("dp", "tp", "pp", "micro-batch")
+
+
+def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
+    """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
+    front, shown = proposal.front, length(proposal.front)
+    if not show_all and shown > ROWS_FOR_PEOPLE:
+        keep = spread_along(front, ROWS_FOR_PEOPLE)
+        front, shown = {name: values[keep] for name, values in front.items()}, len(keep)
+    rows = list(plan_entries(front))
+    reference = next(plan_entries(proposal.reference), None)
+    lines = [*_title(proposal), "", *plan_table(rows, reference), *_legend(rows, reference)]
+    hidden = length(proposal.front) - shown
+    if hidden:
+        lines.append(
+            f"{hidden:,} more plans lie between these: --all prints them, --json writes them with every column."
+        )
+    return "\n".join([*lines, "", *_summary(proposal)])
+
+
+def spread_along(front: Columns, count: int) -> Ints:
+    """Indices (at most ``count``) spread evenly along the front as it is drawn: log time against log energy.
+
+    The two ends are always kept; ``front`` is sorted by time.
+    """
+    drawn = np.log([front["iteration_time_s"], front["energy_j"]])
+    span = np.ptp(drawn, axis=1, keepdims=True)
+    steps = np.diff(drawn / np.where(span > 0, span, 1.0), axis=1)
+    travelled = np.concatenate([[0.0], np.cumsum(np.hypot(*steps))])
+    wanted = np.linspace(0.0, travelled[-1], count)
+    return np.unique(np.abs(travelled[:, np.newaxis] - wanted).argmin(axis=0))
+
+
+def plan_table(rows: Sequence[Row], reference: Row | None) -> list[str]:
+    """Aligned lines of at most 100 characters: the reference first, then ``rows``; equal columns become one line."""
+    every = [*([reference] if reference else []), *rows]
+    marks = [_mark(row, row is reference) for row in every]
+    layout = [(name, TextColumn(header, [cell(row) for row in every])) for name, header, cell in _LAYOUT]
+    same = [(n, c) for n, c in layout if n not in _ALWAYS_SHOWN and len(every) > 1 and len(set(c.cells)) == 1]
+    left = [TextColumn("", marks), *(column for name, column in layout if (name, column) not in same)]
+    right = _results(every)
+    room = max(_SHORTEST_CLOCKS, WIDTH - table_width([*left, *right]) - 1)
+    clocks = TextColumn("clock\nMHz", [short_clocks(row["stage_clock_mhz"], room) for row in every])
+    common = ", ".join(f"{name} {_word(column.cells[0])}" for name, column in same)
+    return [*(wrapped(f"All plans: {common}.") if common else []), *lay_out([*left, clocks, *right])]
+
+
+def _word(cell: str) -> str:
+    return {"-": "no", "y": "yes", "sel": "selective", "all": "full"}.get(cell, cell)
+
+
+def _mark(row: Row, is_reference: bool) -> str:
+    if is_reference:
+        return "="
+    return " " if row.get("in_domain", True) else "?"
+
+
+def _results(every: Sequence[Row]) -> list[TextColumn]:
+    """Time, its half interval, energy, power, memory, and both objectives against the first row."""
+    time, energy = ([row[name] for row in every] for name in ("iteration_time_s", "energy_j"))
+    second, time_unit = unit_of(min(time), TIME_UNITS)
+    joule, energy_unit = unit_of(min(energy), ENERGY_UNITS)
+    return [
+        TextColumn(f"time\n{time_unit}", numbers([t / second for t in time], min(time) / second)),
+        TextColumn("±\n%", [_half_interval(row) for row in every]),
+        TextColumn(f"energy\n{energy_unit}", numbers([e / joule for e in energy], min(energy) / joule)),
+        TextColumn("power\nW/GPU", [f"{row['avg_power_w']:.0f}" for row in every]),
+        TextColumn("mem\nGiB", [f"{row['peak_memory_gib']:.1f}" for row in every]),
+        TextColumn("time\nΔ%", _against_first(time)),
+        TextColumn("energy\nΔ%", _against_first(energy)),
+    ]
+
+
+def _half_interval(row: Row) -> str:
+    low, high = row.get("iteration_time_s_low"), row.get("iteration_time_s_high")
+    if low is None or high is None:
+        return "-"
+    return f"{50 * (high - low) / row['iteration_time_s']:.0f}"
+
+
+def _against_first(values: Sequence[float]) -> list[str]:
+    return ["0", *(f"{100 * (value / values[0] - 1):+.1f}" for value in values[1:])]
+
+
+def _title(proposal: Proposal) -> list[str]:
+    job, count = proposal.job, length(proposal.front)
+    training, cluster = job.training, job.cluster
+    plans = "1 plan that no other beats" if count == 1 else f"{count:,} plans, none beaten by another"
+    return wrapped(
+        f"{job.name}: {job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
+        f"{training.dtype}, {training.framework.name}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}: "
+        f"{plans} in {' and '.join(_OBJECTIVE.get(name, name) for name in job.objectives)}."
+    )
+
+
+_OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
+
+
+def _legend(rows: Sequence[Row], reference: Row | None) -> list[str]:
+    if reference:
+        lines = ["= the fastest plan with all clocks at their maximum; Δ% is relative to it."]
+    else:
+        lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
+    if not all(row.get("in_domain", True) for row in rows):
+        lines.append("? outside of what the surrogate was trained on.")
+    return lines
+
+
+def _summary(proposal: Proposal) -> list[str]:
+    seconds = sum(proposal.seconds.values())
+    lines = wrapped(
+        f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts, "
+        f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
+        f"{proposal.evaluated_plans:,} evaluated, {seconds:.1f} s."
+    )
+    if proposal.infeasible:
+        common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
+        lines += wrapped("Dropped: " + "; ".join(f"{count:,} {reason}" for reason, count in common) + ".")
+    if proposal.assumed:
+        lines += ["Assumed:", *(line for sentence in proposal.assumed for line in wrapped(f"- {sentence}"))]
+    if proposal.storage and proposal.study_name:
+        lines += [f"Study: {proposal.study_name}", f"  optuna-dashboard {proposal.storage}"]
+    return lines
