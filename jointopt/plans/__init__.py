@@ -1,0 +1,1 @@
+"""The joint space: which layouts a job allows, where their groups and layers lie, and plans as text."""
