@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _VERBS = {
-    "load_job": "jointopt.spec.load",
+    "load_job": "jointopt.jobfile",
     "propose": "jointopt.workflow",
     "explain": "jointopt.workflow",
     "predict": "jointopt.workflow",

@@ -1,4 +1,4 @@
-"""Typed reading of a mapping that a person wrote: a refusal names the key, what was expected and what was got."""
+"""Typed reading of a mapping that a person wrote: a refusal names key, expectation and value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 10**9
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: one line, cut off, never failing (``repr`` of a huge int does)."""
+    """A value as a message shows it: one line, cut off, never failing (``repr`` of a huge int can)."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -93,12 +93,12 @@ class Section:
             raise self.refuse(key, f"one of {', '.join(words)}{hint}")
         return value
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """A non-empty line of text of at most 200 characters."""
+    def text(self, key: str, default: str | None = None, most: int = 200) -> str:
+        """A non-empty line of text of at most ``most`` characters."""
         if default is not None and not self.has(key):
             return default
         value = self.values.get(key)
-        if not isinstance(value, str) or not value.strip() or len(value) > 200 or not value.isprintable():
+        if not isinstance(value, str) or not value.strip() or len(value) > most or not value.isprintable():
             raise self.refuse(key, "one line of text (in quotes where it looks like a number or a bool)")
         return value
 

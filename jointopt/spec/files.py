@@ -33,9 +33,16 @@ class _JobLoader(yaml.SafeLoader):
         return dict(super().construct_mapping(node, deep=deep))
 
 
-_JobLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _JobDumper(yaml.SafeDumper):
+    """Writes what `_JobLoader` reads back: no aliases, and text that looks like ``9e3`` in quotes."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_FLOAT_OF_YAML_1_2 = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+_JobLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_OF_YAML_1_2, list("-+0123456789"))
+_JobDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_OF_YAML_1_2, list("-+0123456789"))
 
 
 def read_text(path: Path) -> str:
@@ -55,6 +62,18 @@ def read_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise JobError(f"{path} is not a text file in UTF-8 (byte {error.start:,}).") from error
+
+
+def dump_yaml(mapping: Mapping[str, Any]) -> str:
+    """The mapping as YAML that `parse_yaml` reads back, keys in their order."""
+    style: dict[str, Any] = {
+        "sort_keys": False,
+        "allow_unicode": True,
+        "width": 100,
+        "default_flow_style": None,
+    }
+    text: str = yaml.dump(dict(mapping), Dumper=_JobDumper, **style)
+    return text
 
 
 def parse_yaml(text: str) -> Mapping[str, Any]:

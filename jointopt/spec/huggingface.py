@@ -1,7 +1,7 @@
 """Hugging Face ``config.json`` files of decoder-only transformers, read into a `Model`.
 
-Each family is a table from the fields of `Model` to the keys of its configuration class, plus a function for what
-is particular to it. Keys that transformers leaves out because they equal the class default take it here too.
+Each family is a table from the fields of `Model` to the keys of its configuration class, plus a function for
+what is particular to it. Keys that transformers leaves out, being the class default, take it here too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_config(path: Path) -> Model:
 
 
 def model_from_config(config: Mapping[str, Any], name: str) -> Model:
-    """The model that a parsed ``config.json`` describes; ``name`` serves where the file has none of its own."""
+    """The model that a parsed ``config.json`` describes; ``name`` serves where the file has none."""
     section = Section(config, "")
     family = _FAMILIES[_model_type(section)]
     shape: Fields = dict(family.fixed)

@@ -23,9 +23,9 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     """A model from the keys of `Model`; the layers, width, heads and vocabulary are required.
 
     Defaults: a plain (two-matrix) MLP four hidden sizes wide, as many KV groups as heads, an untied head, no
-    experts; experts as wide as the MLP. A plain MLP brings GPT's LayerNorms and biases, a gated one Llama's RMSNorms
-    without; a learned position table needs ``max_position_embeddings``. Raises JobError for what is missing or
-    contradictory.
+    experts; experts are as wide as the MLP. A plain MLP brings the LayerNorms and biases of GPT, a gated one
+    the bias-free RMSNorms of Llama; a learned position table needs ``max_position_embeddings``.
+    Raises JobError for what is missing or contradictory.
     """
     section = Section(mapping, where).only(INLINE_KEYS)
     shape: dict[str, Any] = {key: size(section, key) for key in _REQUIRED}

@@ -1,0 +1,312 @@
+"""Jobs from files, mappings and command-line options, and back into YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jointopt.catalog.clusters import FIGURES, KEYS, build_cluster
+from jointopt.catalog.frameworks import framework_names, load_framework
+from jointopt.catalog.gpus import load_gpu
+from jointopt.catalog.models import load_model
+from jointopt.errors import CatalogError, JobError, UsageError
+from jointopt.spec.check import Section
+from jointopt.spec.clocks import read_clocks
+from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.files import dump_yaml, parse_yaml, read_text
+from jointopt.spec.huggingface import read_config
+from jointopt.spec.job import ATTENTIONS, DTYPES, OBJECTIVES, RECOMPUTES, Constraints, Job, Search, Training
+from jointopt.spec.model import Model
+from jointopt.spec.shape import inline_model
+
+JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives")
+_TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training))
+_SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
+_CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
+_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
+_MOST_GPUS = 10_000_000
+
+
+def load_job(path: str | Path) -> Job:
+    """The job of a YAML file, or the shipped job of that name (see `shipped_jobs`).
+
+    Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
+    """
+    file = Path(path)
+    if not file.is_file() and str(path) in shipped_jobs():
+        file = _studies() / str(path) / "job.yaml"
+    text = read_text(file)
+    try:
+        return parse_job(parse_yaml(text), _printable(file.stem), file.parent)
+    except UsageError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def shipped_jobs() -> tuple[str, ...]:
+    """Names of the jobs that come with jointopt: real systems, under ``studies/``."""
+    return tuple(sorted(entry.parent.name for entry in _studies().glob("*/job.yaml")))
+
+
+def shipped_job(name: str) -> Job:
+    """The shipped job of that name; JobError lists the known ones."""
+    Section({"job": name}, "").choice("job", shipped_jobs())
+    return load_job(_studies() / name / "job.yaml")
+
+
+def _studies() -> Path:
+    return Path(__file__).parent / "studies"
+
+
+def _printable(stem: str) -> str:
+    return "".join(c for c in stem if c.isprintable())[:200].strip() or "job"
+
+
+def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
+    """The job that a mapping describes; ``stem`` names a nameless one, paths are relative to ``base_dir``."""
+    section = Section(mapping, "").only(JOB_KEYS)
+    name = section.text("name", stem)
+    model = _model(section, name, base_dir)
+    cluster = _cluster(section)
+    search_section = section.section("search", _SEARCH_KEYS)
+    clocks, sentence = read_clocks(search_section, cluster.gpu)
+    if sentence:
+        cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, sentence))
+    return Job(
+        name=name,
+        model=model,
+        training=_training(section, cluster.gpu),
+        cluster=cluster,
+        search=_search(search_section, clocks),
+        constraints=_constraints(section),
+        objectives=_objectives(section),
+    )
+
+
+def job_from_options(
+    model: str,
+    gpu: str,
+    gpus: int,
+    global_batch_size: int,
+    seq_length: int,
+    gpus_per_node: int | None = None,
+    dtype: str = "bf16",
+) -> Job:
+    """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
+
+    Raises JobError where the GPUs do not fill whole nodes, and what `parse_job` raises.
+    """
+    options = Section({"gpus": gpus, "gpus_per_node": gpus_per_node}, "")
+    total = options.whole("gpus", high=_MOST_GPUS)
+    found = load_gpu(gpu)
+    per_node = options.whole("gpus_per_node", default=min(total, found.usual_gpus_per_node or total))
+    if gpus_per_node is None and found.usual_gpus_per_node is None and total > 1:
+        raise JobError(f"No source states how many {found.id} a node usually has; give --gpus-per-node.")
+    if total % per_node:
+        raise JobError(
+            f"{total} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}, or give "
+            f"--gpus-per-node."
+        )
+    cluster = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
+    training = {"seq_length": seq_length, "global_batch_size": global_batch_size, "dtype": dtype}
+    mapping = {"model": model, "training": training, "cluster": cluster}
+    job = parse_job(mapping, "job", Path())
+    return dataclasses.replace(job, name=f"{job.model.name}-{cluster['nodes']}x{per_node}-{found.id}"[:200])
+
+
+def _model(section: Section, name: str, base_dir: Path) -> Model:
+    value = section.values.get("model")
+    if isinstance(value, Mapping):
+        return inline_model(value, name)
+    if not isinstance(value, str):
+        raise section.refuse("model", "a catalogue name, a path to a config.json, or a mapping")
+    text = section.text("model", most=1000)
+    try:
+        return load_model(text)
+    except CatalogError as error:
+        path = _config_path(text, base_dir)
+        if path is None:
+            raise CatalogError(f"model: {error}") from error
+    return read_config(path)
+
+
+def _config_path(text: str, base_dir: Path) -> Path | None:
+    """The config.json that a model's text points at, or None where it reads like a mere name."""
+    path = base_dir / text
+    try:
+        if path.is_dir():
+            return path / "config.json"
+        return path if path.is_file() or text.endswith(".json") or text.startswith((".", "/")) else None
+    except OSError:
+        return None
+
+
+def _training(section: Section, gpu: Gpu) -> Training:
+    training = section.section("training", _TRAINING_KEYS)
+    dtype = training.choice("dtype", DTYPES, "bf16")
+    if dtype not in gpu.peak_tflops:
+        raise JobError(
+            f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
+            f"expected one of {', '.join(gpu.peak_tflops)}."
+        )
+    return Training(
+        seq_length=training.whole("seq_length"),
+        global_batch_size=training.whole("global_batch_size"),
+        dtype=dtype,
+        attention=training.choice("attention", ATTENTIONS, "flash2"),
+        framework=load_framework(training.choice("framework", framework_names(), "generic")),
+    )
+
+
+def _cluster(section: Section) -> Cluster:
+    value = section.values.get("cluster")
+    if isinstance(value, str):
+        value = {"catalog": section.text("cluster")}
+    elif not isinstance(value, Mapping):
+        raise section.refuse("cluster", "a catalogue name, or a mapping with gpu, nodes and gpus_per_node")
+    cluster = build_cluster(value)
+    if cluster.num_gpus > _MOST_GPUS:
+        raise JobError(f"cluster: {cluster.num_gpus:,} GPUs are more than any job may have ({_MOST_GPUS:,}).")
+    return cluster
+
+
+def _search(section: Section, clocks: tuple[float, ...]) -> Search:
+    allowed: dict[str, Any] = {key: _wholes(section, key, 1, 10_000_000) for key in _DEGREES}
+    return Search(
+        **allowed,
+        zero_stage=_wholes(section, "zero_stage", 0, 3),
+        sequence_parallel=_flags(section, "sequence_parallel"),
+        recompute=_words(section, "recompute"),
+        clock_mhz=clocks,
+        per_stage_clocks=section.flag("per_stage_clocks", True),
+    )
+
+
+def _items(section: Section, key: str, expected: str) -> list[Section]:
+    """Each allowed value as a section of its own, to be checked like any other; one value is a list of one."""
+    value: Any = section.values[key]
+    values = value if isinstance(value, list) else [value]
+    if not 0 < len(values) <= 1000:
+        raise section.refuse(key, f"{expected}, or a list of up to 1000 of them")
+    return [Section({key: v}, section.where) for v in values]
+
+
+def _wholes(section: Section, key: str, low: int, high: int) -> tuple[int, ...] | None:
+    if not section.has(key):
+        return None
+    items = _items(section, key, "a whole number")
+    return tuple(sorted({item.whole(key, low, high) for item in items}))
+
+
+def _flags(section: Section, key: str) -> tuple[bool, ...] | None:
+    if not section.has(key):
+        return None
+    return tuple(sorted({item.flag(key) for item in _items(section, key, "true or false")}))
+
+
+def _words(section: Section, key: str) -> tuple[str, ...] | None:
+    """Recompute modes, in the order of `RECOMPUTES`."""
+    if not section.has(key):
+        return None
+    chosen = {item.choice(key, RECOMPUTES) for item in _items(section, key, "a recompute mode")}
+    return tuple(mode for mode in RECOMPUTES if mode in chosen)
+
+
+def _constraints(section: Section) -> Constraints:
+    bounds = section.section("constraints", _CONSTRAINT_KEYS)
+    highest = {"memory_fraction": 1.0}
+    return Constraints(
+        **{key: bounds.number(key, highest.get(key, 1e15)) for key in _CONSTRAINT_KEYS if bounds.has(key)}
+    )
+
+
+def _objectives(section: Section) -> tuple[str, ...]:
+    if not section.has("objectives"):
+        return OBJECTIVES
+    items = _items(section, "objectives", "an objective")
+    chosen = [item.choice("objectives", OBJECTIVES) for item in items]
+    return tuple(dict.fromkeys(chosen))
+
+
+# --- back into YAML
+
+
+def dump_job(job: Job | Mapping[str, Any]) -> str:
+    """The YAML of a job, or of a mapping that describes one; `load_job` of it gives an equal job.
+
+    A model that is not in the catalogue is written out; what was assumed is left out, to be assumed again.
+    """
+    return dump_yaml(job_mapping(job) if isinstance(job, Job) else job)
+
+
+def job_mapping(job: Job) -> dict[str, Any]:
+    """The mapping that `parse_job` reads back into an equal job."""
+    mapping = {
+        "name": job.name,
+        "model": _model_mapping(job.model),
+        "training": _filled(job.training) | {"framework": job.training.framework.name},
+        "cluster": _cluster_mapping(job.cluster),
+        "search": _search_mapping(job),
+        "constraints": _filled(job.constraints),
+        "objectives": list(job.objectives),
+    }
+    return {key: value for key, value in mapping.items() if value != {}}
+
+
+def _filled(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that hold something, as plain YAML values."""
+    values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+    return {key: _plain(value) for key, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e9 else value
+
+
+def _model_mapping(model: Model) -> str | dict[str, Any]:
+    try:
+        if load_model(model.name) == model:
+            return model.name
+    except CatalogError:
+        pass  # a shape of its own is written out
+    shape = dataclasses.asdict(model)
+    return {key: value for key, value in shape.items() if value or isinstance(value, bool)}
+
+
+def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
+    """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
+    sizes = {"gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
+    assumed = _assumed_keys(cluster)
+    stated = {key: _plain(getattr(cluster, key)) for key in FIGURES if key not in assumed}
+    needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
+    mapping = {"name": cluster.name} | sizes | needed
+    return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
+
+
+def _assumed_keys(cluster: Cluster) -> set[str]:
+    return {key for key in KEYS for sentence in cluster.assumed if sentence.startswith(f"{key} ")}
+
+
+def _is_default(key: str, value: float, sizes: Mapping[str, Any], stated: Mapping[str, float]) -> bool:
+    """Whether a cluster without that key would have that value, by no assumption."""
+    try:
+        bare = build_cluster({**sizes, **{k: v for k, v in stated.items() if k != key}})
+    except UsageError:
+        return False  # the key is needed
+    return key not in _assumed_keys(bare) and getattr(bare, key) == value
+
+
+def _search_mapping(job: Job) -> dict[str, Any]:
+    mapping = _filled(job.search)
+    if job.search.per_stage_clocks:
+        del mapping["per_stage_clocks"]
+    default = Section({}, "")
+    try:
+        if read_clocks(default, job.cluster.gpu)[0] == job.search.clock_mhz:
+            del mapping["clock_mhz"]
+    except CatalogError:
+        pass  # a GPU of unknown clocks: the job's own are written out
+    return mapping

@@ -1,0 +1,97 @@
+"""The SM clocks of a GPU, and which of them a job searches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jointopt.errors import CatalogError, JobError
+from jointopt.spec.check import Section, is_number, shown
+from jointopt.spec.cluster import Gpu
+
+_TOLERANCE_MHZ = 1.0  # V100 clocks alternate between steps of 7 and 8 MHz, and tools round them differently
+_MOST_CLOCKS = 10_000
+
+
+def clock_grid_mhz(gpu: Gpu) -> tuple[float, ...]:
+    """Every SM clock of the GPU, ascending, in MHz; empty where no source states its range or step."""
+    low, high, step = gpu.clock_min_mhz, gpu.clock_max_mhz, gpu.clock_step_mhz
+    if low is None or high is None or step is None:
+        return ()
+    return _range(low, high, step)
+
+
+def _range(low: float, high: float, step: float) -> tuple[float, ...]:
+    """``low``, ``low + step``, ... and ``high``; half steps are rounded down, as the driver lists them."""
+    count = math.floor((high - low) / step + 1e-9) + 1
+    clocks = {float(math.floor(low + i * step + 1e-9)) for i in range(count)}
+    return tuple(sorted(clocks | {float(high)}))
+
+
+def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], str]:
+    """The clocks that the job searches, ascending, in MHz, and a sentence on what was assumed (or "").
+
+    ``clock_mhz`` is a number, a list, or ``{min, max, step}``, whose omitted parts are the GPU's own; without it
+    all clocks of the GPU count, or its maximum alone where no source states the others. Raises JobError for a
+    clock that the GPU does not have, CatalogError where the GPU's clocks are unknown and the job gives none.
+    """
+    grid = clock_grid_mhz(gpu)
+    given = search.values.get("clock_mhz")
+    if given is None:
+        return (grid, "") if grid else _only_maximum(gpu)
+    clocks = _from_range(search, gpu) if isinstance(given, Mapping) else _from_list(search)
+    for clock in clocks:
+        _check(search.at("clock_mhz"), clock, gpu, grid)
+    return clocks, "" if grid else (
+        f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
+    )
+
+
+def _only_maximum(gpu: Gpu) -> tuple[tuple[float, ...], str]:
+    if gpu.clock_max_mhz is None:
+        raise CatalogError(
+            f"No source states the clocks of GPU {gpu.id!r}, so there is nothing to search; "
+            f"give search.clock_mhz as a list of its clocks in MHz."
+        )
+    return (float(gpu.clock_max_mhz),), (
+        f"clock_mhz: no source states the lower clocks of {gpu.id}; only its maximum of "
+        f"{gpu.clock_max_mhz:g} MHz is searched"
+    )
+
+
+def _from_list(search: Section) -> tuple[float, ...]:
+    given: Any = search.values["clock_mhz"]
+    values: Sequence[Any] = given if isinstance(given, list) else [given]
+    expected = "a clock in MHz, a list of them, or {min, max, step}"
+    if not 0 < len(values) <= _MOST_CLOCKS or not all(is_number(v) and 0 < v < 1e5 for v in values):
+        raise search.refuse("clock_mhz", expected)
+    return tuple(sorted({float(v) for v in values}))
+
+
+def _from_range(search: Section, gpu: Gpu) -> tuple[float, ...]:
+    section = search.section("clock_mhz", ("min", "max", "step"))
+    low = section.number("min", 1e5, default=gpu.clock_min_mhz)
+    high = section.number("max", 1e5, default=gpu.clock_max_mhz)
+    step = section.number("step", 1e5, default=gpu.clock_step_mhz)
+    if low > high:
+        raise JobError(f"{section.where}: min ({low:g}) must not be above max ({high:g}).")
+    if (high - low) / step > _MOST_CLOCKS:
+        raise section.refuse("step", f"large enough for at most {_MOST_CLOCKS:,} clocks")
+    return _range(low, high, step)
+
+
+def _check(where: str, clock: float, gpu: Gpu, grid: tuple[float, ...]) -> None:
+    """Against the grid where it is known, else against whatever bound is."""
+    low, high = gpu.clock_min_mhz or 0.0, gpu.clock_max_mhz or math.inf
+    if not grid:
+        if low - _TOLERANCE_MHZ <= clock <= high + _TOLERANCE_MHZ:
+            return
+        raise JobError(f"{where}: GPU {gpu.id!r} has clocks of {low:g} to {high:g} MHz; got {clock:g}.")
+    by_distance = sorted(grid, key=lambda known: abs(known - clock))
+    if abs(by_distance[0] - clock) > _TOLERANCE_MHZ:
+        nearest_two = " and ".join(f"{c:g}" for c in sorted(by_distance[:2]))
+        raise JobError(
+            f"{where}: {shown(round(clock, 3))} MHz is no clock of GPU {gpu.id!r}, which has {grid[0]:g} to "
+            f"{grid[-1]:g} MHz in steps of {gpu.clock_step_mhz:g}; the nearest are {nearest_two}."
+        )

@@ -1,0 +1,1 @@
+"""Job files of real systems, and one folder per reproduced figure."""
