@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from jointopt.report.plain import recompute_name
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import (
     ENERGY_UNITS,
@@ -67,7 +66,6 @@ def _title(explanation: Explanation) -> list[str]:
 def _plan(plan: Mapping[str, Any]) -> str:
     layout = {name: plan[name] for name in LAYOUT_COLUMNS}
     layout["sequence_parallel"] = "yes" if layout["sequence_parallel"] else "no"
-    layout["recompute"] = recompute_name(layout["recompute"])
     return " ".join(f"{name}={value}" for name, value in layout.items())
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from jointopt.plans.clocks import stage_clocks_to_text
-from jointopt.report.plain import json_text, recompute_name
+from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
 from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Proposal
-from jointopt.schema import Columns
+from jointopt.schema import RECOMPUTE_NAMES, Columns
 
 
 def write_proposal(proposal: Proposal, folder: Path) -> tuple[Path, ...]:
@@ -27,6 +28,6 @@ def write_proposal(proposal: Proposal, folder: Path) -> tuple[Path, ...]:
 def front_frame(front: Columns) -> pd.DataFrame:
     """The front as a table: recompute by name, stage clocks as ``1410;1395``."""
     columns = dict(front)
-    columns["recompute"] = [recompute_name(code) for code in front["recompute"].tolist()]  # type: ignore[assignment]
-    columns["stage_clock_mhz"] = stage_clocks_to_text(front["stage_clock_mhz"])  # type: ignore[assignment]
+    columns["recompute"] = np.asarray(RECOMPUTE_NAMES)[front["recompute"]]
+    columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(front["stage_clock_mhz"]))
     return pd.DataFrame(columns)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from jointopt.plans.clocks import plain_number
-from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
-
-_PLAN = (*LAYOUT_COLUMNS, "stage_clock_mhz", "power_limit_w")
+from jointopt.plans.parse import PLAN_KEYS, plan_records
+from jointopt.schema import Columns
 
 
 def plain(value: Any) -> Any:
@@ -28,7 +26,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def json_text(document: Mapping[str, Any]) -> str:
+def json_text(document: Any) -> str:
     """One JSON document, indented; it holds no NaN, which JSON does not know."""
     return json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -38,23 +36,12 @@ def length(columns: Columns) -> int:
     return len(next(iter(columns.values()))) if columns else 0
 
 
-def plan_entries(columns: Columns) -> Iterator[dict[str, Any]]:
-    """Each row as a plain mapping: recompute by name, clocks as a list without the blanks beyond pp."""
-    for i in range(length(columns)):
-        row = {name: plain(values[i]) for name, values in columns.items()}
-        yield {**_plan(row), **{name: value for name, value in row.items() if name not in _PLAN}}
-
-
-def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
-    plan = {name: row[name] for name in LAYOUT_COLUMNS}
-    plan["sequence_parallel"] = bool(row["sequence_parallel"])
-    plan["recompute"] = recompute_name(row["recompute"])
-    plan["stage_clock_mhz"] = [json.loads(plain_number(c)) for c in row["stage_clock_mhz"] if c is not None]
-    if row.get("power_limit_w") is not None:
-        plan["power_limit_w"] = row["power_limit_w"]
-    return plan
-
-
-def recompute_name(code: int | str) -> str:
-    """The name of a recompute code; a name stays what it is."""
-    return code if isinstance(code, str) else RECOMPUTE_NAMES[code]
+def plan_entries(columns: Columns, index: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Each row (or those of ``index``) as a plain mapping: the plan as in `plan_records`, then every other column."""
+    rows = list(range(length(columns)) if index is None else index)
+    results = {name: values for name, values in columns.items() if name not in PLAN_KEYS}
+    plans = plan_records(columns, columns["stage_clock_mhz"], rows) if rows else []
+    return [
+        plan | {name: plain(values[i]) for name, values in results.items()}
+        for i, plan in zip(rows, plans, strict=True)
+    ]

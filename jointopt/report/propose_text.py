@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from jointopt.report.table import (
 from jointopt.schema import Columns, Ints
 
 ROWS_FOR_PEOPLE = 20
+REASONS_FOR_PEOPLE = 6
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 
@@ -46,14 +47,12 @@ _ALWAYS_SHOWN = ("dp", "tp", "pp", "micro-batch")
 
 def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
     """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
-    front, shown = proposal.front, length(proposal.front)
-    if not show_all and shown > ROWS_FOR_PEOPLE:
-        keep = spread_along(front, ROWS_FOR_PEOPLE)
-        front, shown = {name: values[keep] for name, values in front.items()}, len(keep)
-    rows = list(plan_entries(front))
-    reference = next(plan_entries(proposal.reference), None)
+    total = length(proposal.front)
+    thinned = not show_all and total > ROWS_FOR_PEOPLE
+    rows = plan_entries(proposal.front, spread_along(proposal.front, ROWS_FOR_PEOPLE) if thinned else None)
+    reference = next(iter(plan_entries(proposal.reference)), None)
     lines = [*_title(proposal), "", *plan_table(rows, reference), *_legend(rows, reference)]
-    hidden = length(proposal.front) - shown
+    hidden = total - len(rows)
     if hidden:
         lines.append(
             f"{hidden:,} more plans lie between these: --all prints them, --json writes them with every column."
@@ -156,11 +155,27 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {seconds:.1f} s."
     )
-    if proposal.infeasible:
-        common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
-        lines += wrapped("Dropped: " + "; ".join(f"{count:,} {reason}" for reason, count in common) + ".")
+    lines += _dropped(proposal.infeasible)
     if proposal.assumed:
         lines += ["Assumed:", *(line for sentence in proposal.assumed for line in wrapped(f"- {sentence}"))]
     if proposal.storage and proposal.study_name:
         lines += [f"Study: {proposal.study_name}", f"  optuna-dashboard {proposal.storage}"]
     return lines
+
+
+def _dropped(infeasible: Mapping[str, int]) -> list[str]:
+    """The commonest reasons, and how many combinations all others dropped."""
+    common = sorted(infeasible.items(), key=lambda item: -item[1])
+    shown = [(count, reason) for reason, count in common[:REASONS_FOR_PEOPLE]]
+    others = sum(count for _, count in common[REASONS_FOR_PEOPLE:])
+    if others:
+        shown.append((others, f"for {len(common) - REASONS_FOR_PEOPLE} other reasons"))
+    cells = [f"{count:,}" for count, _ in shown]
+    width = max(map(len, cells), default=0)
+    lines = [f"  {cell.rjust(width)}  {reason}" for cell, (_, reason) in zip(cells, shown, strict=True)]
+    indent = " " * (width + 4)
+    return (
+        ["Dropped, by the first rule broken:", *(x for line in lines for x in wrapped(line, indent))]
+        if lines
+        else []
+    )

@@ -1,0 +1,88 @@
+"""Results made by hand, for tests of what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.report.results import Explanation, Proposal, Stage
+from jointopt.schema import Columns
+from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.job import Job, Training
+from jointopt.spec.model import Model
+
+
+@pytest.fixture
+def job() -> Job:
+    """A small dense model on 2 x 4 GPUs."""
+    model = Model("tiny-350m", 24, 1024, 4096, 16, 16, 50272, 64, gated_mlp=False)
+    gpu = Gpu(
+        "a100-sxm4-40gb", "A100", "nvidia", "ampere", {"bf16": 312.0}, 40.0, 1555.0, 108, 300.0, None, 4, 25.0,
+        210.0, 1410.0, 15.0, 400.0, 55.0, 90.0, 88.0,
+    )  # fmt: skip
+    cluster = Cluster(gpu, 2, 4, 300.0, 25.0, 5.0, 5.0, 30.0, 25.0, 1500.0, 1.2, 400.0)
+    return Job("tiny", model, Training(2048, 256), cluster)
+
+
+@pytest.fixture
+def make_front() -> Callable[..., Columns]:
+    """A front of ``n`` plans, slower and thriftier one by one; keyword arguments replace columns."""
+
+    def front(n: int = 5, pp: int = 2, **columns: Any) -> Columns:
+        rank = np.arange(n)
+        time, energy = 1.0 * 1.02**rank, 9000.0 * 0.98**rank
+        results = {"iteration_time_s": time, "energy_j": energy, "avg_power_w": energy / time / 8}
+        results["peak_memory_gib"] = np.full(n, 23.4)
+        bounds = {f"{k}_{end}": v * f for k, v in results.items() for end, f in (("low", 0.9), ("high", 1.2))}
+        one = {
+            name: np.ones(n, np.int64) for name in ("tp", "cp", "ep", "vpp", "zero_stage", "micro_batch_size")
+        }
+        plan: Columns = {"dp": np.full(n, 8 // pp), "pp": np.full(n, pp), **one}
+        plan |= {"sequence_parallel": np.zeros(n, bool), "recompute": np.zeros(n, np.int8)}
+        plan["stage_clock_mhz"] = np.repeat(1410.0 - 15 * rank[:, np.newaxis], pp, axis=1)
+        return {**plan, **results, **bounds, "in_domain": np.ones(n, bool), **columns}
+
+    return front
+
+
+@pytest.fixture
+def make_proposal(job: Job, make_front: Callable[..., Columns]) -> Callable[..., Proposal]:
+    """A proposal with a front of ``n`` plans; keyword arguments replace its fields."""
+
+    def proposal(n: int = 5, **fields: Any) -> Proposal:
+        given = {
+            "job": job, "seed": 0, "surrogate": "none", "considered": 5000, "layouts": 120, "feasible_layouts": 90,
+            "infeasible": {"tp does not divide the heads": 4880, "does not fit in the GPU's memory": 30},
+            "front": make_front(n), "reference": make_front(1), "covered_plans": 10**9, "evaluated_plans": 12345,
+            "seconds": {"search": 0.5},
+        }  # fmt: skip
+        return Proposal(**(given | fields))
+
+    return proposal
+
+
+@pytest.fixture
+def make_explanation(job: Job) -> Callable[..., Explanation]:
+    """A plan of two stages taken apart; keyword arguments replace its fields."""
+
+    def explanation(**fields: Any) -> Explanation:
+        plan = {
+            "dp": 4, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
+            "recompute": "selective", "zero_stage": 1, "stage_clock_mhz": [1410.0, 1200.0],
+        }  # fmt: skip
+        stages = (
+            Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12, 310.0),
+            Stage(1200.0, 0.8, 0.2, 4400.0, 23.5, 12, 290.0),
+        )
+        given = {
+            "job": job, "plan": plan, "feasible": True, "violations": (), "iteration_time_s": 1.0, "energy_j": 9000.0,
+            "avg_power_w": 300.0, "peak_memory_gib": 23.5, "time_s": {"compute": 0.8, "bubble": 0.2, "tp_comm": 0.0},
+            "energy_by_part_j": {"compute": 6000.0, "static": 3000.0}, "stages": stages,
+            "memory_gib": {"weights": 3.5, "activations": 20.0},
+        }  # fmt: skip
+        return Explanation(**(given | fields))
+
+    return explanation

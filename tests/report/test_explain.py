@@ -1,0 +1,55 @@
+import json
+from collections.abc import Callable
+
+import pytest
+
+from jointopt.report.explain_text import breakdown, explanation_text, stage_table
+from jointopt.report.plain import json_text
+from jointopt.report.results import Explanation, Stage
+
+Explanations = Callable[..., Explanation]
+
+
+def test_the_document_has_the_keys_that_others_rely_on(make_explanation: Explanations) -> None:
+    document = json.loads(json_text(make_explanation().to_json()))
+    assert document.keys() >= {
+        "feasible", "violations", "iteration_time_s", "energy_j", "time_s", "energy_by_part_j", "memory_gib", "stages",
+    }  # fmt: skip
+    assert document["stages"][0].keys() >= {"clock_mhz", "busy_s", "idle_s", "energy_j", "memory_gib"}
+
+
+def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
+    lines = breakdown("Time", {"bubble": 0.2, "compute": 0.8, "tp_comm": 0.0}, 1.0, "s")
+    assert [line.split() for line in lines] == [
+        ["Time", "s", "%"],
+        ["compute", "0.800", "80.0"],
+        ["bubble", "0.200", "20.0"],
+        ["total", "1.000", "100.0"],
+    ]
+
+
+def test_equal_neighbour_stages_share_a_line() -> None:
+    stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12)
+    lines = stage_table([stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)], (1.0, "s"), (1e3, "kJ"))
+    assert [line.split()[0] for line in lines[2:]] == ["1-3", "4"]
+
+
+def test_a_feasible_plan_says_so(make_explanation: Explanations) -> None:
+    text = explanation_text(make_explanation())
+    assert "Feasible." in text
+    assert "1.000 s and 9.000 kJ per iteration, 300 W per GPU, 23.5 GiB" in text
+
+
+def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) -> None:
+    text = explanation_text(
+        make_explanation(feasible=False, violations=("Out of memory by 3.1 GiB on stage 2.",))
+    )
+    assert "Not feasible:\n- Out of memory by 3.1 GiB on stage 2." in text
+
+
+@pytest.mark.parametrize("stages", [1, 64])
+def test_every_line_fits_100_columns(make_explanation: Explanations, stages: int) -> None:
+    many = tuple(Stage(1410.0 - i, 0.9, 0.1, 4600.0 + i, 21.5, 1, 310.0, 71.5) for i in range(stages))
+    plan = make_explanation().plan | {"stage_clock_mhz": [s.clock_mhz for s in many]}
+    text = explanation_text(make_explanation(plan=plan, stages=many, assumed=("word " * 60,)))
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,28 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from jointopt.report.files import write_proposal
+from jointopt.report.results import Proposal
+
+
+def test_a_proposal_is_written_for_programs_spreadsheets_and_people(
+    make_proposal: Callable[..., Proposal], tmp_path: Path
+) -> None:
+    paths = write_proposal(make_proposal(30), tmp_path / "out")
+    assert [path.name for path in paths] == ["proposal.json", "front.csv", "proposal.txt"]
+    assert len(json.loads(paths[0].read_text())["front"]) == 30
+    assert len(paths[2].read_text().splitlines()) > 30
+
+
+def test_the_front_as_csv_has_the_columns_of_a_measurement_table(
+    make_proposal: Callable[..., Proposal], tmp_path: Path
+) -> None:
+    proposal = make_proposal(2)
+    table = pd.read_csv(write_proposal(proposal, tmp_path)[1])
+    assert table.recompute.tolist() == ["none", "none"]
+    assert table.stage_clock_mhz.tolist() == ["1410;1410", "1395;1395"]
+    np.testing.assert_allclose(table.energy_j, proposal.front["energy_j"])

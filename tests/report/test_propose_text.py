@@ -1,0 +1,116 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jointopt.report.plain import plan_entries
+from jointopt.report.propose_text import ROWS_FOR_PEOPLE, plan_table, proposal_text, spread_along
+from jointopt.report.results import Proposal
+from jointopt.schema import Columns
+
+Fronts = Callable[..., Columns]
+Proposals = Callable[..., Proposal]
+
+
+def test_the_reference_comes_first_and_the_others_are_compared_with_it(make_front: Fronts) -> None:
+    reference, *rows = plan_entries(make_front(3))
+    lines = plan_table(rows, reference)
+    body = [line.split() for line in lines if line[:1] in ("=", " ") and line.split()[-1][0] in "0+-"]
+    assert [cells[-2:] for cells in body] == [["0", "0"], ["+2.0", "-2.0"], ["+4.0", "-4.0"]]
+    assert body[0][0] == "="
+
+
+def test_columns_that_never_differ_are_told_once(make_front: Fronts) -> None:
+    lines = plan_table(plan_entries(make_front(3)), None)
+    assert lines[0].startswith("All plans: cp 1, ep 1, vpp 1, sequence parallel no, recompute no, ZeRO 1")
+    assert "vpp" not in lines[1]
+
+
+def test_a_column_that_differs_is_shown(make_front: Fronts) -> None:
+    lines = plan_table(plan_entries(make_front(3, recompute=np.array([0, 1, 2]))), None)
+    assert "rc" in lines[1].split()
+    assert [line.split()[4] for line in lines[-3:]] == ["-", "sel", "all"]
+
+
+def test_a_long_front_is_thinned_and_says_so(make_proposal: Proposals) -> None:
+    text = proposal_text(make_proposal(300))
+    assert "280 more plans" in text
+    assert "--all" in text
+    assert len(proposal_text(make_proposal(300), show_all=True).splitlines()) > 300
+
+
+def test_thinning_keeps_both_ends_and_spreads_the_rest(make_front: Fronts) -> None:
+    kept = spread_along(make_front(300), ROWS_FOR_PEOPLE)
+    assert (kept[0], kept[-1], len(kept)) == (0, 299, ROWS_FOR_PEOPLE)
+    assert np.diff(kept).max() <= 17
+
+
+@pytest.mark.parametrize("n", [1, 2, 20, 21])
+def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
+    kept = spread_along(make_front(n), ROWS_FOR_PEOPLE)
+    assert set(kept.tolist()) <= set(range(n))
+    assert {0, n - 1} <= set(kept.tolist())
+
+
+def test_a_front_of_equal_points_can_be_thinned(make_front: Fronts) -> None:
+    front = make_front(30, iteration_time_s=np.ones(30), energy_j=np.ones(30))
+    assert spread_along(front, 5).size >= 1
+
+
+def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, make_front: Fronts) -> None:
+    text = proposal_text(make_proposal(front=make_front(2, in_domain=np.array([True, False]))))
+    assert "\n? " in text
+    assert "outside of what the surrogate was trained on" in text
+
+
+def test_the_summary_tells_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:
+    proposal = make_proposal(storage="sqlite:///tiny.db", study_name="tiny", assumed=("PUE 1.2.",))
+    text = proposal_text(proposal)
+    assert "4,880  tp does not divide the heads" in text
+    assert "- PUE 1.2." in text
+    assert "optuna-dashboard sqlite:///tiny.db" in text
+
+
+def test_many_reasons_are_summed_up_but_none_is_lost(make_proposal: Proposals) -> None:
+    text = proposal_text(make_proposal(infeasible={f"reason {i}": 100 - i for i in range(9)}))
+    assert "100  reason 0" in text
+    assert f"{94 + 93 + 92}  for 3 other reasons" in text
+
+
+def test_without_a_reference_the_fastest_plan_stands_in_and_the_text_says_so(
+    make_proposal: Proposals, make_front: Fronts
+) -> None:
+    text = proposal_text(replace(make_proposal(), reference=make_front(0)))
+    assert "with all clocks at their maximum none is feasible" in text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_every_line_fits_100_columns_whatever_the_plans(
+    make_proposal: Proposals, make_front: Fronts, data: st.DataObject
+) -> None:
+    n = 4
+
+    def draw(top: int) -> np.ndarray:
+        return np.array(data.draw(st.lists(st.integers(1, top), min_size=n, max_size=n)))
+
+    columns = {"dp": draw(16384), "tp": draw(64), "cp": draw(64), "ep": draw(256), "vpp": draw(64)}
+    columns |= {"micro_batch_size": draw(256), "zero_stage": draw(3), "recompute": draw(2)}
+    columns |= {
+        "sequence_parallel": draw(2) > 1,
+        "stage_clock_mhz": 210.0 + 15 * np.stack([draw(118)] * 9, 1),
+    }
+    columns["stage_clock_mhz"][:, 1:8:2] -= 7
+    columns |= {"iteration_time_s": np.sort(draw(900)) * data.draw(st.sampled_from([1e-3, 1.0]))}
+    columns |= {
+        "energy_j": 1.0 * draw(10**6),
+        "avg_power_w": 1.0 * draw(1400),
+        "peak_memory_gib": 1.0 * draw(288),
+    }
+    text = proposal_text(
+        make_proposal(front=make_front(n, **columns), reference=make_front(1)), show_all=True
+    )
+    assert max(map(len, text.splitlines())) <= 100

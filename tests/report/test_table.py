@@ -1,0 +1,34 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jointopt.report.table import ENERGY_UNITS, TIME_UNITS, TextColumn, lay_out, numbers, unit_of, wrapped
+
+
+def test_numbers_align_right_and_words_left() -> None:
+    lines = lay_out([TextColumn("name", ["a", "long one"], left=True), TextColumn("J", ["1", "100"])])
+    assert lines == ["name       J", "a          1", "long one 100"]
+
+
+def test_a_header_of_two_lines_lifts_the_others_to_two_lines() -> None:
+    lines = lay_out([TextColumn("dp", ["1"]), TextColumn("time\ns", ["2.5"])])
+    assert lines == ["dp time", "      s", " 1  2.5"]
+
+
+def test_numbers_share_the_decimals_that_the_scale_needs() -> None:
+    assert numbers([1.23456, 12.3], scale=1.2) == ["1.235", "12.300"]
+    assert numbers([12345.6], scale=12345.6) == ["12346"]
+    assert numbers([float("nan"), 0.0], scale=0.0) == ["-", "0"]
+
+
+def test_the_unit_is_the_largest_that_leaves_one_or_more() -> None:
+    assert unit_of(0.5, TIME_UNITS) == (1e-3, "ms")
+    assert unit_of(1.0, TIME_UNITS) == (1.0, "s")
+    assert unit_of(2.5e6, ENERGY_UNITS) == (1e6, "MJ")
+    assert unit_of(1e-9, ENERGY_UNITS) == (1.0, "J")
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=60))
+def test_a_wrapped_sentence_keeps_its_words_and_fits(words: list[str]) -> None:
+    lines = wrapped(" ".join(words))
+    assert " ".join(lines).split() == words
+    assert max(map(len, lines)) <= 100
