@@ -22,6 +22,7 @@ from jointopt.spec.cluster import Gpu
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _IDENTITY = ("id", "name", "vendor", "architecture")
+_NOT_TELLING = {"nvidia", "amd", "instinct", "tesla"}
 _NOT_IN_FILE = (*_IDENTITY, "peak_tflops", "power", "sources")
 FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in _NOT_IN_FILE)
 
@@ -40,7 +41,7 @@ def gpu_ids() -> tuple[str, ...]:
 
 
 def load_gpu(name: str) -> Gpu:
-    """The GPU of that catalogue id, or of a shorter name that fits exactly one GPU (``h200``, ``A100 SXM4 80GB``).
+    """The GPU of that catalogue id, of the driver's name, or of a shorter name that fits exactly one (``h200``).
 
     Raises `CatalogError` for a name that no GPU has, naming the nearest one, or that several have, listing them.
     """
@@ -48,10 +49,9 @@ def load_gpu(name: str) -> Gpu:
 
 
 def _resolve(name: str) -> str:
-    ids = gpu_ids()
-    words = _words(name)
-    exact = [i for i in ids if _words(i) == words or words in _aliases(i)]
-    found = exact or [i for i in ids if words and set(words) <= set(_words(i))]
+    words, known = _words(name), _known_words()
+    exact = [gpu_id for gpu_id, names in known.items() if words in names]
+    found = exact or [gpu_id for gpu_id in known if words and set(words) <= set(_words(gpu_id))]
     if len(found) == 1:
         return found[0]
     if found:
@@ -59,17 +59,22 @@ def _resolve(name: str) -> str:
             f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
         )
     raise CatalogError(
-        f"The GPU {name!r} is not in the catalogue{nearest(name, {*ids, *(_words(i)[0] for i in ids)})}; "
-        f"`jointopt catalog gpus` lists the {len(ids)} known ones."
+        f"The GPU {name!r} is not in the catalogue{nearest(name, {*known, *(_words(i)[0] for i in known)})}; "
+        f"`jointopt catalog gpus` lists the {len(known)} known ones."
     )
 
 
+@functools.cache
+def _known_words() -> Mapping[str, tuple[tuple[str, ...], ...]]:
+    """Per GPU the words of its id, of the name the driver gives it, and of its aliases."""
+    gpus = read_yaml("gpus.yaml")["gpus"]
+    return {i: tuple(_words(n) for n in (i, e["name"], *e.get("aliases", ()))) for i, e in gpus.items()}
+
+
 def _words(name: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"[a-z0-9]+", name.lower()))
-
-
-def _aliases(gpu_id: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(_words(a) for a in read_yaml("gpus.yaml")["gpus"][gpu_id].get("aliases", ()))
+    """The words that tell GPUs apart; the generation of the SXM socket does not, the vendor does not."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return tuple(re.sub(r"^sxm\d$", "sxm", w) for w in words if w not in _NOT_TELLING)
 
 
 @functools.cache
