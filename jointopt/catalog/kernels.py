@@ -53,6 +53,7 @@ def _gemm(gpu: Gpu, entry: Mapping[str, Any]) -> GemmConstants:
         wave_quantisation=fit["wave_quantisation"],
         split_k_s=fit["split_k_us"] * MICRO,
         hbm_fraction=fit["hbm_fraction"],
+        sustained_fraction=fit["sustained_fraction"],
         throttle_flop=fit["throttle_gflop"] * GB,
         throttle_slope=float(fit["throttle_slope"]),
         dtype_time_factor=_dtype_time_factors(gpu),

@@ -24,11 +24,14 @@ def gemm_time_s(
     constants: GemmConstants,
     dtype: str = "bf16",
     batch: npt.ArrayLike = 1.0,
+    throttled: bool = True,
 ) -> tuple[Floats, Floats]:
     """Seconds of an m x k by k x n product at the maximum SM clock: (bound by the SMs, by device memory).
 
     The two parts add up to the time; only the first scales with the SM clock. ``batch`` equal products run as
     one grouped kernel (experts). Shapes broadcast. Never faster than the peak rate, the HBM peak, or one launch.
+    ``throttled`` includes the power limit as the measured boards had it, on the SM side; False leaves it out, for
+    a caller whose own power model finds the clock that the limit allows.
     Fitted to m 256-32768, n and k 32-65536 in bf16 on A100, H100, H200 with warm caches and an idle GPU;
     training takes 1.0-1.3 times as long. Raises `CatalogError` for a dtype that the GPU has no rate for.
     """
@@ -38,7 +41,12 @@ def gemm_time_s(
     memory_s = gemm_bytes(m, n, k, constants.dtype_bytes[dtype], batch) * (
         1.0 / (constants.hbm_bytes_per_s * constants.hbm_fraction)
     )
-    return _overlapped(sm_s, memory_s, constants.launch_s)
+    sm_bound_s, memory_bound_s = _overlapped(sm_s, memory_s, constants.launch_s)
+    if throttled and constants.sustained_fraction is not None:
+        sustained_s = factor * _sustained_s(batch * m * n * k, constants, constants.sustained_fraction)
+        total_s = sm_bound_s + memory_bound_s
+        sm_bound_s = sm_bound_s + (_eight_norm(total_s, sustained_s) - total_s)
+    return sm_bound_s, memory_bound_s
 
 
 def dtype_time_factor(constants: GemmConstants, dtype: str) -> float:
@@ -58,25 +66,37 @@ def _tiled_s(m: Floats, n: Floats, k: Floats, batch: Floats, c: GemmConstants) -
     """SM time of the best tiling, or of a split along k where the tiles would leave SMs idle."""
     quantised, spread = _best_waves(m, n, batch, c)
     deep = k + c.prologue_k
-    tiled = np.minimum(quantised * deep, spread * deep + c.split_k_s)
-    if not c.throttle_slope:
-        return tiled
-    flop = (2.0 / c.throttle_flop) * (batch * m * n * k)
-    return tiled * (1.0 + c.throttle_slope * np.log1p(flop))
+    return np.minimum(quantised * deep, spread * deep + c.split_k_s)
 
 
 def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants) -> tuple[Floats, Floats]:
     """Seconds per unit of k of the best tiling: with partial waves priced, and with all SMs kept busy."""
     quantised = spread = np.asarray(np.inf)
+    down = {rows: np.ceil(m * (1.0 / rows)) for rows in {tile.rows for tile in c.tiles}}
+    across = {columns: np.ceil(n * (1.0 / columns)) for columns in {tile.columns for tile in c.tiles}}
+    share = batch / c.sm_count
     for tile in c.tiles:
         wave_s = 2.0 * tile.rows * tile.columns * c.sm_count / (c.peak_flops * tile.peak_fraction)
-        waves = (batch / c.sm_count) * np.ceil(m * (1.0 / tile.rows)) * np.ceil(n * (1.0 / tile.columns))
+        waves = share * down[tile.rows] * across[tile.columns]
         even = waves * wave_s
         spread = np.minimum(spread, even)
         # Schedulers overlap the tail of one wave with the next, so a partial wave costs less than a full one.
         partial = (1.0 - c.wave_quantisation) * even + (c.wave_quantisation * wave_s) * np.ceil(waves)
         quantised = np.minimum(quantised, partial)
     return quantised, spread
+
+
+def _sustained_s(multiplications: Floats, c: GemmConstants, fraction: float) -> Floats:
+    """Time at the rate that the board's power sustains; the rate falls slowly for ever larger products."""
+    flop = 2.0 * multiplications
+    return flop * (1.0 + c.throttle_slope * np.log1p(flop / c.throttle_flop)) / (c.peak_flops * fraction)
+
+
+def _eight_norm(a: Floats, b: Floats) -> Floats:
+    """A rounded maximum, 9 % above it where the two are equal: power averages over a product's phases."""
+    larger, smaller = np.maximum(a, b), np.minimum(a, b)
+    ratio_8 = np.square(np.square(np.square(smaller / larger)))
+    return np.asarray(larger * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio_8))))
 
 
 def _overlapped(sm_s: Floats, memory_s: Floats, launch_s: float) -> tuple[Floats, Floats]:

@@ -31,7 +31,8 @@ class GemmConstants:
     wave_quantisation: float  # 0 = a partial wave costs its share only, 1 = as much as a full wave
     split_k_s: float  # price of spreading too few tiles over all SMs along k
     hbm_fraction: float  # achieved share of the HBM peak
-    throttle_flop: float  # size of a product from which power lowers the clock
+    sustained_fraction: float | None  # share of the peak that the board's power sustains; None = all of it
+    throttle_flop: float  # size of a product from which that share falls
     throttle_slope: float  # loss of rate per e-fold of size above it
     dtype_time_factor: Mapping[str, float]  # SM time of a product relative to bf16
     dtype_bytes: Mapping[str, float]  # bytes per element of the operands
