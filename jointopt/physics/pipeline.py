@@ -1,0 +1,422 @@
+"""Makespan and activation count of the 1F1B and the interleaved 1F1B pipeline schedule with unequal ranks.
+
+Both makespans are closed forms of the longest path through the schedule's graph: exact, and a few vector
+operations per rank for any number of plans. `simulate` runs an explicit schedule operation by operation; it serves
+explanations, and the closed forms are tested against it. Receiving blocks and is part of the receiver's time.
+
+Indices: rank i of p, virtual chunk c of v, micro-batch j of m. A rank's k-th forward (backward) is its *slot* k;
+its *round* r is the steady pair of forward slot r + w and backward slot r, after w warm-up forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from jointopt.errors import PlanError
+from jointopt.schema import Floats, Ints
+
+BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One micro-batch's forward or backward pass through one virtual chunk of a rank."""
+
+    backward: bool
+    chunk: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOperation:
+    """An operation with its start and end, in seconds from the start of the iteration."""
+
+    operation: Operation
+    start_s: float
+    end_s: float
+
+
+Order = Sequence[Operation]
+Predecessor = Callable[[int, Operation], tuple[int, Operation] | None]
+
+
+def warmup_slots(pp: int, vpp: int, num_micro_batches: int, rank: int) -> int:
+    """Forwards (of one chunk each) that a rank runs before its first backward.
+
+    1F1B and interleaved: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; counts as in Megatron Core's
+    `get_pp_rank_microbatches` with micro-batch groups of p. Older Megatron-LM ran all forwards first when m = p.
+    """
+    ahead = pp - 1 - rank
+    slots = ahead if vpp == 1 else 2 * ahead + (vpp - 1) * pp
+    return min(slots, num_micro_batches * vpp)
+
+
+def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list[Operation]:
+    """The operations of one rank in Megatron-LM's order: 1F1B, or interleaved 1F1B if vpp > 1.
+
+    Interleaved: groups of p micro-batches pass chunk 0, then chunk 1, and so on; backwards from the last chunk
+    down. Raises PlanError where Megatron-LM has no such schedule.
+    """
+    _check_micro_batches(np.array([pp]), np.array([vpp]), np.array([num_micro_batches]))
+    slots = num_micro_batches * vpp
+    group = pp if vpp > 1 else 1
+    warmup = warmup_slots(pp, vpp, num_micro_batches, rank)
+
+    def operation(slot: int, backward: bool) -> Operation:
+        groups, inside = divmod(slot, group * vpp)
+        chunk, member = divmod(inside, group)
+        return Operation(backward, vpp - 1 - chunk if backward else chunk, groups * group + member)
+
+    order = [operation(slot, False) for slot in range(warmup)]
+    for slot in range(slots - warmup):
+        order += [operation(slot + warmup, False), operation(slot, True)]
+    return order + [operation(slot, True) for slot in range(slots - warmup, slots)]
+
+
+def data_dependency(pp: int, vpp: int) -> Predecessor:
+    """The rule that says which (rank, operation) delivers an operation's input; None = the data loader."""
+
+    def predecessor(rank: int, op: Operation) -> tuple[int, Operation] | None:
+        stage = op.chunk * pp + rank
+        if op.backward and stage == pp * vpp - 1:
+            return rank, Operation(False, op.chunk, op.micro_batch)
+        source = stage + 1 if op.backward else stage - 1
+        return None if source < 0 else (source % pp, Operation(op.backward, source // pp, op.micro_batch))
+
+    return predecessor
+
+
+def execution_order(orders: Sequence[Order], predecessor: Predecessor) -> list[tuple[int, Operation]]:
+    """All (rank, operation) in one sequence that respects every rank's order and every dependency.
+
+    Raises PlanError if the ranks would wait for each other for ever.
+    """
+    done: set[tuple[int, Operation]] = set()
+    sequence: list[tuple[int, Operation]] = []
+    position = [0] * len(orders)
+    total = sum(len(order) for order in orders)
+    while len(sequence) < total:
+        before = len(sequence)
+        for rank, order in enumerate(orders):
+            while position[rank] < len(order):
+                op = order[position[rank]]
+                source = predecessor(rank, op)
+                if source is not None and source not in done:
+                    break
+                done.add((rank, op))
+                sequence.append((rank, op))
+                position[rank] += 1
+        if len(sequence) == before:
+            raise PlanError(
+                f"The pipeline schedule deadlocks after {before} of {total} operations, every rank waiting for "
+                f"another: expected orders in which each input is produced first, got positions {position} "
+                f"that cannot advance; reorder the operations."
+            )
+    return sequence
+
+
+def simulate(
+    orders: Sequence[Order], duration_s: Callable[[int, Operation], float], predecessor: Predecessor
+) -> list[list[TimedOperation]]:
+    """Start and end of every operation, per rank; each starts as soon as its rank and its input are ready.
+
+    ``orders``: one sequence per rank; ``duration_s(rank, operation)``: seconds. Raises PlanError on a deadlock.
+    """
+    timed: list[list[TimedOperation]] = [[] for _ in orders]
+    end_s: dict[tuple[int, Operation], float] = {}
+    for rank, op in execution_order(orders, predecessor):
+        source = predecessor(rank, op)
+        free_s = timed[rank][-1].end_s if timed[rank] else 0.0
+        start_s = max(free_s, end_s[source]) if source is not None else free_s
+        end_s[rank, op] = start_s + duration_s(rank, op)
+        timed[rank].append(TimedOperation(op, start_s, end_s[rank, op]))
+    return timed
+
+
+def simulate_plan(
+    forward_s: Sequence[float], backward_s: Sequence[float], vpp: int, num_micro_batches: int
+) -> list[list[TimedOperation]]:
+    """`simulate` one plan: seconds per micro-batch and rank (length pp), split evenly over the rank's chunks."""
+    pp = len(forward_s)
+    orders = [schedule_order(pp, vpp, num_micro_batches, rank) for rank in range(pp)]
+
+    def duration_s(rank: int, op: Operation) -> float:
+        return float(backward_s[rank] if op.backward else forward_s[rank]) / vpp
+
+    return simulate(orders, duration_s, data_dependency(pp, vpp))
+
+
+def in_flight_micro_batches(pp: Ints, vpp: Ints, num_micro_batches: Ints, stage: Ints) -> Floats:
+    """Most micro-batches whose activations a rank holds at once, in units of the rank's full layers.
+
+    ``pp``, ``vpp``, ``num_micro_batches`` (n,), ``stage`` (S,) -> (n, S); 0 where ``stage`` >= pp. The warm-up
+    forwards plus one, each chunk counting 1/v: min(m, p - i) for 1F1B; on rank 0 of the interleaved schedule
+    p (1 + (p - 1)/(p v)), the factor of Korthikanti et al. 2022, arXiv:2205.05198. Exact for `schedule_order`.
+    """
+    p, v, m = (np.asarray(a)[..., None] for a in (pp, vpp, num_micro_batches))
+    ahead = p - 1 - np.asarray(stage)
+    chunks = np.where(v == 1, ahead, 2 * ahead + (v - 1) * p) + 1
+    alive: Floats = np.where(ahead >= 0, np.minimum(chunks, m * v) / v, 0.0)
+    return alive
+
+
+def iteration_time_s(
+    forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints
+) -> Floats:
+    """Makespan of one iteration's pipeline schedule, seconds, (n,): 1F1B where vpp = 1, else interleaved.
+
+    ``forward_s``, ``backward_s`` (n, S): seconds of one micro-batch on each rank, all its chunks together, with
+    the blocking receives; columns from pp on are ignored. ``pp``, ``vpp``, ``num_micro_batches`` (n,). Of the
+    makespan a rank is busy for m (f + b) and idle for the rest. Exact; interleaving assumes that a rank's chunks
+    take equal time (`chunked_iteration_time_s` does not). Raises PlanError for a plan with no such schedule.
+    """
+    pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
+    _check_micro_batches(pp, vpp, m)
+    if pp.size and int(pp.max()) > forward_s.shape[1]:
+        raise PlanError(
+            f"The pipeline times must have a column per rank: expected at least {int(pp.max())} (the largest pp), "
+            f"got {forward_s.shape[1]}; widen forward_s and backward_s."
+        )
+    time_s = np.empty(len(pp))
+    for rows, p, v in _equal_shapes(pp, vpp):
+        step = BLOCK_TIMES // p + 1
+        for block in (rows[i : i + step] for i in range(0, len(rows), step)):
+            f, b = (np.ascontiguousarray(a[block, :p].T, dtype=np.float64) for a in (forward_s, backward_s))
+            time_s[block] = _equal_shape_time_s(f, b, v, m[block])
+    return time_s
+
+
+def chunked_iteration_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int) -> Floats:
+    """Makespan, seconds, (n,), of plans with equal pp, vpp and m whose chunks may differ.
+
+    ``forward_s``, ``backward_s`` (n, pp, vpp): seconds of one micro-batch on each chunk of each rank. Replays the
+    schedule, exact for any times, in about 4 m p v vector operations: meant for few plans.
+    """
+    n, pp, vpp = forward_s.shape
+    free: list[Floats] = [np.zeros(n) for _ in range(pp)]
+    waiting: dict[int, Floats] = {}
+    # one contiguous row per (backward, rank, chunk)
+    times = np.ascontiguousarray(np.moveaxis(np.stack([forward_s, backward_s]), 1, -1), dtype=np.float64)
+    for rank, backward, chunk, source, name in _replay(pp, vpp, num_micro_batches):
+        start = free[rank] if source is None else np.maximum(free[rank], waiting.pop(source))
+        free[rank] = waiting[name] = start + times[backward, rank, chunk]
+    makespan: Floats = np.max(free, axis=0)
+    return makespan
+
+
+@lru_cache(maxsize=256)
+def _replay(pp: int, vpp: int, num_micro_batches: int) -> list[tuple[int, int, int, int | None, int]]:
+    """(rank, is backward, chunk, number of the operation waited for, own number), in an order of execution."""
+    orders = [schedule_order(pp, vpp, num_micro_batches, rank) for rank in range(pp)]
+    predecessor = data_dependency(pp, vpp)
+    sequence = execution_order(orders, predecessor)
+    number = {step: index for index, step in enumerate(sequence)}
+    sources = [predecessor(rank, op) for rank, op in sequence]
+    return [
+        (rank, int(op.backward), op.chunk, None if s is None else number[s], index)
+        for index, ((rank, op), s) in enumerate(zip(sequence, sources, strict=True))
+    ]
+
+
+def _equal_shapes(pp: Ints, vpp: Ints) -> Iterator[tuple[Ints, int, int]]:
+    """Row numbers of the plans of each (pp, vpp) that occurs."""
+    for p in np.flatnonzero(np.bincount(pp)).tolist():
+        of_p = np.flatnonzero(pp == p)
+        chunks = vpp[of_p]
+        for v in np.flatnonzero(np.bincount(chunks)).tolist():
+            yield of_p[chunks == v], p, v
+
+
+def _check_micro_batches(pp: Ints, vpp: Ints, m: Ints) -> None:
+    """PlanError for the first plan whose micro-batches fit no schedule."""
+    bad = (m < 1) | (pp < 1) | (vpp < 1) | ((vpp > 1) & (pp > 1) & (m % np.maximum(pp, 1) != 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise PlanError(
+            f"Plan {row} has no pipeline schedule: expected pp, vpp and num_micro_batches of at least 1, and "
+            f"num_micro_batches divisible by pp when vpp > 1; got pp={pp[row]}, vpp={vpp[row]}, "
+            f"num_micro_batches={m[row]}; change micro_batch_size, dp or vpp."
+        )
+
+
+def _equal_shape_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of plans of one pp and vpp; f, b (p, n), rank by rank."""
+    p = len(f)
+    if p == 1:
+        single: Floats = m * (f[0] + b[0])
+        return single
+    if v == 1:
+        return _one_f_one_b_time_s(f, b, m)
+    f, b = f / v, b / v
+    one_group = m == p
+    if not one_group.any():
+        return _interleaved_time_s(f, b, v, m)
+    if one_group.all():
+        return _one_group_time_s(f, b, v)
+    time_s = _interleaved_time_s(f, b, v, m)
+    time_s[one_group] = _one_group_time_s(f[:, one_group], b[:, one_group], v)
+    return time_s
+
+
+def _prefix_sums(a: Floats) -> Floats:
+    """(p + 1, n): row i is the sum of rows 0 .. i-1."""
+    sums = np.zeros((len(a) + 1, a.shape[1]))
+    for i, row in enumerate(a):
+        np.add(sums[i], row, out=sums[i + 1])
+    return sums
+
+
+def _running_max(a: Floats) -> Floats:
+    """(p, n): row i is the maximum of rows 0 .. i."""
+    top = a.copy()
+    for i in range(1, len(a)):
+        np.maximum(top[i - 1], a[i], out=top[i])
+    return top
+
+
+def _suffix_max(a: Floats) -> Floats:
+    """(p, n): row i is the maximum of rows i .. p-1."""
+    return _running_max(a[::-1])[::-1]
+
+
+def _column(values: Sequence[int]) -> Floats:
+    """(p, 1) floats, to weigh the rows of a (p, n) array."""
+    return np.array(values, dtype=np.float64)[:, None]
+
+
+def _one_f_one_b_time_s(f: Floats, b: Floats, m: Ints) -> Floats:
+    """Makespan of 1F1B, f and b (p, n), m (n,); exact for any times and any m >= 1.
+
+    Every steady round that a path starts on rank i costs t_i = f_i + b_i whether it stays or moves down (then its
+    b_i is paid on the way up, which takes no round), so the longest path waits on one rank j. It gets there by
+    warm-up forwards down to a rank i >= j, waiting at the slowest f so far, and leaves by cool-down backwards:
+        max_j max_{i>=j} [S_{i+1} + (p-1-i) F_i] + max_{k>=j} [S_{k+1} + (p-1-k) B_k] - S_j + (m-p+j-1) t_j
+    with S prefix sums of t, F and B running maxima of f and b.
+    """
+    p = len(f)
+    t = f + b
+    s, slowest_f, slowest_b = _prefix_sums(t), _running_max(f), _running_max(b)
+    rank = _column(range(p))
+    fill = s[1:] + (p - 1 - rank) * slowest_f
+    drain = s[1:] + (p - 1 - rank) * slowest_b
+    last_fill, last_drain = _suffix_max(fill), _suffix_max(drain)
+    rounds = m - (p + 1) + rank
+    path = last_fill + last_drain - s[:-1] + rounds * t
+    if (m <= p).any():
+        # rank p-m has a single steady round, so a path cannot both come up to it and leave it downwards;
+        # ranks above run all forwards before any backward, and a path can only turn there between the two
+        once = np.maximum(fill + last_drain, last_fill + drain) - s[:-1] - t
+        turn = (m - 1) * (slowest_f + slowest_b) + s[1:]
+        path = np.where(rounds >= 0, path, np.where(rounds == -1, once, turn))
+    makespan: Floats = path.max(axis=0)
+    return makespan
+
+
+def _warmup_column(p: int, v: int, m: int) -> Floats:
+    return _column([warmup_slots(p, v, m, rank) for rank in range(p)])
+
+
+def _interleaved_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of interleaved 1F1B for p >= 2, v >= 2, m >= 2p; f and b (p, n) per *chunk*, m (n,).
+
+    A round costs at most t_i = f_i + b_i on the rank i where it is spent, so the longest path waits on one rank j,
+    between the best way in and the best way out: the way in once more, with f and b swapped, as reversing time
+    turns the schedule into itself. Both ways list the few routes that can win; that the list is complete rests on
+    a search over 10^6 random plans (tests/bench/bench_pipeline.py), where nothing differs from the replay.
+    """
+    p = len(f)
+    warmup = _warmup_column(p, v, 2 * p)
+    path = _fill_s(f, b, v, warmup) + _fill_s(b, f, v, warmup) + (m * v - warmup) * (f + b)
+    makespan: Floats = path.max(axis=0)
+    return makespan
+
+
+def _one_group_time_s(f: Floats, b: Floats, v: int) -> Floats:
+    """Makespan of interleaved 1F1B for m = p >= 2, v >= 2; f and b (p, n) per *chunk*.
+
+    Ranks up to c = p/2 - 1 run all forwards before any backward: a path turns there between the two, or on a
+    later rank as in the longer schedule.
+    """
+    p, c, slots = len(f), (len(f) - 2) // 2, len(f) * v
+    t = f + b
+    warmup = _warmup_column(p, v, p)
+    last_slot = np.full_like(warmup, slots - 1)
+    all_f, all_b = _forward_path_s(f, v, last_slot), _forward_path_s(b, v, last_slot)
+    in_f, _, up_f = _turning_paths_s(f, b, v, warmup)
+    in_b, _, up_b = _turning_paths_s(b, f, v, warmup)
+    fill, drain = np.maximum(in_f, up_f), np.maximum(in_b, up_b)
+    rounds = slots - warmup
+    # with one steady round, a path cannot both come up from a later rank and leave to one
+    path = np.where(rounds == 1, np.maximum(fill + in_b, in_f + drain), fill + drain) + rounds * t
+    path[: c + 1] = (all_f + t + all_b)[: c + 1]
+    if p % 2 == 0:  # rank c's last forward and first backward are neighbours: a path may enter between them
+        path[c] = np.maximum(path[c], np.maximum(up_f[c] + t[c] + all_b[c], up_b[c] + t[c] + all_f[c]))
+    makespan: Floats = path.max(axis=0)
+    return makespan
+
+
+def _forward_path_s(f: Floats, v: int, slot: Floats) -> Floats:
+    """Longest path over forwards alone to the start of forward ``slot`` (p, 1) of each rank, (p, n).
+
+    Down the ranks, waiting at the slowest so far; or once round the ring first, so that the wait may be at the
+    slowest of all. Group 1 starts with chunk 0, which receives nothing: the way round ends before slot v p.
+    """
+    p = len(f)
+    sums, slowest = _prefix_sums(f), _running_max(f)
+    late = np.maximum(slot - (v * p - 1), 0)
+    round_first = sums[p] + (slot - late - p) * slowest[-1] + late * slowest
+    path: Floats = sums[:-1] + np.maximum(slot * slowest, round_first)
+    return path
+
+
+def _turning_paths_s(f: Floats, b: Floats, v: int, warmup: Floats) -> tuple[Floats, Floats, Floats]:
+    """Longest paths into rank j's steady state, each (p, n): forwards alone, turned, up.
+
+    ``forwards`` arrives at round 0. ``turned`` turns on the best rank i >= j and goes on by backwards up to and
+    including rank 0. ``up`` turns on a rank i > j and comes up to round 1, counted back to round 0 (minus t_j).
+    """
+    forwards = _forward_path_s(f, v, warmup)
+    sum_b = _prefix_sums(b)
+    turned = _suffix_max(forwards + f + sum_b[1:])
+    up = np.full_like(f, -np.inf)
+    up[:-1] = turned[1:] - sum_b[:-2] - (f + b)[:-1]
+    return forwards, turned, up
+
+
+def _fill_s(f: Floats, b: Floats, v: int, warmup: Floats) -> Floats:
+    """(p, n): longest path to round 0 of each rank j; one that arrives in round x counts minus x t_j.
+
+    The ways in: forwards alone; forwards to a rank i > j, a turn, backwards up to j; a turn on any i and backwards
+    round the ring, p + 1 rounds; from i > j by forwards round the ring, which is open again from slot v p on.
+    """
+    p = len(f)
+    t = f + b
+    sum_f, sum_b = _prefix_sums(f), _prefix_sums(b)
+    forwards, turned, up = _turning_paths_s(f, b, v, warmup)
+    best = np.maximum(forwards, up)
+    ring = _forward_ring_s(f, t, v, warmup, best, up)
+    best = np.maximum(best, turned[0] + sum_b[p] - sum_b[:-1] - (p + 1) * t)
+    fill: Floats = np.maximum(best, ring + sum_f[p] + sum_f[:-1] - (v * p + p - warmup) * t)
+    return fill
+
+
+def _forward_ring_s(f: Floats, t: Floats, v: int, warmup: Floats, fill: Floats, up: Floats) -> Floats:
+    """(p, n): for each j, longest path to forward slot v p of a rank i > j, minus the forwards of ranks 0 .. i-1.
+
+    Ranks i > c reach slot v p in their steady state and wait for it there. Rank c is the last that passes it in
+    warm-up; one above it only adds hops. After a turn, c leaves w_c + 1 - v p rounds later.
+    """
+    p, c = len(f), (len(f) - 2) // 2
+    sum_f = _prefix_sums(f)
+    later = _suffix_max(fill[c + 1 :] + (v * p - warmup[c + 1 :]) * t[c + 1 :] - sum_f[c + 1 : p])
+    wait = np.full_like(f, -np.inf)
+    wait[c : p - 1] = later
+    if c > 0:
+        direct = _forward_path_s(f, v, np.full_like(warmup, v * p))[c]
+        turned = up[c] + t[c] - (warmup[c] + 1 - v * p) * t[:c]
+        wait[:c] = np.maximum(later[0], np.maximum(direct, turned) - sum_f[c])
+    return wait
