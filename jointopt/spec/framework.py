@@ -23,14 +23,16 @@ class Framework:
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
+    default_attention: str = "flash2"
+    default_chunk_layers: int = 0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
 
     # kernels
     compute_factor: float = 1.1  # time of compute kernels over that of the bare GEMM table
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
-    host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this
-    host_floor_tp_s: float = 0.0  # added to it per doubling of tp
-    host_floor_pp_s: float = 0.0  # added to it where pp > 1
+    host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
+    host_floor_pp_s: float = 0.0  # and at least this where pp > 1,
+    host_floor_pp_tp_s: float = 0.0  # plus this times tp
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
     iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
 

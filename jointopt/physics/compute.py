@@ -1,0 +1,241 @@
+"""Kernels of one transformer layer, of the embedding and of the head: their time, flops and bytes.
+
+Everything is for one micro-batch on one rank at the maximum clock. ``tokens`` is the number of tokens that the rank
+holds (micro-batch x sequence / cp). Arrays broadcast; times in seconds, traffic in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from jointopt.catalog.attention import AttentionConstants, attention_constants
+from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
+from jointopt.schema import Floats
+from jointopt.spec.job import Job
+from jointopt.spec.kernels import GemmConstants, KernelConstants
+from jointopt.spec.model import Model
+
+
+@dataclass(frozen=True)
+class Work:
+    """What kernels cost: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
+
+    sm_s: Floats
+    memory_s: Floats
+    flops: Floats
+    hbm_bytes: Floats
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def times(self, factor: Floats | float) -> Work:
+        return Work(*(getattr(self, f.name) * factor for f in fields(self)))
+
+    def slowed(self, factor: float) -> Work:
+        """The same flops and bytes in ``factor`` times the time."""
+        return Work(self.sm_s * factor, self.memory_s * factor, self.flops, self.hbm_bytes)
+
+    @property
+    def time_s(self) -> Floats:
+        return self.sm_s + self.memory_s
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Forward and backward of the same thing."""
+
+    forward: Work
+    backward: Work
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.forward + other.forward, self.backward + other.backward)
+
+    def times(self, factor: Floats | float) -> Pass:
+        return Pass(self.forward.times(factor), self.backward.times(factor))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How fast one GPU runs kernels under one framework and precision."""
+
+    gemm: GemmConstants
+    dtype: str  # of linear layers
+    wide_dtype: str  # of the head and the attention core: 16 bit, or fp32
+    element_bytes: float  # of activations
+    attention: str
+    core: AttentionConstants
+    compute_factor: float
+    elementwise_factor: float
+    loss_passes: float
+
+    @property
+    def core_flops_per_s(self) -> float:
+        return self.gemm.peak_flops / dtype_time_factor(self.gemm, self.wide_dtype)
+
+    @property
+    def flop_energy(self) -> float:
+        """Energy of one operation in the linear layers' precision over one in 16 bit, taken as its time."""
+        return dtype_time_factor(self.gemm, self.dtype)
+
+
+def kernels(job: Job, constants: KernelConstants) -> Kernels:
+    """The kernels that the job's GPU, precision and framework run."""
+    training, habits = job.training, job.training.framework
+    wide = training.dtype if training.dtype in ("fp32", "fp16") else "bf16"
+    return Kernels(
+        gemm=constants.gemm,
+        dtype=training.dtype,
+        wide_dtype=wide,
+        element_bytes=4.0 if training.dtype == "fp32" else 2.0,
+        attention=training.attention,
+        core=attention_constants(job.cluster.gpu, training.attention),
+        compute_factor=habits.compute_factor,
+        elementwise_factor=habits.elementwise_factor * (1.0 if training.fused_norm else 1.5),
+        loss_passes=habits.loss_passes,
+    )
+
+
+def linear(
+    k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype: str = ""
+) -> Pass:
+    """A linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
+
+    ``count`` equal layers run as one grouped product (experts).
+    """
+
+    def product(a: Floats, b: Floats, c: Floats) -> Work:
+        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, count)
+        moved = gemm_bytes(a, b, c, k.gemm.dtype_bytes[dtype or k.dtype], count)
+        return Work(sm * k.compute_factor, memory * k.compute_factor, 2.0 * count * a * b * c, moved)
+
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
+    return Pass(product(a, b, c), product(a, c, b) + product(b, c, a))
+
+
+def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
+    """Memory-bound kernels: bytes over bandwidth (0.85 of nominal is what streaming kernels reach) plus launches."""
+    moved = moved_bytes * k.elementwise_factor
+    time = moved / (0.85 * k.gemm.hbm_bytes_per_s) + launches * k.gemm.launch_s
+    return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
+
+
+_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}  # per score: scale, mask, softmax, dropout, two reads
+
+
+def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
+    """Scores and their product with the values, causal. Flash kernels skip the masked half and recompute it backward.
+
+    Flops forward 2·tokens·s·a·(d_qk + d_v)/tp, halved when causal blocks are skipped; backward 2.5 times that for
+    flash (Dao 2023, arXiv:2307.08691, section 3), twice for unfused. Unfused scores go through memory.
+    """
+    d_qk = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
+    d_v = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
+    io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
+    if k.attention in _SCORE_BYTES:
+        forward_bytes, backward_bytes = _SCORE_BYTES[k.attention]
+        scores = tokens * seq_length * model.num_attention_heads / tp
+        core = 0.55 * k.core_flops_per_s  # batched products of head_dim depth
+        return Pass(
+            Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
+            + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
+            Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
+            + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
+        )
+    ramp = seq_length / (seq_length + k.core.half_length) * min(1.0, (d_qk + d_v) / 256.0) ** 0.3
+    half = 0.5 * flops
+    seconds = half / (k.core_flops_per_s * ramp) * k.compute_factor
+    launch = np.full(np.shape(flops), k.gemm.launch_s)
+    return Pass(
+        Work(seconds / k.core.forward, launch, half, io),
+        Work(2.5 * seconds / k.core.backward, 2 * launch, 2.5 * half, 2 * io),
+    )
+
+
+def attention_layer(
+    k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, sharded_tokens: Floats
+) -> Pass:
+    """Norm, projections, core, output projection and residual. ``sharded_tokens``: tokens / tp under SP."""
+    h, a, g, d = model.hidden_size, model.num_attention_heads, model.num_query_groups, model.head_dim
+    e = k.element_bytes
+    if model.kv_lora_rank:
+        qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+        q_rank, kv_rank = model.q_lora_rank, model.kv_lora_rank
+        projections = linear(k, tokens, kv_rank + model.qk_rope_head_dim, h)
+        projections += linear(k, tokens, a * (model.qk_nope_head_dim + model.v_head_dim) / tp, kv_rank)
+        if q_rank:
+            projections += linear(k, tokens, q_rank, h) + linear(k, tokens, a * qk / tp, q_rank)
+        else:
+            projections += linear(k, tokens, a * qk / tp, h)
+        out = linear(k, tokens, h, a * model.v_head_dim / tp)
+        rotated = a * qk / tp
+    else:
+        projections = linear(k, tokens, (a + 2 * g) * d / tp, h)
+        out = linear(k, tokens, h, a * d / tp)
+        rotated = (a + g) * d / tp
+    rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
+    wide = sharded_tokens * h * e
+    return (
+        projections
+        + attention_core(k, model, tokens, seq_length, tp)
+        + out
+        + Pass(elementwise(k, 5 * wide + rope, 3), elementwise(k, 6 * wide + rope, 4))
+    )
+
+
+def mlp_layer(
+    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0
+) -> Pass:
+    """Norm, up (and gate) projection, activation, down projection, residual; ``width`` is what one rank holds.
+
+    With ``experts`` > 1 the products run once per local expert on ``tokens`` tokens each (grouped GEMM).
+    """
+    h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
+    wide, inner = sharded_tokens * h * e, tokens * experts * width * e
+    return (
+        linear(k, tokens, gate * width, h, experts)
+        + linear(k, tokens, h, width, experts)
+        + Pass(
+            elementwise(k, 5 * wide + (gate + 1) * inner, 3),
+            elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4),
+        )
+    )
+
+
+def moe_layer(
+    k: Kernels, model: Model, tokens: Floats, ep: Floats, expert_tp: Floats, token_share: Floats,
+    tp: Floats, sharded_tokens: Floats,
+) -> Pass:  # fmt: skip
+    """Router, permutation, grouped expert products (balanced routing) and shared experts.
+
+    ``expert_tp`` cuts an expert's width; ``token_share`` is the share of the rank's tokens that its experts see
+    (1 where experts are cut by tp, 1/tp where each tensor rank routes its own slice).
+    """
+    routed = tokens * token_share * model.moe_router_topk
+    local_experts = model.num_experts / ep
+    per_expert = np.maximum(routed / local_experts, 1.0)  # what ep peers send balances what is sent away
+    moved = 4.0 * routed * model.hidden_size * k.element_bytes
+    experts = mlp_layer(k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts)
+    router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size))
+    work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
+    if model.num_shared_experts:
+        width = model.num_shared_experts * model.moe_ffn_hidden_size / tp
+        work += mlp_layer(k, model, tokens, width, sharded_tokens)
+    return work
+
+
+def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
+    """Look-up forward, scatter-add backward."""
+    moved = 3.0 * tokens * model.hidden_size * k.element_bytes / tp
+    return Pass(elementwise(k, moved, 3), elementwise(k, 2 * moved, 3))
+
+
+def head(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
+    """Final norm, output projection and cross-entropy over the vocabulary; never in fp8 or fp4."""
+    vocab = model.vocab_size / tp
+    logits = tokens * vocab * 4.0
+    product = linear(k, tokens, vocab, float(model.hidden_size), dtype=k.wide_dtype)
+    third = k.loss_passes / 3.0
+    return product + Pass(elementwise(k, 2 * third * logits, 6), elementwise(k, third * logits, 3))

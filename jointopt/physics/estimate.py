@@ -1,0 +1,275 @@
+"""Predictions for plans: the one file of the physics that knows columns.
+
+`prepare` prices layouts once, without clocks; `Estimator.evaluate` prices any number of plans, each a layout and one
+clock per stage. Both are vectorised; plans are grouped by pipeline depth so that no array is padded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.physics import costs as pc
+from jointopt.physics import power, slack
+from jointopt.physics.cooler import cooler
+from jointopt.physics.pipeline import iteration_time_s
+from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.spec.cluster import PowerConstants
+from jointopt.spec.job import Job
+from jointopt.spec.kernels import KernelConstants
+from jointopt.units import GIB
+
+PREDICTIONS = (
+    "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c", "violation",
+)  # fmt: skip
+_CHUNK = 20_000  # plans per pass: (plans x 16 stages) arrays then stay within the cache
+
+
+def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
+    """Memory of the heaviest rank of every layout, (n,) bytes."""
+    out = np.empty(len(layouts["pp"]))
+    for rows, group in _by_depth(layouts):
+        out[rows] = sum(pc.memory_parts(job, group).values()).max(axis=1)
+    return out
+
+
+def _by_depth(layouts: Columns) -> Iterator[tuple[Ints, Columns]]:
+    # interleaved plans whose layers do not divide (recorded runs only) are split otherwise: a group of their own
+    key = 2 * layouts["pp"] + (layouts["vpp"] > 1)
+    for depth in np.unique(key):
+        rows = np.flatnonzero(key == depth)
+        for start in range(0, len(rows), _CHUNK):
+            part = rows[start : start + _CHUNK]
+            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS}
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """One evaluation of plans with one pipeline depth: (n, pp) arrays unless stated."""
+
+    clock_mhz: Floats  # really reached
+    forward_s: Floats  # of one micro-batch, everything that occupies the stage
+    backward_s: Floats
+    gather_exposed_s: Floats  # ZeRO-3 gathers of one micro-batch that compute does not hide
+    kernel_s: Floats  # compute kernels of one iteration, optimizer included
+    makespan_s: Floats  # (n,)
+    dp_exposed_s: Floats  # (n,)
+    optimizer_s: Floats  # (n,)
+    total_s: Floats  # (n,)
+
+
+class Estimator:
+    """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index."""
+
+    def __init__(self, job: Job, constants: KernelConstants, layouts: Columns) -> None:
+        self.job = job
+        self.layouts = layouts
+        self.hardware = pc.hardware(job, constants)
+        self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
+        self.cooler = cooler(job.cluster, self.power)
+        self.limit_w = min(job.cluster.power_limit_w, self.cooler.throttle_power_w)
+        self.groups: list[pc.StageCosts] = []
+        self.ceilings: list[Floats] = []
+        self.duties: list[Floats] = []
+        self.group_of = np.empty(len(layouts["pp"]), np.int64)
+        self.row_of = np.empty(len(layouts["pp"]), np.int64)
+        for rows, part in _by_depth(layouts):
+            self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
+            self.groups.append(pc.stage_costs(job, self.hardware, part))
+            ceiling, duty = self._ceiling(self.groups[-1])
+            self.ceilings.append(ceiling)
+            self.duties.append(duty)
+        self.memory_bytes = peak_memory_bytes(job, layouts)
+
+    @property
+    def top_mhz(self) -> float:
+        """The clock at which the constants were measured; 1.0 where the GPU's clocks are unknown."""
+        return self.job.cluster.gpu.clock_max_mhz or 1.0
+
+    def evaluate(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
+        """Predictions (n,) for plans: layout rows ``index`` (n,), clocks (n, >= pp) in MHz, NaN beyond pp.
+
+        Columns as in `PREDICTIONS`; ``violation`` is the largest relative excess over a constraint, <= 0 if feasible.
+        """
+        index = np.asarray(index)
+        out = {name: np.empty(len(index)) for name in PREDICTIONS}
+        group_of = self.group_of[index]
+        for g in np.unique(group_of):
+            members = np.flatnonzero(group_of == g)
+            depth = len(self.groups[g].layers)
+            for start in range(0, len(members), _CHUNK):
+                at = members[start : start + _CHUNK]
+                part = self._evaluate_group(int(g), self.row_of[index[at]], stage_clock_mhz[at, :depth])
+                for name, values in part.items():
+                    out[name][at] = values
+        out["peak_memory_gib"] = self.memory_bytes[index] / GIB
+        out["violation"] = self._violation(out)
+        return out
+
+    def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
+        """Time and energy (n,) that layout rows go below at no clocks."""
+        time, energy = self._bounds
+        return time[index], energy[index]
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[Floats, Floats]:
+        time, energy = np.empty(len(self.group_of)), np.empty(len(self.group_of))
+        for g, costs in enumerate(self.groups):
+            rows = np.arange(len(costs.num_micro_batches))
+            top = np.full((len(rows), len(costs.layers)), self.top_mhz)
+            fastest = self.times(g, rows, top).total_s
+            at = np.flatnonzero(self.group_of == g)
+            time[at] = fastest[self.row_of[at]]
+            energy[at] = slack.energy_floor_j(costs, self.power, self.cooler, fastest)[self.row_of[at]]
+        return time, energy
+
+    @property
+    def energy_slope_w(self) -> float:
+        return slack.energy_slope_w(self.power, self.cooler, self.job.cluster.num_gpus)
+
+    def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
+        """Clocks (n, max pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
+        out = np.full((len(index), int(self.layouts["pp"].max())), np.nan)
+        grid = np.asarray(self.job.search.clock_mhz)
+        group_of = self.group_of[index]
+        for g in np.unique(group_of):
+            at = np.flatnonzero(group_of == g)
+            costs, rows = self.groups[g], self.row_of[index[at]]
+            out[at, : len(costs.layers)] = slack.stage_clocks_mhz(
+                costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz
+            )
+        return out
+
+    def _ceiling(self, costs: pc.StageCosts) -> tuple[Floats, Floats]:
+        """Clock at which each stage's burst meets the power limit, (L, pp) MHz, and the pauses left at the lowest."""
+        sm = costs.forward_sm_s + costs.backward_sm_s
+        other = costs.forward_memory_s + costs.backward_memory_s
+        work = (costs.flops, costs.hbm_bytes)
+        clock = power.capped_clock_mhz(
+            self.power, sm, other, *work, self.limit_w, self.top_mhz, self._floor_mhz
+        )
+        busy = power.scaled_time_s(sm, other, clock, self.top_mhz)
+        burst = power.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
+        return clock, power.duty_cycled_time_s(1.0, burst, self.limit_w * (1.0 + 1e-6), self.power.static_w)
+
+    @property
+    def _floor_mhz(self) -> float:
+        return self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
+
+    def times(self, g: int, rows: Ints, clock_mhz: Floats) -> StageTimes:
+        """Schedule of plans of group ``g``: everything that is about time."""
+        costs = self.groups[g]
+        habits = self.job.training.framework
+        clock = np.minimum(clock_mhz, self.ceilings[g][rows])
+        stretch = self.top_mhz / clock
+        duty = self.duties[g][rows]
+        forward_kernel = (costs.forward_sm_s[rows] * stretch + costs.forward_memory_s[rows]) * duty
+        backward_kernel = (costs.backward_sm_s[rows] * stretch + costs.backward_memory_s[rows]) * duty
+        host = costs.host_s[rows]
+        forward = np.maximum(forward_kernel + costs.forward_comm_s[rows], host / 3.0)
+        backward = np.maximum(backward_kernel + costs.backward_comm_s[rows], host * (2.0 / 3.0))
+        gather = costs.gather_s[rows]
+        hidden = habits.dp_overlap * gather
+        left_forward = gather - np.minimum(hidden, forward)
+        left_backward = gather - np.minimum(hidden, backward)
+        p2p = costs.p2p_s[rows, None]
+        forward, backward = forward + left_forward + p2p, backward + left_backward + p2p
+        batches = costs.num_micro_batches[rows]
+        makespan = self._makespan_s(costs, rows, forward, backward, batches)
+        exposed = self._dp_exposed(costs, rows, forward, backward, batches)
+        optimizer = costs.optimizer_s[rows]
+        total = makespan + exposed + optimizer.max(axis=1) + habits.iteration_overhead_s
+        kernel = batches[:, None] * (forward_kernel + backward_kernel) + optimizer
+        return StageTimes(
+            clock, forward, backward, left_forward + left_backward, kernel, makespan, exposed, optimizer.max(axis=1), total
+        )
+
+    def _makespan_s(
+        self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
+    ) -> Floats:
+        """Length of the schedule, (n,); recorded interleaved runs need not fill their last group of micro-batches."""
+        depth = len(costs.layers)
+        vpp = costs.layouts["vpp"][rows]
+        full = np.where((vpp > 1) & (depth > 1), -(-batches // depth) * depth, batches)
+        makespan = iteration_time_s(forward, backward, np.full(len(rows), depth), vpp, full)
+        return makespan - (full - batches) * (forward + backward).max(axis=1)
+
+    def _dp_exposed(self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+        """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
+        habits = self.job.training.framework
+        reduce = costs.reduce_s[rows]
+        zero = costs.layouts["zero_stage"][rows, None]
+        # ZeRO-2/3 scatter after every micro-batch and may hide under all of them; else only the last one is at hand
+        window = np.where(zero >= 2, backward * batches[:, None], backward)
+        # the distributed optimizer gathers weights under the next iteration's first forward pass
+        window = window + np.where(zero == 1, forward, 0.0)
+        left = reduce - np.minimum(habits.dp_overlap * reduce, window)
+        drained = np.cumsum(backward, axis=1) - backward  # stage i ends its last backward this much before stage 0
+        return np.maximum((left - drained).max(axis=1), 0.0)
+
+    def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+        """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy."""
+        costs = self.groups[g]
+        batches = costs.num_micro_batches[rows][:, None]
+        hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
+        link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
+        flops = batches * costs.flops[rows]
+        total = t.total_s[:, None]
+        parts = power.energy_parts_j(
+            self.power, t.clock_mhz, self.top_mhz, total, t.kernel_s, flops, hbm, link
+        )
+        cold = sum(parts.values(), np.zeros(flops.shape)) / total
+        parts["leakage"] = self.cooler.leakage_w(cold) * total
+        return parts
+
+    def _evaluate_group(self, g: int, rows: Ints, clock_mhz: Floats) -> Columns:
+        costs = self.groups[g]
+        t = self.times(g, rows, clock_mhz)
+        parts = self.energy_parts(g, rows, t)
+        per_rank = sum(parts.values(), np.zeros(t.clock_mhz.shape))
+        replicas = costs.replicas[rows]
+        energy = per_rank.sum(axis=1) * replicas
+        drawn = (per_rank - parts["leakage"]).max(axis=1) / t.total_s
+        return {
+            "iteration_time_s": t.total_s,
+            "energy_j": energy,
+            "avg_power_w": energy / (t.total_s * replicas * per_rank.shape[1]),
+            "peak_power_w": self._burst_w(g, rows, t).max(axis=1),
+            "temperature_c": self.cooler.temperature_c(drawn),
+        }
+
+    def _burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+        """Power while a micro-batch's kernels run, (n, pp), never above the limit."""
+        costs = self.groups[g]
+        sm = costs.forward_sm_s[rows] + costs.backward_sm_s[rows]
+        other = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
+        busy = power.scaled_time_s(sm, other, t.clock_mhz, self.top_mhz)
+        burst = power.busy_power_w(
+            self.power, t.clock_mhz, self.top_mhz, busy, costs.flops[rows], costs.hbm_bytes[rows]
+        )
+        return np.minimum(burst, self.limit_w)
+
+    def _violation(self, out: Columns) -> Floats:
+        """Largest relative excess over any constraint; negative = room left."""
+        limits, cluster = self.job.constraints, self.job.cluster
+        worst = out["peak_memory_gib"] / (memory_limit_gib(self.job)) - 1.0
+        for name in ("iteration_time_s", "energy_j", "avg_power_w"):
+            bound = getattr(limits, name)
+            if bound is not None:
+                worst = np.maximum(worst, out[name] / bound - 1.0)
+        if limits.cluster_power_kw is not None:
+            watts = (out["avg_power_w"] * cluster.num_gpus + cluster.host_power_w * cluster.nodes) * cluster.pue
+            worst = np.maximum(worst, watts / (1e3 * limits.cluster_power_kw) - 1.0)
+        return worst
+
+
+def memory_limit_gib(job: Job) -> float:
+    """What a run may use per GPU: the job's fraction, else the framework's."""
+    fraction = job.constraints.memory_fraction or job.training.framework.memory_fraction
+    return fraction * job.cluster.gpu.memory_gib
+
+
+_UNKNOWN_POWER = PowerConstants(*[float("nan")] * 5, knee_fraction=1.0, voltage_ratio=1.0)

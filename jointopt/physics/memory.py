@@ -1,0 +1,140 @@
+"""Device memory of one rank: weights, gradients, optimizer state, activations, logits. Bytes, arrays broadcast.
+
+Korthikanti et al. 2022 (arXiv:2205.05198) section 4 is the base for activations, re-derived here for grouped queries,
+gated MLPs, experts, context parallelism and models without dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.schema import Floats, Ints
+from jointopt.spec.job import Training
+from jointopt.spec.model import Model
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters that one rank of each stage holds: dense ones, and those of its experts."""
+
+    dense: Floats
+    expert: Floats
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+
+
+def layer_parameters(model: Model, tp: Floats, ep: Floats, expert_tp: Floats) -> tuple[Floats, Floats, Floats]:
+    """Parameters per rank of (a dense layer, an MoE layer without experts, the local experts of an MoE layer)."""
+    small = 2.0 * model.hidden_size * (1 if model.rmsnorm else 2)
+    attention = model.attention_parameters / tp + small
+    dense = attention + model.dense_mlp_parameters / tp
+    shared = model.num_shared_experts * model.expert_parameters / tp
+    moe = attention + shared + float(model.num_experts * model.hidden_size)
+    experts = model.num_experts / ep * model.expert_parameters / expert_tp
+    return dense + 0.0 * experts, moe + 0.0 * experts, experts
+
+
+def state_bytes(
+    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, gradient_bytes: int, training: Training
+) -> StateBytes:
+    """Weights, gradients and Adam state after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = dp·cp/ep.
+
+    Mixed precision: 2 bytes of weights, ``gradient_bytes``, 12 of fp32 master and moments (Rajbhandari et al. 2020,
+    arXiv:1910.02054); fp32: 4 + 4 + 8.
+    """
+    full = training.dtype == "fp32"
+    weight, gradient, adam = (4.0, 4.0, 8.0) if full else (2.0, float(gradient_bytes), 12.0)
+
+    def sharded(from_stage: int, per_parameter: float) -> Floats:
+        dense = params.dense / np.where(zero_stage >= from_stage, shard, 1.0)
+        expert = params.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
+        return per_parameter * (dense + expert)
+
+    return StateBytes(sharded(3, weight), sharded(2, gradient), sharded(1, adam))
+
+
+def dense_layer_activations(
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
+) -> Floats:
+    """Bytes that one dense layer keeps for its backward pass, nothing recomputed.
+
+    For a GPT layer with dropout this is Korthikanti's s·b·h·(10 + 24/t + 5·a·s/(h·t)) at 2 bytes per element.
+    ``stored_norms``: copies of each norm's input that stay alive (unfused norms keep fp32 ones too).
+    """
+    return attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms) + mlp_activations(
+        model, training, tokens, model.ffn_hidden_size / tp, tp, sequence_parallel, stored_norms
+    )
+
+
+def attention_activations(
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
+) -> Floats:
+    """Norm input and output, q, k, v, core output, dropout mask; scores where the kernel stores them."""
+    e = 4.0 if training.dtype == "fp32" else 2.0
+    a, g, d = model.num_attention_heads, model.num_query_groups, model.head_dim
+    if model.kv_lora_rank:
+        qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+        inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
+    else:
+        inner = (2 * a + 2 * g) * d / tp
+    wide = model.hidden_size * (e * stored_norms + (1.0 if model.dropout else 0.0))
+    wide = np.where(sequence_parallel, wide / tp, wide)
+    return tokens * (wide + e * inner + score_bytes(model, training, tp))
+
+
+def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
+    """Stored attention scores per token: 5·a·s (softmax in, out and mask); flash kernels keep one fp32 per head."""
+    heads = model.num_attention_heads / tp
+    if training.attention in ("unfused", "fused"):
+        per_score = (5.0 if model.dropout else 4.0) if training.attention == "unfused" else 3.0
+        return per_score * (2.0 if training.dtype == "fp32" else 1.0) * heads * training.seq_length
+    return 4.0 * heads
+
+
+def mlp_activations(
+    model: Model, training: Training, tokens: Floats, width: Floats, tp: Floats, sequence_parallel: Floats,
+    stored_norms: float, copies: Floats | float = 1.0,
+) -> Floats:  # fmt: skip
+    """Norm input and output, up (and gate) and activated values; ``copies`` = tokens routed per token held."""
+    e = 4.0 if training.dtype == "fp32" else 2.0
+    wide = model.hidden_size * (e * stored_norms + (1.0 if model.dropout else 0.0))
+    wide = np.where(sequence_parallel, wide / tp, wide)
+    return tokens * (wide + e * copies * (3.0 if model.gated_mlp else 2.0) * width)
+
+
+def moe_layer_activations(
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, expert_tp: Floats,
+    token_share: Floats, stored_norms: float,
+) -> Floats:  # fmt: skip
+    """As `dense_layer_activations` with routed copies of tokens, their permutation and shared experts."""
+    e = 4.0 if training.dtype == "fp32" else 2.0
+    routed = model.moe_router_topk * token_share
+    width = model.moe_ffn_hidden_size / expert_tp
+    kept = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
+    kept = kept + mlp_activations(model, training, tokens, width, tp, sequence_parallel, stored_norms, routed)
+    kept = kept + tokens * routed * 2.0 * e * model.hidden_size
+    if model.num_shared_experts:
+        shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
+        kept = kept + tokens * e * (3.0 if model.gated_mlp else 2.0) * shared
+    return kept
+
+
+def layer_input_bytes(
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats
+) -> Floats:
+    """What full recompute keeps of a layer: its input, s·b·h elements (sharded by tp under SP)."""
+    e = 4.0 if training.dtype == "fp32" else 2.0
+    whole = e * tokens * model.hidden_size
+    return np.where(sequence_parallel, whole / tp, whole)
+
+
+def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, tensor_parallel: bool) -> Floats:
+    """Logits and their gradient at the peak of the loss, on the last stage."""
+    return per_logit * tokens * model.vocab_size / (tp if tensor_parallel else 1.0)

@@ -1,0 +1,62 @@
+"""Clocks that spend the slack of pipeline stages, and bounds that no clock goes below."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jointopt.physics.cooler import Cooler
+from jointopt.physics.costs import StageCosts
+from jointopt.physics.power import squared_voltage
+from jointopt.schema import Floats, Ints
+from jointopt.spec.cluster import PowerConstants
+from jointopt.units import PICO
+
+
+def stage_clocks_mhz(
+    costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
+    top_mhz: float,
+) -> Floats:  # fmt: skip
+    """One clock per stage (n, pp): the slowest stage at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
+
+    At slack 1 a stage runs at the lowest grid clock at which it still keeps up with the slowest one; at 0 all run at
+    the same clock. Snapped up to the grid, so no stage becomes a new bottleneck.
+    """
+    clock = np.minimum(bottleneck_mhz[:, None], ceiling_mhz[rows])
+    sm = costs.forward_sm_s[rows] + costs.backward_sm_s[rows]
+    fixed = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
+    fixed = fixed + costs.forward_comm_s[rows] + costs.backward_comm_s[rows]
+    host = costs.host_s[rows]
+    own = np.maximum(sm * top_mhz / clock + fixed, host)
+    target = own + slack[:, None] * (own.max(axis=1, keepdims=True) - own)
+    room = np.maximum(target - fixed, 1e-12)
+    wanted = np.minimum(sm * top_mhz / room, clock)
+    at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
+    return np.minimum(grid_mhz[at], bottleneck_mhz[:, None])
+
+
+def energy_floor_j(costs: StageCosts, constants: PowerConstants, cooler: Cooler, fastest_s: Floats) -> Floats:
+    """Energy (L,) of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
+
+    Static power and cold leakage over the fastest time, dynamic work at the lowest voltage, bytes and links as they are.
+    """
+    lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
+    batches = costs.num_micro_batches[:, None]
+    sm = costs.forward_sm_s + costs.backward_sm_s
+    scaled = lowest * (constants.pj_per_flop * PICO * costs.flops + constants.active_w * sm)
+    hbm = constants.pj_per_hbm_byte * PICO
+    work = batches * (scaled + hbm * costs.hbm_bytes + costs.link_j)
+    work = work + hbm * costs.iteration_hbm_bytes + costs.iteration_link_j
+    cold_w, gain = cooler.leakage_line
+    idle_w = max((1.0 + gain) * constants.static_w + cold_w, 0.0)
+    per_rank = (1.0 + gain) * work + idle_w * fastest_s[:, None]
+    return np.asarray(per_rank.sum(axis=1) * costs.replicas)
+
+
+def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
+    """Watts w for which energy - w x time never falls as a uniform clock rises.
+
+    With w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the clock, less the
+    waiting that they displace, which shrinks as they get faster.
+    """
+    cold_w, gain = cooler.leakage_line
+    return num_gpus * ((1.0 + gain) * max(constants.wait_w, constants.static_w) + cold_w)

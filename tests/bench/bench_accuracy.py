@@ -1,0 +1,93 @@
+"""Accuracy of the predictions over recorded runs, per source: median error, Kendall tau, regret, memory, OOM.
+
+    python tests/bench/bench_accuracy.py [--write] [DATA_FOLDER]
+
+Prints a table; with ``--write`` also replaces the table in docs/accuracy.md. The default folder is ../shared/data
+beside the repository. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import numpy as np
+import pandas as pd
+from scipy.stats import kendalltau
+
+import jointopt
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEMORY_SOURCES = ("sailor", "torchtitan", "nanotron_ultrascale")
+
+
+def clean(source: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Timed dense rows of one source, without the rows that its README calls outliers."""
+    rows = table[table.status == "ok"]
+    if "num_experts" in rows:
+        rows = rows[rows.num_experts.fillna(0) == 0]
+    if source == "nanotron_ultrascale":
+        weights = rows.num_layers * rows.hidden_size * (4 * rows.hidden_size + 3 * rows.ffn_hidden_size)
+        work = 6 * weights * rows.seq_length * rows.global_batch_size
+        share = work / (rows.iteration_time_s * rows.num_gpus * 989e12)
+        rows = rows[(rows.tp <= 8) & ~((rows.zero_stage == 0) & (rows.pp > 1)) & (share > 0.05)]
+    return rows.reset_index(drop=True)
+
+
+def score(source: str, table: pd.DataFrame) -> tuple[dict[str, object], pd.DataFrame]:
+    rows = clean(source, table)
+    out = jointopt.predict(rows)
+    predicted, measured = out.predicted_iteration_time_s, rows.iteration_time_s
+    error = (predicted - measured).abs() / measured
+    taus, regrets = [], []
+    for _, at in rows.groupby("group").indices.items():
+        if len(at) >= 12:
+            p, t = predicted.to_numpy()[at], measured.to_numpy()[at]
+            taus.append(float(np.nan_to_num(kendalltau(p, t)[0])))
+            regrets.append(t[p.argmin()] / t.min() - 1)
+    line: dict[str, object] = {
+        "source": source, "rows": len(rows), "median error": error.median(), "mean error": error.mean(),
+        "bias": np.exp(np.log(predicted / measured).median()) - 1,
+        "tau": np.mean(taus) if taus else np.nan, "regret": np.median(regrets) if regrets else np.nan,
+    }  # fmt: skip
+    if source in MEMORY_SOURCES:
+        known = rows.peak_memory_gib.notna()
+        ratio = out.predicted_peak_memory_gib[known] / rows.peak_memory_gib[known]
+        line["memory error"], line["memory bias"] = (ratio - 1).abs().median(), ratio.median() - 1
+    return line, pd.concat([rows, out[[c for c in out if c not in rows]]], axis=1)
+
+
+def out_of_memory(table: pd.DataFrame) -> tuple[float, float]:
+    """Recall and precision of "does not fit" on rows that ran or ran out of memory."""
+    rows = table[table.status.isin(["ok", "oom"])].reset_index(drop=True)
+    out = jointopt.predict(rows)
+    said, was = ~out.predicted_fits, rows.status == "oom"
+    hit = (said & was).sum()
+    return hit / was.sum(), hit / max(1, said.sum())
+
+
+def main() -> None:
+    words = [w for w in sys.argv[1:] if not w.startswith("--")]
+    folder = pathlib.Path(words[0]) if words else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        sys.exit(f"No recorded runs in {folder}: give the folder that holds layouts_*.csv.")
+    lines = []
+    for path in sorted(folder.glob("layouts_*.csv")):
+        line, _ = score(path.stem.removeprefix("layouts_"), pd.read_csv(path))
+        lines.append(line)
+    scores = pd.DataFrame(lines)
+    means = scores[["median error", "tau", "regret"]].mean()
+    recall, precision = out_of_memory(pd.read_csv(folder / "layouts_aleph_layouts.csv"))
+    text = scores.round(3).to_string(index=False, na_rep="")
+    text += f"\n\naveraged over sources: median error {means['median error']:.3f}, tau {means['tau']:.3f}"
+    text += f", regret {means['regret']:.3f}\nout of memory (aleph): recall {recall:.3f}, precision {precision:.3f}"
+    print(text)
+    if "--write" in sys.argv:
+        page = ROOT / "docs" / "accuracy.md"
+        before = page.read_text().split("```text\n")[0]
+        after = page.read_text().split("\n```", 2)[-1]
+        page.write_text(f"{before}```text\n{text}\n```{after}")
+
+
+if __name__ == "__main__":
+    main()
