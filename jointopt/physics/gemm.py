@@ -73,11 +73,11 @@ def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants) -> tuple[
     """Seconds per unit of k of the best tiling: with partial waves priced, and with all SMs kept busy."""
     quantised = spread = np.asarray(np.inf)
     down = {rows: np.ceil(m * (1.0 / rows)) for rows in {tile.rows for tile in c.tiles}}
-    across = {columns: np.ceil(n * (1.0 / columns)) for columns in {tile.columns for tile in c.tiles}}
-    share = batch / c.sm_count
+    across = {columns: batch * np.ceil(n * (1.0 / columns)) for columns in {tile.columns for tile in c.tiles}}
     for tile in c.tiles:
         wave_s = 2.0 * tile.rows * tile.columns * c.sm_count / (c.peak_flops * tile.peak_fraction)
-        waves = share * down[tile.rows] * across[tile.columns]
+        # Divided, not multiplied by the inverse: a whole number of waves must stay one.
+        waves = down[tile.rows] * across[tile.columns] / c.sm_count
         even = waves * wave_s
         spread = np.minimum(spread, even)
         # Schedulers overlap the tail of one wave with the next, so a partial wave costs less than a full one.
