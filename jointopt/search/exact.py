@@ -1,13 +1,14 @@
 """The exact Pareto front of the uniform-clock space, every layout at every clock, in bounded memory.
 
-Branch and bound that cannot change the answer: a set of plans is left out only when a point of the running front is at
-most equal to a lower bound of all of them in both objectives. Bounds come from two promises of the problem, each
-optional: lower bounds per layout, and how time and energy move with the clock (`Problem.energy_slope_w`). With the
-second, the clocks between two evaluated ones are bounded by a box,
+Branch and bound that cannot change the answer: a set of plans is left out only when a point of the running
+front is at most equal to a lower bound of all of them in both objectives. Bounds come from two promises of
+the problem, each optional: lower bounds per layout, and how time and energy move with the clock
+(`Problem.energy_slope_w`). With the second, the clocks between two evaluated ones are bounded by a box,
 
     time >= time(high),  energy >= energy(low) - slope * (time(low) - time(high)),
 
-and a layout's clock range is halved only where its box is not covered. Without any promise everything is evaluated.
+and a layout's clock range is halved only where its box is not covered. Without any promise everything is
+evaluated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROUNDING = 1e-12  # relative; a bound computed from differences may exceed the t
 
 @dataclass(frozen=True)
 class ExactFront:
-    """The front sorted by time; how many plans the space has, how many calls were spent, and how many it saved."""
+    """The front sorted by time; the plans of the space, those evaluated, and those ruled out by bounds."""
 
     front: Columns
     covered: int
@@ -80,8 +81,8 @@ def exact_front(
 ) -> ExactFront:
     """The front over all layouts and all uniform clocks; exact whatever bounds the problem offers.
 
-    ``progress(done, total, front_size)`` counts plans evaluated or ruled out. Memory grows with ``chunk_size`` times
-    the largest pp, not with the size of the space.
+    ``progress(done, total, front_size)`` counts plans evaluated or ruled out. Memory grows with
+    ``chunk_size`` times the largest pp, not with the size of the space.
     """
     rows = max(1, min(chunk_size, STAGE_CELLS_PER_CHUNK // problem.max_pp))
     sweep = _Sweep(problem, rows, progress)
@@ -93,7 +94,7 @@ def exact_front(
 
 
 def _sweep_blocks(sweep: _Sweep) -> int:
-    """Settle all layouts, block by block, the most promising first; returns the plans evaluated by the sweep."""
+    """Settle all layouts in blocks, the most promising first; returns the plans that this evaluated."""
     order, time_lb_s, energy_lb_j = _ordered_bounds(sweep.problem)
     _seed(sweep, order[:SEED_LAYOUTS])
     after_seed = sweep.evaluated

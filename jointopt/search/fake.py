@@ -1,4 +1,4 @@
-"""A small analytic problem with the shape of the real one: stands in for physics in tests and benchmarks of a search."""
+"""A small analytic problem with the shape of the real one: stands in for physics when a search is tested."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def layouts_of(num_gpus: int) -> Columns:
 
 @dataclass(frozen=True)
 class FakePhysics:
-    """Stage loads (n, S) in seconds per micro-batch at the top clock, micro-batch counts, and seconds outside stages."""
+    """Stage loads (n, S) in seconds per micro-batch at the top clock, and what else makes time and energy."""
 
     layouts: Columns
     clocks_mhz: Floats
@@ -76,7 +76,7 @@ class FakePhysics:
         return time_s, (1.0 - 1e-12) * self._gpus() * (STATIC_W * time_s + dynamic_j / pp)
 
     def stage_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Floats:
-        """Other stages slow down by a share of what keeps them below the bottleneck, up to the next grid clock."""
+        """Other stages slow down by a share of what keeps them below the bottleneck."""
         clock = self.clocks_mhz[clock_index][:, None]
         load = self.load_s[layout_index]
         allowed = np.nanmax(load, axis=1, keepdims=True) / load * self._slowdown(clock)
@@ -94,14 +94,16 @@ class FakePhysics:
         )
 
     def _slowdown(self, clock_mhz: Floats) -> Floats:
-        return CLOCK_BOUND_SHARE * self.clocks_mhz[-1] / clock_mhz + (1.0 - CLOCK_BOUND_SHARE)
+        slowdown: Floats = CLOCK_BOUND_SHARE * self.clocks_mhz[-1] / clock_mhz + (1.0 - CLOCK_BOUND_SHARE)
+        return slowdown
 
     def _stage_time_s(self, layout_index: Ints, stage_clock_mhz: Floats) -> Floats:
         return self.load_s[layout_index] * self._slowdown(stage_clock_mhz)
 
     def _power(self, clock_mhz: Floats) -> Floats:
         share = clock_mhz / self.clocks_mhz[-1]
-        return share * np.maximum(share, KNEE) ** 2
+        power: Floats = share * np.maximum(share, KNEE) ** 2
+        return power
 
 
 def fake_problem(
@@ -113,7 +115,7 @@ def fake_problem(
     feasible_share: float = 1.0,
     drop: float = 0.3,
 ) -> Problem:
-    """A problem whose layouts differ smoothly in their degrees, with random unevenness; ``drop`` layouts do not exist.
+    """Layouts that differ smoothly in their degrees, with random unevenness; a share ``drop`` does not exist.
 
     ``feasible_share``: the share of layouts that meet the time limit at the top clock.
     """

@@ -1,7 +1,7 @@
 """Exact Pareto arithmetic in two objectives, both minimised, as functions on plain arrays.
 
-Treatment of ties, everywhere in this file: of several points with the same two values, only the first one given is on
-the front. A point with a value that is not finite is never on a front.
+Treatment of ties, everywhere in this file: of several points with the same two values, only the first one
+given is on the front. A point with a value that is not finite is never on a front.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OBJECTIVES = ("iteration_time_s", "energy_j")
 
 
 def front_order(first: Floats, second: Floats) -> Ints:
-    """Indices of the non-dominated points, ascending in ``first``; O(n log n) by sorting and one running minimum."""
+    """Indices of the non-dominated points, ascending in ``first``; one sort and one running minimum."""
     finite = np.flatnonzero(np.isfinite(first) & np.isfinite(second))
     order = finite[np.lexsort((second[finite], first[finite]))]  # stable: ties stay in the order given
     best = np.minimum.accumulate(second[order])
@@ -31,7 +31,7 @@ def front_mask(first: Floats, second: Floats) -> Bools:
 
 
 def is_covered(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
-    """True where some front point is at most equal in both objectives; the front must be sorted by ``first``."""
+    """True where a front point is at most equal in both objectives; the front is sorted by ``first``."""
     if len(front_first) == 0:
         return np.zeros(len(first), dtype=bool)
     left = np.searchsorted(front_first, first, side="right") - 1
@@ -39,7 +39,7 @@ def is_covered(front_first: Floats, front_second: Floats, first: Floats, second:
 
 
 def is_dominated(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
-    """True where some front point is at most equal in both objectives and better in one; the front must be sorted."""
+    """As `is_covered`, but the front point must also be better in one objective."""
     covered = is_covered(front_first, front_second, first, second)
     if not covered.any():
         return covered
@@ -74,7 +74,7 @@ def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, fl
 def recall(
     exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9
 ) -> float:
-    """Share of the exact front's points that some given point equals or beats, within a relative tolerance."""
+    """Share of the exact front's points that a given point equals or beats, within a tolerance."""
     if len(exact_first) == 0:
         return 1.0
     order = front_order(first, second)

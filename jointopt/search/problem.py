@@ -1,4 +1,4 @@
-"""The one seam between a search and the world: feasible layouts, a clock grid, and functions that answer for plans.
+"""The one seam between a search and the world: feasible layouts, a clock grid, functions that answer.
 
 A search does not know whether physics, a surrogate or a cluster answers.
 """
@@ -24,15 +24,18 @@ class Problem:
 
     ``layouts``: equal-length arrays named as in `jointopt.schema.LAYOUT_COLUMNS`, feasible layouts only.
     ``clocks_mhz``: ascending grid.
-    ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns of length n with at least ``iteration_time_s``,
-    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a layout's pp.
+    ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns of length n with at least
+    ``iteration_time_s``,
+    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a
+    layout's pp.
     ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
-    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and the share
-    of slack to use (0 = one clock everywhere; 1 = other stages as slow as they can be without becoming the
-    bottleneck). None = one clock for all stages.
+    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and
+    the share of slack to use (0 = one clock everywhere; 1 = other stages as slow as they can be without
+    becoming the bottleneck). None = one clock for all stages.
     ``energy_slope_w``: a promise about uniform clocks, for every layout: a lower clock is never faster, and
-    ``energy_j - energy_slope_w * iteration_time_s`` never falls as the clock rises. True of static power or anything
-    larger, summed over all GPUs, as long as work costs no less energy at a higher clock. None = not promised.
+    ``energy_j - energy_slope_w * iteration_time_s`` never falls as the clock rises. True of static power or
+    anything larger, summed over all GPUs, as long as work costs no less energy at a higher clock. None =
+    not promised.
     """
 
     layouts: Columns
@@ -66,7 +69,7 @@ class Problem:
         return self.stage_clocks(layout_index, clock_index, slack)
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
-        """The evaluated plans of these genes: their genes, stage clocks and everything ``evaluate`` returned."""
+        """The evaluated plans of these genes, with their genes, stage clocks and all that ``evaluate`` said."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
         return self.evaluated(layout_index, clock_index, slack, clocks)
 

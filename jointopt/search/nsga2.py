@@ -1,0 +1,286 @@
+"""Optuna's NSGA-II over layouts and clocks, one generation at a time through one vectorised evaluation.
+
+Optuna keeps the study, ranks, and selects the parents; breeding is plugged in as its
+``child_generation_strategy``. A generation is asked, repaired to plans that exist, freed of everything seen
+before, evaluated in one call, and told as finished trials that carry the parameters of the plan that was
+really evaluated. Asking and telling one by one would record the unrepaired genes, and costs four times as
+much.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+
+from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
+from jointopt.search.genome import CLOCK, SLACK, Genome
+from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, objectives, take
+from jointopt.search.polish import Polisher
+from jointopt.search.problem import Problem, Progress
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+GENERATION_KEY = "NSGAIISampler:generation"  # where Optuna looks up to which generation a trial belongs
+POPULATION = 40
+POLISH_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
+FRESH_SHARE = 0.04  # of a generation: random newcomers, so that no layout is out of reach
+RETRIES = 12  # of children that decode to a plan already seen, each with stronger mutation
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Every trial in order of evaluation, the front (sorted by time), and what was spent."""
+
+    plans: Columns
+    front: Columns
+    evaluated: int
+    study: optuna.Study
+
+
+@dataclass
+class _Archive:
+    """Everything seen: plans and genes by trial number, and the keys that tell duplicates."""
+
+    problem: Problem
+    genome: Genome
+    parts: list[Columns] = field(default_factory=list)
+    genes: Ints = field(default_factory=lambda: np.zeros((0, CLOCK + 2), dtype=np.int64))
+    seen: set[bytes] = field(default_factory=set)
+
+    def unseen(self, layout: Ints, clocks: Floats) -> Ints:
+        """Indices of plans never evaluated before, the first of equal ones; marks them as seen."""
+        rows = np.column_stack([layout, np.nan_to_num(clocks)])
+        fresh = []
+        for index, row in enumerate(rows):
+            key = row.tobytes()
+            if key not in self.seen:
+                self.seen.add(key)
+                fresh.append(index)
+        return np.array(fresh, dtype=np.int64)
+
+    def add(self, plans: Columns) -> None:
+        self.parts.append(plans)
+        self.genes = np.concatenate([self.genes, self.genome.encode(plans)])
+
+
+@dataclass
+class _Breeder:
+    """Optuna's extension point: breeds a whole generation at once and hands it out one by one."""
+
+    archive: _Archive
+    rng: np.random.Generator
+    size: int
+    parents: tuple[int, ...] = ()
+    brood: list[Ints] = field(default_factory=list)
+
+    def __call__(
+        self, study: optuna.Study, search_space: dict[str, BaseDistribution], parents: list[FrozenTrial]
+    ) -> dict[str, Any]:
+        numbers = tuple(trial.number for trial in parents)
+        if numbers != self.parents or not self.brood:
+            self.parents, self.brood = numbers, list(self._breed(np.array(numbers)))
+        return {"genes": self.brood.pop()}
+
+    def _breed(self, numbers: Ints) -> Ints:
+        genome, genes = self.archive.genome, self.archive.genes
+        mothers, fathers = (genes[self._tournament(numbers)] for _ in range(2))
+        children = genome.mutate(genome.cross(mothers, fathers, self.rng), self.rng)
+        fresh = self.rng.random(self.size) < FRESH_SHARE
+        children[fresh] = genome.random(int(fresh.sum()), self.rng)
+        return children
+
+    def _tournament(self, numbers: Ints) -> Ints:
+        """Of two random parents the better one: less violation first, then domination, else the first."""
+        one, two = self.rng.choice(numbers, (2, self.size))
+        plans = concat(self.archive.parts)
+        time_s, energy_j = objectives(plans)
+        violation = np.maximum(plans["violation"], 0.0)
+        better = (time_s[two] <= time_s[one]) & (energy_j[two] <= energy_j[one])
+        prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
+        return np.asarray(np.where(prefer_two, two, one), dtype=np.int64)
+
+
+def search(
+    problem: Problem,
+    *,
+    trials: int = 1000,
+    seed: int = 0,
+    start: Columns | None = None,
+    population: int = POPULATION,
+    polish_evaluations: int = 50_000,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """NSGA-II for ``trials`` distinct plans, then a local polish of the front; the seed decides all.
+
+    ``start``: a front to begin with (layout_index, clock_index, slack), for example the exact one; it is
+    part of the final front. ``polish_evaluations`` = 0 leaves the front as NSGA-II found it.
+    ``progress(done, trials, front_size)``.
+    """
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    archive = _Archive(problem, Genome.of(problem))
+    breeder = _Breeder(archive, np.random.default_rng(seed), population)
+    polisher = Polisher(problem, archive.genome)
+    run = _Run(breeder, polisher, trials, polish_evaluations, start, progress)
+    study, sampler = _study(population, seed, breeder)
+    front = run.generations(study, sampler)
+    if start is not None:
+        front = merge(front_of(start), front)
+    front = polisher.improve(front, polish_evaluations, per_stage=True)
+    plans = concat(archive.parts)
+    return SearchResult(plans, front, count(plans) + polisher.spent, study)
+
+
+def count(plans: Columns) -> int:
+    """The number of plans in a table of plans."""
+    return len(plans["layout_index"])
+
+
+def _study(
+    population: int, seed: int, breeder: _Breeder
+) -> tuple[optuna.Study, optuna.samplers.NSGAIISampler]:
+    sampler = optuna.samplers.NSGAIISampler(
+        population_size=population, seed=seed, child_generation_strategy=breeder
+    )
+    return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler), sampler
+
+
+@dataclass
+class _Run:
+    """The loop over generations and what it needs."""
+
+    breeder: _Breeder
+    polisher: Polisher
+    trials: int
+    polish_evaluations: int
+    start: Columns | None
+    progress: Progress | None
+
+    def generations(self, study: optuna.Study, sampler: optuna.samplers.NSGAIISampler) -> Columns:
+        """Ask, evaluate and tell until the trials or the space are spent; returns the front of all."""
+        archive, generation, done = self.breeder.archive, 0, 0
+        distributions = distributions_of(archive.problem)
+        front = _no_plans(archive.problem)
+        shares = POLISH_AT if self.polish_evaluations else ()
+        polish_at = {round(self.trials * share / self.breeder.size) for share in shares}
+        while done < self.trials:
+            size = min(self.breeder.size, self.trials - done)
+            if generation in polish_at and generation:
+                front, asked = self._polished(front, size)
+            else:
+                asked = self._ask(study, sampler, generation, size)
+            plans = _evaluate_unseen(archive, asked, self.breeder.rng)
+            if not count(plans):
+                break  # nothing within reach that was not seen: the space is exhausted
+            archive.add(plans)
+            study.add_trials(_finished(archive.problem.describe(plans), distributions, generation))
+            front = merge(front, plans)
+            done, generation = done + count(plans), generation + 1
+            if self.progress is not None:
+                self.progress(done, self.trials, count(front))
+        return front
+
+    def _ask(
+        self, study: optuna.Study, sampler: optuna.samplers.NSGAIISampler, generation: int, size: int
+    ) -> Ints:
+        if generation == 0:
+            return _first(self.breeder.archive, size, self.start, self.breeder.rng)
+        return _ask(study, sampler, generation, size)
+
+    def _polished(self, front: Columns, size: int) -> tuple[Columns, Ints]:
+        """The front after local moves; points of it become a generation, to breed on from there."""
+        share = self.polish_evaluations // (2 * len(POLISH_AT))
+        better = self.polisher.improve(front, share, per_stage=False)
+        return better, self.breeder.archive.genome.encode(take(better, evenly(better, size)))
+
+
+def _no_plans(problem: Problem) -> Columns:
+    none = np.zeros(0, dtype=np.int64)
+    return problem.plans(none, none, np.zeros(0))
+
+
+def _first(archive: _Archive, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
+    """Generation 0: points of the start front, also with all slack used; the rest is random."""
+    genome = archive.genome
+    if start is None or not count(start):
+        return genome.random(size, rng)
+    given = genome.encode(take(start, evenly(start, max(2, size // 3))))
+    relaxed = given.copy()
+    relaxed[:, SLACK] = genome.sizes[SLACK] - 1
+    chosen = np.concatenate([given, relaxed])[:size]
+    return np.concatenate([chosen, genome.random(size - len(chosen), rng)])
+
+
+def _ask(study: optuna.Study, sampler: optuna.samplers.NSGAIISampler, generation: int, size: int) -> Ints:
+    """One child per call of Optuna's sampler, which picks the parents by rank and crowding."""
+    # A study object caches the trials that its sampler sees, and `add_trials` leaves that cache as it was:
+    # without a fresh object every later generation would be bred from the first.
+    study = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler)
+    asking = optuna.trial.create_trial(
+        state=optuna.trial.TrialState.RUNNING, system_attrs={GENERATION_KEY: generation}
+    )
+    return np.stack([sampler.sample_relative(study, asking, {})["genes"] for _ in range(size)])
+
+
+def _evaluate_unseen(archive: _Archive, genes: Ints, rng: np.random.Generator) -> Columns:
+    """Decode, replace what was seen by stronger and stronger mutants of it, evaluate in one call."""
+    problem, genome = archive.problem, archive.genome
+    chosen: list[tuple[Ints, Ints, Floats, Floats]] = []
+    for attempt in range(RETRIES):
+        layout, clock, slack = genome.decode(genes)
+        stage_clocks = problem.decode_clocks(layout, clock, slack)
+        fresh = archive.unseen(layout, stage_clocks)
+        chosen.append((layout[fresh], clock[fresh], slack[fresh], stage_clocks[fresh]))
+        genes = genome.mutate(np.delete(genes, fresh, axis=0), rng, strength=1.0 + 0.5 * attempt)
+        if not len(genes):
+            break
+    return problem.evaluated(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
+
+
+def distributions_of(problem: Problem) -> dict[str, BaseDistribution]:
+    """One parameter per plan column, degrees on a log scale, the clock in MHz, the share of slack."""
+    made: dict[str, BaseDistribution] = {
+        name: _distribution(name, problem.layouts[name]) for name in LAYOUT_COLUMNS
+    }
+    low, high = float(problem.clocks_mhz[0]), float(problem.clocks_mhz[-1])
+    made["clock_mhz"] = optuna.distributions.FloatDistribution(low, high)
+    made["slack"] = optuna.distributions.FloatDistribution(0.0, 1.0)
+    return made
+
+
+def _distribution(name: str, values: Any) -> BaseDistribution:
+    if name == "recompute":
+        return optuna.distributions.CategoricalDistribution(RECOMPUTE_NAMES)
+    if name == "sequence_parallel":
+        return optuna.distributions.CategoricalDistribution((False, True))
+    low, high = int(values.min()), int(values.max())
+    return optuna.distributions.IntDistribution(low, high, log=name != "zero_stage")
+
+
+def parameters_of(described: Columns) -> list[dict[str, Any]]:
+    """Optuna's parameters of each plan (a table from `Problem.describe`), as plain Python values."""
+    columns: dict[str, list[Any]] = {name: described[name].tolist() for name in LAYOUT_COLUMNS}
+    columns["recompute"] = [RECOMPUTE_NAMES[code] for code in columns["recompute"]]
+    columns["sequence_parallel"] = [bool(value) for value in columns["sequence_parallel"]]
+    columns["clock_mhz"] = described["clock_mhz"].tolist()
+    columns["slack"] = np.nan_to_num(described["slack"]).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _finished(
+    described: Columns, distributions: dict[str, BaseDistribution], generation: int
+) -> list[FrozenTrial]:
+    """Finished trials of one generation, with their violation as Optuna's constraint."""
+    rows = zip(
+        parameters_of(described), *(c.tolist() for c in objectives(described)),
+        described["violation"].tolist(), strict=True, )  # fmt: skip create: Callable[..., FrozenTrial] =
+        optuna.trial.create_trial return [ create( values=[time_s, energy_j], params=params,
+        distributions=distributions, constraints={"violation": violation}, system_attrs={GENERATION_KEY:
+        generation}, ) for params, time_s, energy_j, violation in rows ]

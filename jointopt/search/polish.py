@@ -1,0 +1,147 @@
+"""Local search around a front: other clocks, neighbouring layouts, single stages one clock up or down.
+
+NSGA-II finds the regions; what is left are small moves, and those are cheap to try all at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jointopt.schema import Columns, Floats, Ints
+from jointopt.search.genome import CLOCK, SLACK, Genome
+from jointopt.search.pareto import evenly, front_of, is_covered, merge, objectives, take
+from jointopt.search.problem import Problem
+
+ROUNDS = 12
+PAIRED = 64  # plans per round from which two genes move at once
+CLOCK_STEPS = (-4, -2, -1, 0, 1, 2, 4)
+RESOLUTION = 1e-3  # relative; finer gains than this from single stages would only bloat the front
+
+
+@dataclass
+class Polisher:
+    """Local moves from a front, remembering where it has already been; deterministic.
+
+    ``spent`` counts evaluations over all calls of `improve`.
+    """
+
+    problem: Problem
+    genome: Genome
+    spent: int = 0
+    expanded: dict[bool, set[bytes]] = field(default_factory=lambda: {False: set(), True: set()})
+    swept: set[int] = field(default_factory=set)
+
+    def improve(self, front: Columns, evaluations: int, *, per_stage: bool) -> Columns:
+        """The front after local moves, until none helps or ``evaluations`` are spent; never worse anywhere.
+
+        Plans with one clock are merged exactly. Of plans with clocks per stage only those that gain
+        `RESOLUTION`.
+        """
+        stages = per_stage and self.problem.stage_clocks is not None and self.problem.max_pp > 1
+        last = self.spent + evaluations
+        for _ in range(ROUNDS):
+            plans = self._unexpanded(front, stages)
+            if self.spent >= last or not len(plans["slack"]):
+                break
+            for batch in self._uniform_moves(plans, last):
+                front = merge(front, batch)
+            for batch in self._stage_moves(plans, last) if stages else ():
+                front = merge(front, noticeable(front, batch))
+        return front
+
+    def _unexpanded(self, front: Columns, stages: bool) -> Columns:
+        """Plans of the front that no earlier round has started from; marks them."""
+        rows = np.column_stack([front["layout_index"], np.nan_to_num(front["stage_clock_mhz"])])
+        keys = [row.tobytes() for row in rows]
+        new = [i for i, key in enumerate(keys) if key not in self.expanded[stages]]
+        self.expanded[stages].update(keys)
+        return take(front, np.array(new, dtype=np.int64))
+
+    def _uniform_moves(self, plans: Columns, last: int) -> list[Columns]:
+        """Every clock of layouts new on the front, and neighbouring layouts at the same clock."""
+        genes = self.genome.encode(plans)
+        genes[:, SLACK] = 0
+        some = genes[evenly(plans, PAIRED)]
+        moves = [
+            self._clock_sweep(plans),
+            self.genome.neighbours(genes),
+            self.genome.neighbours(some, paired=True),
+        ]
+        return self._evaluated(np.unique(np.concatenate(moves), axis=0), last)
+
+    def _clock_sweep(self, plans: Columns) -> Ints:
+        layouts = np.array(sorted(set(plans["layout_index"].tolist()) - self.swept), dtype=np.int64)
+        self.swept.update(layouts.tolist())
+        genes = np.repeat(self.genome.layout_genes[layouts], self.problem.num_clocks, axis=0)
+        clocks = np.tile(np.arange(self.problem.num_clocks), len(layouts))
+        return np.column_stack([genes, clocks, np.zeros_like(clocks)])
+
+    def _stage_moves(self, plans: Columns, last: int) -> list[Columns]:
+        """Of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
+        piped = take(plans, self.problem.layouts["pp"][plans["layout_index"]] > 1)
+        batches = self._evaluated(_slack_moves(self.genome, self.genome.encode(piped)), last)
+        room = (last - self.spent) // (2 * self.problem.max_pp)
+        if room > 0 and len(piped["slack"]):
+            batches.append(_single_stage_moves(self.problem, take(piped, evenly(piped, room))))
+            self.spent += len(batches[-1]["slack"])
+        return batches
+
+    def _evaluated(self, genes: Ints, last: int) -> list[Columns]:
+        """The plans of these genes, thinned to what may still be spent."""
+        left = last - self.spent
+        if left <= 0 or not len(genes):
+            return []
+        chosen = genes[:: -(-len(genes) // left)]
+        self.spent += len(chosen)
+        return [self.problem.plans(*self.genome.decode(chosen))]
+
+
+def noticeable(front: Columns, batch: Columns) -> Columns:
+    """Plans that beat every point of the front by `RESOLUTION` in an objective, one per step of time."""
+    best = front_of(batch)
+    relaxed = (values * (1.0 + RESOLUTION) for values in objectives(best))
+    best = take(best, ~is_covered(*objectives(front), *relaxed))
+    step = np.floor(np.log(best["iteration_time_s"]) / RESOLUTION)
+    last_of_step = np.append(step[1:] != step[:-1], True)[
+        : len(step)
+    ]  # sorted by time: the last costs least energy
+    return take(best, last_of_step)
+
+
+def _slack_moves(genome: Genome, genes: Ints) -> Ints:
+    steps = np.array([(c, s) for c in CLOCK_STEPS for s in range(genome.sizes[SLACK])], dtype=np.int64)
+    around = np.repeat(genes, len(steps), axis=0)
+    around[:, CLOCK] += np.tile(steps[:, 0], len(genes))
+    around[:, SLACK] = np.tile(steps[:, 1], len(genes))
+    inside = (around[:, CLOCK] >= 0) & (around[:, CLOCK] < genome.sizes[CLOCK])
+    return np.unique(around[inside], axis=0)
+
+
+def _single_stage_moves(problem: Problem, plans: Columns) -> Columns:
+    """Each stage of each plan one clock of the grid up and down, the others as they are, evaluated."""
+    clocks, count = plans["stage_clock_mhz"], len(plans["slack"])
+    stages = clocks.shape[1]
+    moved = np.repeat(clocks, 2 * stages, axis=0)
+    rows = np.arange(len(moved))
+    stage = np.tile(np.repeat(np.arange(stages), 2), count)
+    moved[rows, stage] = _next_clock(problem.clocks_mhz, moved[rows, stage], np.tile([-1, 1], stages * count))
+    real = np.isfinite(moved[rows, stage])
+    return explicit(problem, np.repeat(plans["layout_index"], 2 * stages)[real], moved[real])
+
+
+def _next_clock(grid: Floats, clock_mhz: Floats, direction: Ints) -> Floats:
+    """The next clock of the grid strictly above or below; NaN where there is none or no stage."""
+    above = np.searchsorted(grid, clock_mhz, side="right")
+    below = np.searchsorted(grid, clock_mhz, side="left") - 1
+    index = np.where(direction > 0, above, below)
+    known = np.isfinite(clock_mhz) & (index >= 0) & (index < len(grid))
+    return np.where(known, grid[np.clip(index, 0, len(grid) - 1)], np.nan)
+
+
+def explicit(problem: Problem, layout: Ints, clocks: Floats) -> Columns:
+    """Plans of explicit stage clocks; their clock gene is the highest one, their slack is unknown (NaN)."""
+    highest = np.fmax.reduce(clocks, axis=1, initial=problem.clocks_mhz[0])
+    index = np.searchsorted(problem.clocks_mhz, highest).clip(0, problem.num_clocks - 1).astype(np.int64)
+    return problem.evaluated(layout, index, np.full(len(layout), np.nan), clocks)
