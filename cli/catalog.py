@@ -1,0 +1,25 @@
+"""``jointopt catalog``."""
+
+from __future__ import annotations
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="List what is known by name.")
+@click.argument("what", type=click.Choice(["gpus", "models", "frameworks", "clusters", "jobs"]))
+@common.as_json
+def catalog(what: str, as_json: bool) -> None:
+    """List what jointopt knows by name; a dash is a figure that no source states.
+
+    \b
+    Examples:
+      jointopt catalog gpus
+      jointopt catalog models --json
+    """
+    from jointopt.report.listing import listing, listing_text
+    from jointopt.report.plain import json_text
+
+    rows = listing(what)
+    click.echo(json_text(rows) if as_json else listing_text(rows))

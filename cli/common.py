@@ -1,0 +1,70 @@
+"""What several commands share: options, the job they name, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from jointopt.spec.job import Job
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+surrogate = click.option(
+    "--surrogate", type=click.Choice(["none"]), default="none", show_default=True,
+    help="Learned correction of the physics; none = physics alone.",
+)  # fmt: skip
+
+_SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--model", {"help": "Catalogue name, or path to a Hugging Face config.json."}),
+    ("--gpu", {"help": "Catalogue id of the GPU."}),
+    ("--gpus", {"type": int, "help": "GPUs in all."}),
+    ("--global-batch-size", {"type": int, "help": "Sequences per iteration."}),
+    ("--seq-length", {"type": int, "help": "Tokens per sequence."}),
+    ("--gpus-per-node", {"type": int, "help": "GPUs of a node; the GPU's usual number by default."}),
+    ("--dtype", {"help": "fp32, fp16, bf16 (default), fp8 or fp4."}),
+    ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
+)
+_NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")
+
+
+def shape_options(command: F) -> F:
+    """The options that stand for a job file."""
+    for name, settings in reversed(_SHAPE):
+        command = click.option(name, **settings)(command)
+    return command
+
+
+def job_of(path: str | None, shape: dict[str, Any]) -> Job:
+    """The job of a file, of a shipped job's name, or of the options; a click usage error where they do not make one."""
+    from jointopt.jobfile import job_from_options, load_job
+
+    given = {name: value for name, value in shape.items() if value is not None}
+    if path is not None:
+        if given:
+            raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")
+        return load_job(path)
+    missing = [_option(name) for name in _NEEDED if name not in given]
+    if missing:
+        raise click.UsageError(f"Give a JOB, or all of its options; missing: {', '.join(missing)}.")
+    return job_from_options(**given)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def save(job: Job, path: Path) -> None:
+    """Writes the job file that stands for ``job``."""
+    from jointopt.jobfile import dump_job
+
+    path.write_text(dump_job(job), encoding="utf-8")
+
+
+def progress(text: str) -> None:
+    """One line on stderr."""
+    click.echo(f"{text} ...", err=True)

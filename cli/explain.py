@@ -1,0 +1,26 @@
+"""``jointopt explain``."""
+
+from __future__ import annotations
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Take one plan apart.")
+@click.argument("job")
+@click.option("--plan", required=True, help="Words such as dp=4 tp=2, or a JSON mapping.")
+@common.as_json
+def explain(job: str, plan: str, as_json: bool) -> None:
+    """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
+
+    \b
+    Example:
+      jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
+    """
+    from jointopt import workflow
+    from jointopt.report.explain_text import explanation_text
+    from jointopt.report.plain import json_text
+
+    explanation = workflow.explain(common.job_of(job, {}), plan)
+    click.echo(json_text(explanation.to_json()) if as_json else explanation_text(explanation))

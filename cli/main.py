@@ -1,0 +1,67 @@
+"""``jointopt``: the group of commands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from jointopt import __version__
+from jointopt.errors import JointOptError
+
+COMMANDS = ("propose", "explain", "predict", "catalog")
+
+
+class Commands(click.Group):
+    """Imports the module of a command when the command is asked for, never all of what it needs to run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"jointopt.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; what goes wrong on purpose is one line on stderr and an exit code, never a traceback."""
+        try:
+            return super().invoke(ctx)
+        except JointOptError as error:
+            raise _failure(str(error), error.exit_code) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader went away, as `head` does; click ends quietly
+                raise
+            raise _failure(f"{error.filename or 'A file'}: {error.strerror or error}.", 2) from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(130)
+
+
+def _failure(message: str, exit_code: int) -> click.ClickException:
+    failure = click.ClickException(" ".join(message.split()))
+    failure.exit_code = exit_code
+    return failure
+
+
+@click.command(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="jointopt")
+def jointopt() -> None:
+    """Finds the parallel layout and the GPU clocks that train a language model fast and with little energy.
+
+    \b
+    Try:
+      jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
+          --global-batch-size 512 --seq-length 8192
+    """
+
+
+def main() -> None:
+    """The entry point of the ``jointopt`` script."""
+    sys.exit(jointopt())

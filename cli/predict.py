@@ -1,0 +1,31 @@
+"""``jointopt predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Predict the runs of a table.")
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="CSV file to write.")
+@common.surrogate
+def predict(table: Path, out: Path, surrogate: str) -> None:
+    """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
+
+    Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's habit and are
+    named in the column `assumed`.
+
+    \b
+    Example:
+      jointopt predict runs.csv --out predicted.csv
+    """
+    from jointopt import workflow
+    from jointopt.tables import read_table, write_table
+
+    predicted = workflow.predict(read_table(table))
+    write_table(predicted, out)
+    click.echo(f"{len(predicted):,} rows written to {out}.", err=True)

@@ -1,0 +1,69 @@
+"""``jointopt propose``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Search for the plans that no other plan beats.")
+@click.argument("job", required=False)
+@common.shape_options
+@click.option(
+    "--save-job", type=click.Path(path_type=Path), help="Write the job file that the options stand for."
+)
+@click.option(
+    "--trials", type=click.IntRange(min=0), default=1000, show_default=True, help="Plans for NSGA-II."
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
+)
+@common.surrogate
+@click.option(
+    "--storage",
+    default="sqlite:///jointopt.db",
+    show_default=True,
+    help="Optuna storage URL; none = keep nothing.",
+)
+@click.option("--study", help="Name of the stored study; the job's name by default.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for proposal.json, front.csv, proposal.txt."
+)
+@common.as_json
+@click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
+def propose(
+    job: str | None, save_job: Path | None, trials: int, seed: int, surrogate: str, storage: str, study: str | None,
+    out: Path | None, as_json: bool, show_all: bool, **shape: Any,
+) -> None:  # fmt: skip
+    """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
+
+    JOB is a job file or the name of a shipped job (`jointopt catalog jobs`); the options from --model to
+    --framework make a job without a file.
+
+    \b
+    Examples:
+      jointopt propose opt-350m-2x4-a100
+      jointopt propose job.yaml --seed 1 --json > proposal.json
+      jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
+          --global-batch-size 512 --seq-length 8192 --save-job job.yaml
+    """
+    from jointopt import workflow
+    from jointopt.report.files import write_proposal
+    from jointopt.report.plain import json_text
+    from jointopt.report.propose_json import propose_document
+    from jointopt.report.propose_text import proposal_text
+
+    the_job = common.job_of(job, shape)
+    if save_job:
+        common.save(the_job, save_job)
+    url = None if storage == "none" else storage
+    found = workflow.propose(
+        the_job, trials=trials, seed=seed, storage=url, study=study, progress=common.progress
+    )
+    if out:
+        write_proposal(found, out)
+    click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))
