@@ -92,6 +92,7 @@ def job_from_options(
     seq_length: int,
     gpus_per_node: int | None = None,
     dtype: str = "bf16",
+    framework: str = "generic",
 ) -> Job:
     """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
 
@@ -109,7 +110,8 @@ def job_from_options(
             f"--gpus-per-node."
         )
     cluster = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
-    training = {"seq_length": seq_length, "global_batch_size": global_batch_size, "dtype": dtype}
+    training = {"seq_length": seq_length, "global_batch_size": global_batch_size}
+    training |= {"dtype": dtype, "framework": framework}
     mapping = {"model": model, "training": training, "cluster": cluster}
     job = parse_job(mapping, "job", Path())
     return dataclasses.replace(job, name=f"{job.model.name}-{cluster['nodes']}x{per_node}-{found.id}"[:200])
@@ -155,6 +157,7 @@ def _training(section: Section, gpu: Gpu) -> Training:
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
         attention=training.choice("attention", ATTENTIONS, "flash2"),
+        fused_norm=training.flag("fused_norm", True),
         framework=load_framework(training.choice("framework", framework_names(), "generic")),
     )
 
@@ -184,7 +187,7 @@ def _search(section: Section, clocks: tuple[float, ...]) -> Search:
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:
-    """Each allowed value as a section of its own, to be checked like any other; one value is a list of one."""
+    """Each allowed value as a section of its own, to be checked like any other; one is a list of one."""
     value: Any = section.values[key]
     values = value if isinstance(value, list) else [value]
     if not 0 < len(values) <= 1000:
@@ -303,10 +306,19 @@ def _search_mapping(job: Job) -> dict[str, Any]:
     mapping = _filled(job.search)
     if job.search.per_stage_clocks:
         del mapping["per_stage_clocks"]
-    default = Section({}, "")
-    try:
-        if read_clocks(default, job.cluster.gpu)[0] == job.search.clock_mhz:
-            del mapping["clock_mhz"]
-    except CatalogError:
-        pass  # a GPU of unknown clocks: the job's own are written out
+    clocks = job.search.clock_mhz
+    if _read_back(None, job) == clocks:
+        del mapping["clock_mhz"]
+    elif len(clocks) > 2:
+        ends = {"min": clocks[0], "max": clocks[-1], "step": clocks[1] - clocks[0]}
+        span = {key: _plain(value) for key, value in ends.items()}
+        mapping["clock_mhz"] = span if _read_back(span, job) == clocks else mapping["clock_mhz"]
     return mapping
+
+
+def _read_back(clock_mhz: object, job: Job) -> tuple[float, ...] | None:
+    """The clocks that a job with this ``clock_mhz`` would search, or None where it would be refused."""
+    try:
+        return read_clocks(Section({"clock_mhz": clock_mhz}, "search"), job.cluster.gpu)[0]
+    except UsageError:
+        return None
