@@ -20,8 +20,8 @@ from jointopt.units import BITS_PER_BYTE, PICO
 
 Array = npt.NDArray[np.float64] | float
 
-# Newton inside a bracket; 8 steps is what the worst loads need (tests hold the power to 1e-6 of the limit).
-_NEWTON_STEPS = 8
+# 200,000 random loads meet their limit to 2e-5 after 3 steps, to 2e-10 after 4.
+_NEWTON_STEPS = 4
 
 
 def relative_voltage(
@@ -32,7 +32,7 @@ def relative_voltage(
     The shape of A100 and A40 training stages at every clock (Perseus, SOSP'24); no sweep of a newer GPU is public.
     """
     rise = 0.0 if knee_fraction >= 1.0 else (1.0 - 1.0 / voltage_ratio) / (1.0 - knee_fraction)
-    v = np.maximum(np.divide(clock_mhz, max_clock_mhz), knee_fraction)
+    v = np.maximum(np.asarray(clock_mhz) / max_clock_mhz, knee_fraction)
     v -= 1.0
     v *= rise
     v += 1.0
@@ -94,14 +94,23 @@ def capped_clock_mhz(
     """
     top_s = np.add(sm_s, other_s)
     power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes, comm_j)
-    over = np.asarray(power > limit_w)
-    clock = np.full(over.shape, max_clock_mhz)
-    if over.any():
-        compute_j = np.multiply(flops, constants.pj_per_flop * PICO)
-        fixed_j = np.add(np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO), comm_j)
-        load = [np.broadcast_to(a, over.shape)[over] for a in (compute_j, fixed_j, sm_s, other_s, limit_w)]
-        clock[over] = max_clock_mhz * _limited(constants, *load, floor=min_clock_mhz / max_clock_mhz)
+    exceeds = np.asarray(power > limit_w)
+    clock = np.full(exceeds.shape, max_clock_mhz)
+    over = np.flatnonzero(exceeds)
+    if over.size:
+        some = [_take(a, exceeds.shape, over) for a in (sm_s, other_s, flops, hbm_bytes, comm_j, limit_w)]
+        sm, other, operations, moved, link_j, limit = some
+        compute_j = operations * (constants.pj_per_flop * PICO)
+        fixed_j = moved * (constants.pj_per_hbm_byte * PICO) + link_j
+        x = _limited(constants, compute_j, fixed_j, sm, other, limit, floor=min_clock_mhz / max_clock_mhz)
+        clock.reshape(-1)[over] = x * max_clock_mhz
     return clock
+
+
+def _take(a: Array, shape: tuple[int, ...], index: npt.NDArray[np.intp]) -> Floats:
+    if np.ndim(a) == 0:
+        return np.full(index.shape, a, dtype=np.float64)
+    return np.asarray(np.broadcast_to(a, shape).reshape(-1).take(index), dtype=np.float64)
 
 
 def _limited(
@@ -114,26 +123,48 @@ def _limited(
     *,
     floor: float,
 ) -> Floats:
-    """Root x = f / f_max in [floor, 1] of power = limit, by Newton that bisects where a step leaves the bracket."""
-    rise = 0.0 if k.knee_fraction >= 1.0 else (1.0 - 1.0 / k.voltage_ratio) / (1.0 - k.knee_fraction)
-    # the knee is the one kink: starting there decides the branch, on which the power is smooth
-    x = np.full(limit_w.shape, np.clip(k.knee_fraction, floor, 1.0))
-    low, high = np.full_like(x, floor), np.ones_like(x)
-    for step in range(_NEWTON_STEPS):
-        v = relative_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
+    """Root x = f / f_max in [floor, 1] of power = limit, for work that is over the limit at x = 1."""
+    lowest = float(squared_voltage(0.0, 1.0, k.knee_fraction, k.voltage_ratio))
+    room_w = limit_w - k.static_w
+    x = _root_below_knee(k.active_w * lowest, compute_j * lowest + fixed_j, sm_s, other_s, room_w)
+    above = np.flatnonzero(~(x <= k.knee_fraction))  # also where no clock below the knee draws that much
+    if above.size:
+        load = [a[above] for a in (compute_j, fixed_j, sm_s, other_s, room_w)]
+        x[above] = _root_above_knee(k, *load)
+    return np.maximum(x, floor, out=x)
+
+
+def _root_below_knee(
+    active_w: float, work_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats
+) -> Floats:
+    """Positive root of active·x + work·x / (sm + other·x) = room; the voltage does not change below the knee."""
+    # q·x² + p·x − c = 0, in the form that does not cancel; zero where the static power alone is over the limit
+    c = np.maximum(room_w, 0.0) * sm_s
+    p = active_w * sm_s + work_j - room_w * other_s
+    root = np.sqrt(p * p + 4.0 * active_w * other_s * c)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        forward = 2.0 * c / (p + root)
+        back = (root - p) / (2.0 * active_w * other_s)
+    return np.where(p > 0.0, forward, back)
+
+
+def _root_above_knee(
+    k: PowerConstants, compute_j: Floats, fixed_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats
+) -> Floats:
+    """Root in [knee, 1] by Newton from the right, where the power curves upwards."""
+    rise = (1.0 - 1.0 / k.voltage_ratio) / (1.0 - k.knee_fraction)
+    x = np.ones_like(room_w)
+    for _ in range(_NEWTON_STEPS):
+        v = 1.0 + rise * (x - 1.0)
         v2 = v * v
-        per_s = x / (sm_s + other_s * x)
+        v *= 2.0 * rise
+        per_s = 1.0 / (sm_s + other_s * x)
         work_w = (compute_j * v2 + fixed_j) * per_s
-        excess = k.active_w * x * v2 + work_w + (k.static_w - limit_w)
-        over = excess > 0.0
-        np.copyto(high, x, where=over)
-        np.copyto(low, x, where=~over)
-        above = x > k.knee_fraction if step else ~over
-        dv2 = 2.0 * rise * v * above
-        slope = k.active_w * (v2 + x * dv2) + compute_j * dv2 * per_s + work_w * sm_s * per_s / (x * x)
-        x = x - excess / np.maximum(slope, 1e-12)
-        outside = (x < low) | (x > high)
-        np.copyto(x, 0.5 * (low + high), where=outside)
+        excess = x * (k.active_w * v2 + work_w) - room_w
+        per_s *= sm_s
+        slope = k.active_w * (v2 + x * v) + x * compute_j * v / (sm_s + other_s * x) + work_w * per_s
+        x -= excess / slope
+        np.clip(x, k.knee_fraction, 1.0, out=x)
     return x
 
 
