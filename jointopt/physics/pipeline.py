@@ -172,8 +172,9 @@ def iteration_time_s(
     ``forward_s``, ``backward_s`` (n, S): seconds of one micro-batch on each rank, all its chunks together, with
     the blocking receives; columns from pp on are ignored. ``pp``, ``vpp``, ``num_micro_batches`` (n,). Of the
     makespan a rank is busy for m (f + b) and idle for the rest. Exact for equal chunks
-    within a rank. Unequal ones are spread evenly: still exact for a head added to the last chunk of otherwise
-    equal chunks, but up to 25 % too short where the rank's other chunks are made lighter to make up for it
+    within a rank. Unequal ones are spread evenly: measured on otherwise equal ranks, exact for a head added to the
+    last chunk, 0-0.8 % too long if that chunk also has one layer fewer, but 1-25 % too short if the rank's other
+    chunks are made lighter to make up for the head
     (`chunked_iteration_time_s` is exact there too). Raises PlanError for a plan with no such schedule.
     """
     pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
