@@ -1,43 +1,15 @@
-"""The GPU catalogue: ``gpus.yaml`` read once into frozen `jointopt.spec.cluster.Gpu` objects.
-
-A figure in the file is ``[value, source]``, the source a key of the file's own ``sources`` table (a third entry is a
-remark). A figure that no source states is absent from the file and ``None`` in the object.
-"""
+"""GPUs as the rest of the package gets them: the figures of ``gpus.yaml`` with the power model of ``power.yaml``."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import re
-from collections.abc import Mapping
-from dataclasses import fields
-from importlib import resources
-from typing import Any
 
-import yaml
-
-from jointopt.errors import CatalogError, nearest
+from jointopt.catalog.gpu_sheet import FIGURES, cite, gpu_ids, gpu_sheet, read_yaml
+from jointopt.catalog.power import power_constants
 from jointopt.spec.cluster import Gpu
 
-# The C parser is 8 times faster; PyYAML is built without it on some platforms.
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-_IDENTITY = ("id", "name", "vendor", "architecture")
-_NOT_TELLING = {"nvidia", "amd", "instinct", "tesla"}
-_NOT_IN_FILE = (*_IDENTITY, "peak_tflops", "power", "sources")
-FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in _NOT_IN_FILE)
-
-
-@functools.cache
-def read_yaml(file_name: str) -> Mapping[str, Any]:
-    """One YAML file of the catalogue, parsed once per process."""
-    text = resources.files("jointopt.catalog").joinpath(file_name).read_text(encoding="utf-8")
-    parsed: dict[str, Any] = yaml.load(text, Loader=_YAML_LOADER)
-    return parsed
-
-
-def gpu_ids() -> tuple[str, ...]:
-    """Every GPU id of the catalogue, in the order of the file (by vendor and generation)."""
-    return tuple(read_yaml("gpus.yaml")["gpus"])
+__all__ = ["FIGURES", "cite", "gpu_ids", "load_gpu", "read_yaml"]
 
 
 def load_gpu(name: str) -> Gpu:
@@ -45,54 +17,10 @@ def load_gpu(name: str) -> Gpu:
 
     Raises `CatalogError` for a name that no GPU has, naming the nearest one, or that several have, listing them.
     """
-    return _gpu(_resolve(str(name)))
-
-
-def _resolve(name: str) -> str:
-    words, known = _words(name), _known_words()
-    exact = [gpu_id for gpu_id, names in known.items() if words in names]
-    found = exact or [gpu_id for gpu_id in known if words and set(words) <= set(_words(gpu_id))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise CatalogError(
-            f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
-        )
-    raise CatalogError(
-        f"The GPU {name!r} is not in the catalogue{nearest(name, {*known, *(_words(i)[0] for i in known)})}; "
-        f"`jointopt catalog gpus` lists the {len(known)} known ones."
-    )
+    return _with_power(gpu_sheet(name).id)
 
 
 @functools.cache
-def _known_words() -> Mapping[str, tuple[tuple[str, ...], ...]]:
-    """Per GPU the words of its id, of the name the driver gives it, and of its aliases."""
-    gpus = read_yaml("gpus.yaml")["gpus"]
-    return {i: tuple(_words(n) for n in (i, e["name"], *e.get("aliases", ()))) for i, e in gpus.items()}
-
-
-def _words(name: str) -> tuple[str, ...]:
-    """The words that tell GPUs apart; the generation of the SXM socket does not, the vendor does not."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    return tuple(re.sub(r"^sxm\d$", "sxm", w) for w in words if w not in _NOT_TELLING)
-
-
-@functools.cache
-def _gpu(gpu_id: str) -> Gpu:
-    entry = read_yaml("gpus.yaml")["gpus"][gpu_id]
-    peaks = entry["peak_tflops"]
-    cells = {f"peak_tflops.{d}": c for d, c in peaks.items()} | {f: entry[f] for f in FIGURES if f in entry}
-    known: dict[str, Any] = {key: entry[key] for key in _IDENTITY[1:]}
-    known |= {figure: entry[figure][0] if figure in entry else None for figure in FIGURES}
-    return Gpu(
-        id=gpu_id,
-        peak_tflops={dtype: float(cell[0]) for dtype, cell in peaks.items()},
-        sources={figure: cite(cell, "gpus.yaml") for figure, cell in cells.items()},
-        **known,
-    )
-
-
-def cite(cell: list[Any], file_name: str) -> str:
-    """Where a catalogue cell ``[value, source key, remark]`` was found, as one sentence."""
-    citation = str(read_yaml(file_name)["sources"][cell[1]])
-    return f"{citation}; {cell[2]}" if len(cell) > 2 else citation
+def _with_power(gpu_id: str) -> Gpu:
+    gpu = gpu_sheet(gpu_id)
+    return dataclasses.replace(gpu, power=power_constants(gpu))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.catalog.gpus import cite, read_yaml
+from jointopt.catalog.gpu_sheet import cite, read_yaml
 from jointopt.spec.cluster import Gpu
 
 _FILE = "links.yaml"

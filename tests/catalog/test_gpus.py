@@ -176,3 +176,10 @@ def test_every_gpu_of_the_measured_tables_is_known() -> None:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             for name in {row["gpu"] for row in csv.DictReader(lines)}:
                 load_gpu(name)
+
+
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_every_gpu_comes_with_a_power_model_below_its_limit(gpu_id: str) -> None:
+    gpu = load_gpu(gpu_id)
+    assert gpu.power is not None
+    assert 0 < gpu.power.static_w <= gpu.power.wait_w < gpu.need("tdp_w", "test")
