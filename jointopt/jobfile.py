@@ -110,7 +110,7 @@ def job_from_options(
             f"--gpus-per-node."
         )
     cluster = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
-    training = {"seq_length": seq_length, "global_batch_size": global_batch_size}
+    training: dict[str, Any] = {"seq_length": seq_length, "global_batch_size": global_batch_size}
     training |= {"dtype": dtype, "framework": framework}
     mapping = {"model": model, "training": training, "cluster": cluster}
     job = parse_job(mapping, "job", Path())

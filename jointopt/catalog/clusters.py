@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jointopt.catalog.gpus import load_gpu, read_yaml
+from jointopt.catalog.links import link_defaults
 from jointopt.errors import CatalogError, JobError, nearest
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
@@ -35,6 +36,14 @@ _MAY_BE_ZERO = (
     "host_power_w",
     "inlet_temperature_c",
 )
+_UNITS = {
+    "inter_node_latency_us": " µs",
+    "intra_node_pj_per_bit": " pJ/bit",
+    "inter_node_pj_per_bit": " pJ/bit",
+    "inlet_temperature_c": " °C",
+    "host_power_w": " W per node",
+    "pue": "",
+}
 
 _Open = tuple[float, str]  # the value, and a sentence where it was assumed rather than looked up
 
@@ -98,11 +107,22 @@ def _gpus_per_node(section: Section, gpu: Gpu) -> tuple[int, tuple[str, ...]]:
 
 def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
     if not section.has(key):
-        return _OPEN[key](gpu, nodes, per_node)
+        look_up = _LOOKED_UP.get(key)
+        return look_up(gpu, nodes, per_node) if look_up else _stand_in(key, gpu, nodes, per_node)
     value = section.number(key, _HIGHEST.get(key, 1e6), zero=key in _MAY_BE_ZERO)
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
     return value, ""
+
+
+def _stand_in(key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    """A figure that no catalogue has; silent only where it is one of a network that a single node lacks."""
+    assumption = link_defaults(gpu, per_node)[key]
+    if nodes == 1 and key.startswith("inter_node"):
+        return assumption.value, ""
+    return assumption.value, (
+        f"{key} is not given; {assumption.value:g}{_UNITS[key]} is assumed ({assumption.source})"
+    )
 
 
 def _check_power_limit(section: Section, gpu: Gpu) -> None:
@@ -131,8 +151,8 @@ def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
             f"expected the bandwidth between nodes, per GPU and direction, in GB/s."
         )
     return usual, (
-        f"inter_node_gbytes_per_s is not given; {usual:g} GB/s per GPU are assumed, as in the reference system "
-        f"of {gpu.id}"
+        f"inter_node_gbytes_per_s is not given; {usual:g} GB/s per GPU are assumed, as in the reference "
+        f"system of {gpu.id}"
     )
 
 
@@ -140,39 +160,8 @@ def _power_limit(gpu: Gpu, nodes: int, per_node: int) -> _Open:
     return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
 
 
-def _host_power(gpu: Gpu, nodes: int, per_node: int) -> _Open:
-    return 200.0 * per_node, (
-        "host_power_w is not given; 200 W per GPU are assumed (an 8-GPU H100 node in training was measured "
-        "at 6953 W, of which its GPUs can take 5600 W)"
-    )
-
-
-def _constant(value: float, sentence: str, between_nodes: bool = False) -> Callable[[Gpu, int, int], _Open]:
-    """A figure that does not depend on the GPU; one of the network matters only between several nodes."""
-    return lambda gpu, nodes, per_node: (value, "" if between_nodes and nodes == 1 else sentence)
-
-
-_OPEN: dict[str, Callable[[Gpu, int, int], _Open]] = {
+_LOOKED_UP: dict[str, Callable[[Gpu, int, int], _Open]] = {
     "intra_node_gbytes_per_s": _intra_bandwidth,
     "inter_node_gbytes_per_s": _inter_bandwidth,
-    "inter_node_latency_us": _constant(
-        5.0,
-        "inter_node_latency_us is not given; 5 µs are assumed (NCCL's own tables reckon 2.7 to 14 µs per "
-        "hop, by protocol)",
-        between_nodes=True,
-    ),
-    "intra_node_pj_per_bit": _constant(
-        1.3, "intra_node_pj_per_bit is not given; the 1.3 pJ/bit of NVLink-C2C are assumed"
-    ),
-    "inter_node_pj_per_bit": _constant(
-        20.0,
-        "inter_node_pj_per_bit is not given; the 20 pJ/bit of NDR InfiniBand are assumed",
-        between_nodes=True,
-    ),
-    "inlet_temperature_c": _constant(
-        25.0, "inlet_temperature_c is not given; 25 °C are assumed (ASHRAE recommends 18 to 27)"
-    ),
-    "host_power_w": _host_power,
-    "pue": _constant(1.0, "pue is not given; 1.0 is assumed, so cluster power leaves cooling out"),
     "power_limit_w": _power_limit,
 }

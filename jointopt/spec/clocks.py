@@ -32,9 +32,9 @@ def _range(low: float, high: float, step: float) -> tuple[float, ...]:
 def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], str]:
     """The clocks that the job searches, ascending, in MHz, and a sentence on what was assumed (or "").
 
-    ``clock_mhz`` is a number, a list, or ``{min, max, step}``, whose omitted parts are the GPU's own; without it
-    all clocks of the GPU count, or its maximum alone where no source states the others. Raises JobError for a
-    clock that the GPU does not have, CatalogError where the GPU's clocks are unknown and the job gives none.
+    ``clock_mhz`` is a number, a list, or ``{min, max, step}``, whose omitted parts are the GPU's own; without
+    it all clocks of the GPU count, or its maximum alone where no source states the others. Raises JobError
+    for a clock that the GPU does not have, CatalogError where its clocks are unknown and the job gives none.
     """
     grid = clock_grid_mhz(gpu)
     given = search.values.get("clock_mhz")
