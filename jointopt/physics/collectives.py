@@ -81,7 +81,7 @@ def _remote_share(kind: str, size: Floats, local: Floats) -> Floats:
     if kind == "p2p":
         return np.ones_like(size)
     if kind == "all_to_all":
-        return (size - local) / (size - 1.0)
+        return (size - local) / np.maximum(size - 1.0, 1.0)
     return 1.0 / local
 
 
