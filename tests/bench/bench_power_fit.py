@@ -97,8 +97,10 @@ def pipelines(data: pathlib.Path, gpu_id: str, fixed_share: float = 0.15) -> Non
         watts = [np.minimum(k.static_w + p[at + i * n] * s, 300.0) for i, s in enumerate((forward, backward))]
         return (idle_j + busy_f * watts[0] + busy_b * watts[1]) / rows.energy_j.to_numpy() - 1
 
-    fit = least_squares(residual, np.full(2 * n, 350.0))
-    print(f"{gpu_id} pipelines: energy per rank off by {np.abs(fit.fun).mean():.2%} over {len(rows)} rows, "
+    # the limit hides the power of a stage that starts above it: several starts, the lowest cost counts
+    starts = (least_squares(residual, np.full(2 * n, watts)) for watts in (150.0, 200.0, 250.0, 300.0, 350.0))
+    fit = min(starts, key=lambda f: f.cost)
+    print(f"{gpu_id} pipelines: energy per rank off by {np.abs(fit.fun).mean():.2%} in sample, {len(rows)} rows, "
           f"{np.median(fit.x):.0f} W above static at f_max")  # fmt: skip
 
 
@@ -114,7 +116,7 @@ def h200_products(data: pathlib.Path, full_clock_flops: float = 818e12) -> None:
     clock = power.capped_clock_mhz(k, full_s, 0.0, flops, moved, rows.avg_power_w, 1980.0, 345.0)
     error = np.abs(full_s * 1980.0 / clock / rows.time_s - 1)
     uncapped = power.busy_power_w(k, 1980.0, 1980.0, full_s, flops, moved)
-    print(f"H200 products at the limit: time off by {error.median():.1%}, clock {np.median(clock):.0f} MHz, "
+    print(f"H200 products at the limit (calibrated on their median): time off by {error.median():.1%}, clock {np.median(clock):.0f} MHz, "
           f"would draw {np.median(uncapped):.0f} W unlimited ({len(rows)} rows)")  # fmt: skip
 
 
