@@ -10,7 +10,6 @@ much.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +165,7 @@ class _Run:
     def generations(self, study: optuna.Study, sampler: optuna.samplers.NSGAIISampler) -> Columns:
         """Ask, evaluate and tell until the trials or the space are spent; returns the front of all."""
         archive, generation, done = self.breeder.archive, 0, 0
-        distributions = distributions_of(archive.problem)
+        distributions = distributions_of(archive.problem.layouts, archive.problem.clocks_mhz)
         front = _no_plans(archive.problem)
         shares = POLISH_AT if self.polish_evaluations else ()
         polish_at = {round(self.trials * share / self.breeder.size) for share in shares}
@@ -244,12 +243,10 @@ def _evaluate_unseen(archive: _Archive, genes: Ints, rng: np.random.Generator) -
     return problem.evaluated(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
 
 
-def distributions_of(problem: Problem) -> dict[str, BaseDistribution]:
+def distributions_of(layouts: Columns, clocks_mhz: Floats) -> dict[str, BaseDistribution]:
     """One parameter per plan column, degrees on a log scale, the clock in MHz, the share of slack."""
-    made: dict[str, BaseDistribution] = {
-        name: _distribution(name, problem.layouts[name]) for name in LAYOUT_COLUMNS
-    }
-    low, high = float(problem.clocks_mhz[0]), float(problem.clocks_mhz[-1])
+    made: dict[str, BaseDistribution] = {name: _distribution(name, layouts[name]) for name in LAYOUT_COLUMNS}
+    low, high = float(clocks_mhz.min()), float(clocks_mhz.max())
     made["clock_mhz"] = optuna.distributions.FloatDistribution(low, high)
     made["slack"] = optuna.distributions.FloatDistribution(0.0, 1.0)
     return made
@@ -278,9 +275,15 @@ def _finished(
     described: Columns, distributions: dict[str, BaseDistribution], generation: int
 ) -> list[FrozenTrial]:
     """Finished trials of one generation, with their violation as Optuna's constraint."""
-    rows = zip(
-        parameters_of(described), *(c.tolist() for c in objectives(described)),
-        described["violation"].tolist(), strict=True, )  # fmt: skip create: Callable[..., FrozenTrial] =
-        optuna.trial.create_trial return [ create( values=[time_s, energy_j], params=params,
-        distributions=distributions, constraints={"violation": violation}, system_attrs={GENERATION_KEY:
-        generation}, ) for params, time_s, energy_j, violation in rows ]
+    results = (described[name].tolist() for name in (*OBJECTIVES, "violation"))
+    rows = zip(parameters_of(described), *results, strict=True)
+    return [
+        optuna.trial.create_trial(
+            values=[time_s, energy_j],
+            params=params,
+            distributions=distributions,
+            constraints={"violation": violation},
+            system_attrs={GENERATION_KEY: generation},
+        )
+        for params, time_s, energy_j, violation in rows
+    ]

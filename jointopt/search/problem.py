@@ -25,9 +25,8 @@ class Problem:
     ``layouts``: equal-length arrays named as in `jointopt.schema.LAYOUT_COLUMNS`, feasible layouts only.
     ``clocks_mhz``: ascending grid.
     ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns of length n with at least
-    ``iteration_time_s``,
-    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a
-    layout's pp.
+    ``iteration_time_s``, ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest
+    pp, NaN beyond a layout's pp. Called with n = 0 it returns empty columns.
     ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
     ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and
     the share of slack to use (0 = one clock everywhere; 1 = other stages as slow as they can be without
@@ -69,7 +68,7 @@ class Problem:
         return self.stage_clocks(layout_index, clock_index, slack)
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
-        """The evaluated plans of these genes, with their genes, stage clocks and all that ``evaluate`` said."""
+        """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` said."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
         return self.evaluated(layout_index, clock_index, slack, clocks)
 

@@ -1,0 +1,306 @@
+"""Finished searches as Optuna studies that people open: a chosen part of the plans, written in bulk.
+
+A study here is for reading: at most some two thousand trials, because the dashboard slows down beyond that. Optuna
+has no bulk insert and takes 73 trials a second on SQLite, so the rows go straight into Optuna's own tables where these
+are as pinned below, and through ``Study.add_trials`` where they are not.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+
+from jointopt.errors import UsageError
+from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.search.nsga2 import distributions_of, parameters_of
+from jointopt.search.pareto import OBJECTIVES, front_order, objectives, take
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+MAX_TRIALS = 2000
+NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
+TRIALS_PER_STATEMENT = 1000
+CONTENT_KEY, COMPLETE_KEY = "content", "complete"
+GENES = ("layout_index", "clock_index")  # positions in one run's tables: meaningless to a reader
+
+PINNED_COLUMNS = {
+    "trials": {"trial_id", "number", "study_id", "state", "datetime_start", "datetime_complete"},
+    "trial_values": {"trial_value_id", "trial_id", "objective", "value", "value_type"},
+    "trial_params": {"param_id", "trial_id", "param_name", "param_value", "distribution_json"},
+    "trial_user_attributes": {"trial_user_attribute_id", "trial_id", "key", "value_json"},
+    "trial_system_attributes": {"trial_system_attribute_id", "trial_id", "key", "value_json"},
+}
+
+
+def save_study(
+    plans: Columns,
+    url: str,
+    *,
+    name: str,
+    job_hash: str,
+    seed: int,
+    note: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    max_trials: int = MAX_TRIALS,
+) -> str:
+    """Write plans (a table from `Problem.describe`) as a finished study and return the study's name.
+
+    The name is ``<name>-<first 8 of job_hash>``, so a changed job never continues an old study. If a complete study
+    with the same trials is there already, nothing is written and its name is returned; any other rerun gets a suffix
+    ``-2``, ``-3``, ... ``note`` (Markdown) and ``attributes`` (JSON values) belong to the study. UsageError where the
+    storage cannot be opened or written.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    chosen = take(plans, choose(plans, max_trials, seed))
+    trials = finished_trials(chosen)
+    content = _content_hash(trials)
+    with _storage_errors(url):
+        storage = optuna.storages.get_storage(url)
+        title, known = _free_name(storage, f"{name}-{job_hash[:8]}", content)
+        if known:
+            return title
+        study = optuna.create_study(storage=storage, study_name=title, directions=["minimize", "minimize"])
+        study.set_metric_names(list(OBJECTIVES))
+        facts = {"job_hash": job_hash, "seed": seed, **(attributes or {}), CONTENT_KEY: content}
+        for key, value in facts.items():
+            study.set_user_attr(key, value)
+        if note:
+            _set_note(study, note)
+        add_in_bulk(study, trials)
+        study.set_user_attr(COMPLETE_KEY, True)
+    return title
+
+
+def choose(plans: Columns, count: int, seed: int) -> Ints:
+    """Rows of at most ``count`` distinct plans: the front, half of the rest near it, half at random; sorted."""
+    rows = _distinct(plans)
+    first, second = (values[rows] for values in objectives(plans))
+    feasible = np.flatnonzero(plans["violation"][rows] <= 0.0)
+    front = feasible[front_order(first[feasible], second[feasible])]
+    others = np.setdiff1d(np.arange(len(rows)), front)
+    distance = _distance((first[front], second[front]), (first[others], second[others]))
+    distance[plans["violation"][rows][others] > 0.0] = np.inf
+    by_distance = others[np.argsort(distance, kind="stable")]
+    room = max(0, count - len(front))
+    near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
+    rng = np.random.default_rng(seed)
+    sample = rng.permutation(far)[: max(0, room - len(near))]
+    return np.sort(rows[np.concatenate([front, near, sample])[:count]])
+
+
+def _distinct(plans: Columns) -> Ints:
+    """Rows with finite objectives, the first of each plan."""
+    finite = np.flatnonzero(np.isfinite(plans[OBJECTIVES[0]]) & np.isfinite(plans[OBJECTIVES[1]]))
+    layouts = np.column_stack([plans[name][finite].astype(float) for name in LAYOUT_COLUMNS])
+    keys = np.column_stack([layouts, np.nan_to_num(plans["stage_clock_mhz"][finite])])
+    _, first = np.unique(keys, axis=0, return_index=True)
+    return np.sort(finite[first]).astype(np.int64)
+
+
+def _distance(front: tuple[Floats, Floats], points: tuple[Floats, Floats]) -> Floats:
+    """By how much the nearest front point is better, as the larger of the two relative differences."""
+    nearest = np.full(len(points[0]), np.inf)
+    for time_s, energy_j in zip(*front, strict=True):
+        gap = np.maximum(points[0] / time_s, points[1] / energy_j) - 1.0
+        nearest = np.minimum(nearest, np.abs(gap))
+    return nearest
+
+
+def finished_trials(plans: Columns) -> list[FrozenTrial]:
+    """Finished trials with parameters, results as attributes, constraints in both forms, and spread timestamps."""
+    distributions = distributions_of(plans, plans["clock_mhz"])
+    end = datetime.datetime.now().replace(microsecond=0)
+    count = len(plans["violation"])
+    trials = []
+    for row, (params, attributes) in enumerate(zip(parameters_of(plans), _attributes(plans), strict=True)):
+        violation = float(plans["violation"][row])
+        trial = optuna.trial.create_trial(
+            values=[float(plans[name][row]) for name in OBJECTIVES],
+            params=params,
+            distributions=distributions,
+            user_attrs=attributes,
+            constraints={"violation": violation},
+            system_attrs={"constraints": [violation]},  # the only form that optuna-dashboard reads
+        )
+        # One second each: the dashboard's timeline shows nothing for trials that start and end together.
+        trial.datetime_start = end - datetime.timedelta(seconds=count - row)
+        trial.datetime_complete = end - datetime.timedelta(seconds=count - row - 1)
+        trials.append(trial)
+    return trials
+
+
+def _attributes(plans: Columns) -> list[dict[str, Any]]:
+    """What is known of each plan beyond parameters and objectives, as JSON values; unknown (NaN) is left out."""
+    taken = {*LAYOUT_COLUMNS, *OBJECTIVES, *GENES, "clock_mhz", "slack", "stage_clock_mhz"}
+    names = [name for name, values in plans.items() if name not in taken and values.ndim == 1]
+    columns = [plans[name].tolist() for name in names]
+    rows = []
+    for clocks, values in zip(plans["stage_clock_mhz"], zip(*columns, strict=True), strict=True):
+        known = {
+            n: v for n, v in zip(names, values, strict=True) if not (isinstance(v, float) and math.isnan(v))
+        }
+        stages = ";".join(f"{clock:g}" for clock in clocks[np.isfinite(clocks)])
+        rows.append({"stage_clock_mhz": stages, **known})
+    return rows
+
+
+def _content_hash(trials: list[FrozenTrial]) -> str:
+    rows = [(t.params, t.values, t.user_attrs) for t in trials]
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _free_name(storage: optuna.storages.BaseStorage, name: str, content: str) -> tuple[str, bool]:
+    """The name to write to, or the name of a complete study with the same content and True."""
+    taken = {study.study_name: study for study in storage.get_all_studies()}
+    number, title = 1, name
+    while title in taken:
+        known = taken[title].user_attrs
+        if known.get(CONTENT_KEY) == content and known.get(COMPLETE_KEY):
+            return title, True
+        number, title = number + 1, f"{name}-{number + 1}"
+    return title, False
+
+
+def _set_note(study: optuna.Study, body: str) -> None:
+    """The study's note where optuna-dashboard looks for it, in pieces of at most 2045 characters."""
+    storage, study_id = study._storage, study._study_id
+    pieces = [body[start : start + 2045] for start in range(0, len(body), 2045)]
+    for number, piece in enumerate(pieces):
+        storage.set_study_system_attr(study_id, f"dashboard:note_str:{number}", piece)
+    storage.set_study_system_attr(study_id, "dashboard:note_ver", 1)
+
+
+def add_in_bulk(study: optuna.Study, trials: list[FrozenTrial]) -> bool:
+    """Add finished trials to a study that has none; True if through Optuna's tables in one transaction."""
+    tables = _pinned_tables(study)
+    if tables is None:
+        study.add_trials(trials)
+        return False
+    with study._storage._backend.engine.begin() as connection:  # type: ignore[attr-defined]
+        for start in range(0, len(trials), TRIALS_PER_STATEMENT):
+            _insert(connection, tables, study._study_id, start, trials[start : start + TRIALS_PER_STATEMENT])
+    return True
+
+
+def _pinned_tables(study: optuna.Study) -> Mapping[str, Any] | None:
+    """Optuna's tables if they are as pinned and the database returns the ids of inserted rows, else None."""
+    backend = getattr(study._storage, "_backend", None)
+    dialect = getattr(getattr(backend, "engine", None), "dialect", None)
+    if not getattr(dialect, "insert_executemany_returning_sort_by_parameter_order", False):
+        return None
+    from optuna.storages._rdb import models
+
+    tables: Mapping[str, Any] = models.BaseModel.metadata.tables
+    as_pinned = all(
+        name in tables and set(tables[name].columns.keys()) == columns
+        for name, columns in PINNED_COLUMNS.items()
+    )
+    return tables if as_pinned else None
+
+
+def _insert(
+    connection: Any, tables: Mapping[str, Any], study_id: int, start: int, trials: list[FrozenTrial]
+) -> None:
+    """One statement per table; the database gives the trial ids, so that its own counters stay right."""
+    table = tables["trials"]
+    statement = table.insert().returning(table.c.trial_id, sort_by_parameter_order=True)
+    heads = [_head(study_id, start + row, trial) for row, trial in enumerate(trials)]
+    ids = [row.trial_id for row in connection.execute(statement, heads)]
+    for name, rows_of in _DETAILS.items():
+        rows = [
+            {"trial_id": i, **row} for i, trial in zip(ids, trials, strict=True) for row in rows_of(trial)
+        ]
+        if rows:
+            connection.execute(tables[name].insert(), rows)
+
+
+def _head(study_id: int, number: int, trial: FrozenTrial) -> dict[str, Any]:
+    return {
+        "study_id": study_id,
+        "number": number,
+        "state": trial.state,
+        "datetime_start": _naive_utc(trial.datetime_start),
+        "datetime_complete": _naive_utc(trial.datetime_complete),
+    }
+
+
+def _naive_utc(moment: datetime.datetime | None) -> datetime.datetime | None:
+    """Optuna shows naive local time and stores naive UTC."""
+    return None if moment is None else moment.astimezone(datetime.UTC).replace(tzinfo=None)
+
+
+def _value_rows(trial: FrozenTrial) -> list[dict[str, Any]]:
+    """Objective values, all finite (`choose` sees to that)."""
+    return [
+        {"objective": number, "value": value, "value_type": "FINITE"}
+        for number, value in enumerate(trial.values)
+    ]
+
+
+def _param_rows(trial: FrozenTrial) -> list[dict[str, Any]]:
+    return [
+        {
+            "param_name": name,
+            "param_value": distribution.to_internal_repr(trial.params[name]),
+            "distribution_json": optuna.distributions.distribution_to_json(distribution),
+        }
+        for name, distribution in trial.distributions.items()
+    ]
+
+
+def _user_rows(trial: FrozenTrial) -> list[dict[str, Any]]:
+    return [{"key": key, "value_json": json.dumps(value)} for key, value in trial.user_attrs.items()]
+
+
+def _system_rows(trial: FrozenTrial) -> list[dict[str, Any]]:
+    return [{"key": key, "value_json": json.dumps(value)} for key, value in trial.system_attrs.items()]
+
+
+_DETAILS = {
+    "trial_values": _value_rows,
+    "trial_params": _param_rows,
+    "trial_user_attributes": _user_rows,
+    "trial_system_attributes": _system_rows,
+}
+
+
+@contextmanager
+def _storage_errors(url: str) -> Iterator[None]:
+    """One sentence instead of a database's traceback; a password in the URL is not repeated."""
+    import sqlalchemy
+
+    known = (
+        sqlalchemy.exc.SQLAlchemyError,
+        optuna.exceptions.StorageInternalError,
+        ImportError,
+        RuntimeError,
+        OSError,
+    )
+    try:
+        yield
+    except known as error:
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"The study storage {_without_password(url)!r} cannot be used: {reason}; expected a database URL such as "
+            f"sqlite:///studies.db in a folder that exists and can be written, or postgresql+psycopg://user@host/name "
+            f"with its driver installed."
+        ) from error
+
+
+def _without_password(url: str) -> str:
+    import sqlalchemy
+
+    try:
+        return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        return url
