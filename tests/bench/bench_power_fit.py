@@ -116,7 +116,8 @@ def h200_products(data: pathlib.Path, full_clock_flops: float = 818e12) -> None:
     clock = power.capped_clock_mhz(k, full_s, 0.0, flops, moved, rows.avg_power_w, 1980.0, 345.0)
     error = np.abs(full_s * 1980.0 / clock / rows.time_s - 1)
     uncapped = power.busy_power_w(k, 1980.0, 1980.0, full_s, flops, moved)
-    print(f"H200 products at the limit (calibrated on their median): time off by {error.median():.1%}, clock {np.median(clock):.0f} MHz, "
+    print("H200 products at the limit, calibrated on their median: "
+          f"time off by {error.median():.1%}, clock {np.median(clock):.0f} MHz, "
           f"would draw {np.median(uncapped):.0f} W unlimited ({len(rows)} rows)")  # fmt: skip
 
 
