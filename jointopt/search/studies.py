@@ -30,6 +30,7 @@ MAX_TRIALS = 2000
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 TRIALS_PER_STATEMENT = 1000
 CONTENT_KEY, COMPLETE_KEY = "content", "complete"
+LARGE = 1e9  # stands for an infinite violation, which JSON does not know
 GENES = ("layout_index", "clock_index")  # positions in one run's tables: meaningless to a reader
 
 PINNED_COLUMNS = {
@@ -64,7 +65,7 @@ def save_study(
     trials = finished_trials(chosen)
     content = _content_hash(trials)
     with _storage_errors(url):
-        storage = optuna.storages.get_storage(url)
+        storage = _open(url)
         title, known = _free_name(storage, f"{name}-{job_hash[:8]}", content)
         if known:
             return title
@@ -90,11 +91,12 @@ def choose(plans: Columns, count: int, seed: int) -> Ints:
     distance = _distance((first[front], second[front]), (first[others], second[others]))
     distance[plans["violation"][rows][others] > 0.0] = np.inf
     by_distance = others[np.argsort(distance, kind="stable")]
-    room = max(0, count - len(front))
+    front = front[np.linspace(0, len(front) - 1, min(len(front), count)).round().astype(np.int64)]
+    room = count - len(front)
     near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
     rng = np.random.default_rng(seed)
-    sample = rng.permutation(far)[: max(0, room - len(near))]
-    return np.sort(rows[np.concatenate([front, near, sample])[:count]])
+    sample = rng.permutation(far)[: room - len(near)]
+    return np.sort(rows[np.concatenate([front, near, sample])])
 
 
 def _distinct(plans: Columns) -> Ints:
@@ -122,7 +124,7 @@ def finished_trials(plans: Columns) -> list[FrozenTrial]:
     count = len(plans["violation"])
     trials = []
     for row, (params, attributes) in enumerate(zip(parameters_of(plans), _attributes(plans), strict=True)):
-        violation = float(plans["violation"][row])
+        violation = float(np.clip(plans["violation"][row], -LARGE, LARGE))
         trial = optuna.trial.create_trial(
             values=[float(plans[name][row]) for name in OBJECTIVES],
             params=params,
@@ -140,17 +142,19 @@ def finished_trials(plans: Columns) -> list[FrozenTrial]:
 
 def _attributes(plans: Columns) -> list[dict[str, Any]]:
     """What is known of each plan beyond parameters and objectives, as JSON values; unknown (NaN) is left out."""
-    taken = {*LAYOUT_COLUMNS, *OBJECTIVES, *GENES, "clock_mhz", "slack", "stage_clock_mhz"}
+    taken = {*LAYOUT_COLUMNS, *OBJECTIVES, *GENES, "violation", "clock_mhz", "slack", "stage_clock_mhz"}
     names = [name for name, values in plans.items() if name not in taken and values.ndim == 1]
     columns = [plans[name].tolist() for name in names]
     rows = []
     for clocks, values in zip(plans["stage_clock_mhz"], zip(*columns, strict=True), strict=True):
-        known = {
-            n: v for n, v in zip(names, values, strict=True) if not (isinstance(v, float) and math.isnan(v))
-        }
+        known = {name: value for name, value in zip(names, values, strict=True) if _is_known(value)}
         stages = ";".join(f"{clock:g}" for clock in clocks[np.isfinite(clocks)])
         rows.append({"stage_clock_mhz": stages, **known})
     return rows
+
+
+def _is_known(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _content_hash(trials: list[FrozenTrial]) -> str:
@@ -273,6 +277,13 @@ _DETAILS = {
 }
 
 
+def _open(url: str) -> optuna.storages.BaseStorage:
+    try:
+        return optuna.storages.get_storage(url)
+    except ValueError as error:  # for example a port that is not a number
+        raise OSError(f"the URL makes no sense ({error})") from error
+
+
 @contextmanager
 def _storage_errors(url: str) -> Iterator[None]:
     """One sentence instead of a database's traceback; a password in the URL is not repeated."""
@@ -280,7 +291,7 @@ def _storage_errors(url: str) -> Iterator[None]:
 
     known = (
         sqlalchemy.exc.SQLAlchemyError,
-        optuna.exceptions.StorageInternalError,
+        optuna.exceptions.OptunaError,
         ImportError,
         RuntimeError,
         OSError,
@@ -288,7 +299,7 @@ def _storage_errors(url: str) -> Iterator[None]:
     try:
         yield
     except known as error:
-        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.OptunaError) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
         raise UsageError(
             f"The study storage {_without_password(url)!r} cannot be used: {reason}; expected a database URL such as "
