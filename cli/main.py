@@ -32,20 +32,15 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except JointOptError as error:
-            raise _failure(str(error), error.exit_code) from error
+            message, exit_code = str(error), error.exit_code
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader went away, as `head` does; click ends quietly
                 raise
-            raise _failure(f"{error.filename or 'A file'}: {error.strerror or error}.", 2) from error
+            message, exit_code = f"{error.filename or 'A file'}: {error.strerror or error}.", 2
         except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(130)
-
-
-def _failure(message: str, exit_code: int) -> click.ClickException:
-    failure = click.ClickException(" ".join(message.split()))
-    failure.exit_code = exit_code
-    return failure
+            message, exit_code = "interrupted.", 130
+        click.echo(f"Error: {' '.join(message.split())}", err=True)
+        ctx.exit(exit_code)
 
 
 @click.command(

@@ -10,7 +10,7 @@ from jointopt.catalog.frameworks import framework_names, load_framework
 from jointopt.catalog.gpus import gpu_ids, load_gpu
 from jointopt.catalog.models import load_model, model_names
 from jointopt.jobfile import shipped_job, shipped_jobs
-from jointopt.report.table import TextColumn, lay_out
+from jointopt.report.table import WIDTH, TextColumn, lay_out, table_width
 
 Row = dict[str, Any]
 
@@ -29,7 +29,8 @@ def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         for name in (rows[0] if rows else ())
     ]
-    return "\n".join(lay_out(columns, gap="  ")) if columns else "nothing"
+    gap = "  " if table_width(columns, "  ") <= WIDTH else " "
+    return "\n".join(lay_out(columns, gap)) if columns else "nothing"
 
 
 def _gpu(name: str) -> Row:
@@ -127,6 +128,8 @@ _HEADERS = {
     "gpus_per_node": "GPUs\n/node",
     "ffn_hidden_size": "FFN\nsize",
     "num_attention_heads": "heads",
+    "parameters": "params",
+    "active_parameters": "active\nparams",
     "num_query_groups": "KV\nheads",
     "moe_router_topk": "top\nk",
     "zero_stages": "ZeRO\nstages",

@@ -1,0 +1,82 @@
+"""What holds for every command, run as people run it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import COMMANDS, jointopt
+from jointopt.errors import InfeasibleError, JobError
+
+HEAVY = ("numpy", "pandas", "scipy", "optuna", "sklearn", "xgboost", "torch", "yaml")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["propose", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from jointopt.cli.main import jointopt
+jointopt({arguments!r}, standalone_mode=False)
+heavy = [name for name in {HEAVY!r} if name in sys.modules]
+sys.exit(f"imported {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example_that_parses(name: str) -> None:
+    text = CliRunner().invoke(jointopt, [name, "--help"]).output
+    assert "Example" in text
+    assert f"jointopt {name} " in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_an_unknown_command_is_bad_usage() -> None:
+    result = CliRunner().invoke(jointopt, ["prpose"])
+    assert result.exit_code == 2
+    assert "prpose" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "line"),
+    [
+        (JobError("training.dtype is\nwrong."), 2, "Error: training.dtype is wrong.\n"),
+        (InfeasibleError("Nothing fits."), 1, "Error: Nothing fits.\n"),
+        (PermissionError(13, "Permission denied", "out"), 2, "Error: out: Permission denied.\n"),
+        (KeyboardInterrupt(), 130, "Error: interrupted.\n"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int, line: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("jointopt.cli.catalog.catalog", click.Command("catalog", callback=fail))
+    result = CliRunner().invoke(jointopt, ["catalog"])
+    assert (result.exit_code, result.stderr) == (exit_code, line)
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
+    command = (
+        f"{sys.executable} -c 'from jointopt.cli.main import main; main()' catalog models --json | head -c 1"
+    )
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.stdout, done.stderr) == ("[", "")
+
+
+def test_a_command_is_short() -> None:
+    for name in COMMANDS:
+        callback = jointopt.get_command(click.Context(jointopt), name)
+        assert callback is not None
+        assert callback.callback is not None
+        constants = callback.callback.__code__
+        first = constants.co_firstlineno
+        lines = {line for _, _, line in constants.co_lines() if line}
+        assert len(lines - {first}) <= 15, name

@@ -1,0 +1,129 @@
+"""The command around the search: arguments in, text or JSON out; the search is replaced where it is not meant."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
+from jointopt.report.results import Proposal
+
+SHAPE = [
+    "--model=llama-3-8b", "--gpu=h100-sxm5-80gb", "--gpus=16", "--global-batch-size=64", "--seq-length=4096",
+]  # fmt: skip
+JOB = """
+model: llama-3-8b
+training: {seq_length: 4096, global_batch_size: 64}
+cluster: {gpu: h100-sxm5-80gb, nodes: 1, gpus_per_node: 8}
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(jointopt, ["propose", *map(str, arguments)])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, make_proposal: Callable[..., Proposal]) -> dict[str, Any]:
+    """What the command asked the library for; the answer is made by hand."""
+    questions: dict[str, Any] = {}
+
+    def propose(job: Any, *, progress: Callable[[str], None], **options: Any) -> Proposal:
+        questions.update(options, job=job)
+        progress("searching")
+        return make_proposal(30)
+
+    monkeypatch.setattr("jointopt.workflow.propose", propose)
+    return questions
+
+
+def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(asked: dict[str, Any]) -> None:
+    result = run(*SHAPE, "--json")
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["front"]) == 30
+    assert result.stderr == "searching ...\n"
+
+
+def test_options_reach_the_search(asked: dict[str, Any]) -> None:
+    run(*SHAPE, "--trials", 7, "--seed", 3, "--storage", "none", "--study", "mine", "--framework", "nemo")
+    job = asked.pop("job")
+    assert asked == {"trials": 7, "seed": 3, "storage": None, "study": "mine"}
+    assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")
+
+
+def test_the_study_is_kept_in_sqlite_unless_told_otherwise(asked: dict[str, Any]) -> None:
+    run(*SHAPE)
+    assert asked["storage"] == "sqlite:///jointopt.db"
+
+
+def test_a_saved_job_stands_for_the_options(asked: dict[str, Any], tmp_path: Path) -> None:
+    run(*SHAPE, "--save-job", tmp_path / "job.yaml")
+    by_options = asked["job"]
+    run(tmp_path / "job.yaml")
+    assert asked["job"] == by_options
+
+
+def test_out_writes_files_and_all_prints_every_plan(asked: dict[str, Any], tmp_path: Path) -> None:
+    result = run(*SHAPE, "--out", tmp_path / "out", "--all")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "proposal.json",
+        "front.csv",
+        "proposal.txt",
+    }
+    assert "more plans" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("seq_length: 4096", "seq_lenght: 4096"), ("seq_lenght", "seq_length")),
+        (("h100-sxm5-80gb", "h100-sxm5-81gb"), ("h100-sxm5-81gb", "h100-sxm5-80gb")),
+        (("llama-3-8b", "llama-3-9b"), ("llama-3-9b", "llama-3-8b")),
+        (("nodes: 1", "nodes: 0"), ("cluster.nodes", "0")),
+        (("global_batch_size: 64", "global_batch_size: -64"), ("global_batch_size", "-64")),
+        (("model: llama-3-8b", "model: ["), ("job.yaml",)),
+    ],
+)
+def test_a_bad_job_file_is_one_line_that_names_the_key(
+    tmp_path: Path, change: tuple[str, str], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace(*change))
+    result = run(tmp_path / "job.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in words)
+
+
+def test_a_directory_and_a_missing_file_are_bad_usage(tmp_path: Path) -> None:
+    for path, complaint in ((tmp_path, "is a directory"), (tmp_path / "missing.yaml", "does not exist")):
+        result = run(path)
+        assert result.exit_code == 2
+        assert complaint in result.stderr
+
+
+def test_options_that_make_no_job_are_listed() -> None:
+    result = run("--model", "llama-3-8b", "--gpus", 8)
+    assert result.exit_code == 2
+    assert "missing: --gpu, --global-batch-size, --seq-length" in result.stderr
+
+
+def test_a_job_and_options_at_once_are_refused() -> None:
+    result = run("opt-350m-2x4-a100", "--gpus", 8)
+    assert result.exit_code == 2
+    assert "not both" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags", [["--trials", "-1"], ["--seed", "x"], ["--surrogate", "best"], ["--gpus", "many"]]
+)
+def test_an_option_out_of_range_is_bad_usage(flags: list[str]) -> None:
+    assert run(*SHAPE, *flags).exit_code == 2
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(asked: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run(*SHAPE, "--out", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("Error: ")

@@ -1,0 +1,29 @@
+import json
+
+import pytest
+
+from jointopt.report.listing import listing, listing_text
+from jointopt.report.plain import json_text
+
+EVERYTHING = ("gpus", "models", "frameworks", "clusters", "jobs")
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_every_listing_fits_100_columns(what: str) -> None:
+    text = listing_text(listing(what))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_every_name_is_listed_once_and_is_json(what: str) -> None:
+    rows = json.loads(json_text(listing(what)))
+    names = [next(iter(row.values())) for row in rows]
+    assert len(names) == len(set(names)) > 1
+
+
+def test_a_figure_that_no_source_states_is_a_dash() -> None:
+    assert listing_text([{"gpu": "x", "tdp_w": None}]).splitlines()[-1] == "x      -"
+
+
+def test_a_listing_of_nothing_says_so() -> None:
+    assert listing_text([]) == "nothing"
