@@ -11,6 +11,7 @@ from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
     TextColumn,
+    assumptions,
     lay_out,
     numbers,
     unit_of,
@@ -35,7 +36,7 @@ def explanation_text(explanation: Explanation) -> str:
         *stage_table(explanation.stages, (second, time_unit), (joule, energy_unit)),
     ]
     if explanation.assumed:
-        lines += ["", "Assumed:", *(line for text in explanation.assumed for line in wrapped(f"- {text}"))]
+        lines += ["", *assumptions(explanation.assumed)]
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from jointopt.report.table import (
     TIME_UNITS,
     WIDTH,
     TextColumn,
+    assumptions,
     lay_out,
     numbers,
     table_width,
@@ -157,7 +158,7 @@ def _summary(proposal: Proposal) -> list[str]:
     )
     lines += _dropped(proposal.infeasible)
     if proposal.assumed:
-        lines += ["Assumed:", *(line for sentence in proposal.assumed for line in wrapped(f"- {sentence}"))]
+        lines += assumptions(proposal.assumed)
     if proposal.storage and proposal.study_name:
         lines += [f"Study: {proposal.study_name}", f"  optuna-dashboard {proposal.storage}"]
     return lines

@@ -67,10 +67,12 @@ def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, 
 
 
 def test_the_summary_tells_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:
-    proposal = make_proposal(storage="sqlite:///tiny.db", study_name="tiny", assumed=("PUE 1.2.",))
+    proposal = make_proposal(
+        storage="sqlite:///tiny.db", study_name="tiny", assumed=("pue 1.2 is assumed (a survey of 2023).",)
+    )
     text = proposal_text(proposal)
     assert "4,880  tp does not divide the heads" in text
-    assert "- PUE 1.2." in text
+    assert "\n- pue 1.2 is assumed\n" in text
     assert "optuna-dashboard sqlite:///tiny.db" in text
 
 

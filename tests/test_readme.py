@@ -1,0 +1,53 @@
+"""What the README says can be typed can be typed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+from jointopt.jobfile import parse_job
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELL = "".join(re.findall(r"```sh\n(.+?)```", README, re.DOTALL))
+COMMANDS = re.findall(r"^jointopt (.+)$", SHELL, re.MULTILINE)
+
+
+def _arguments(command: str) -> list[str]:
+    return shlex.split(command.split(" > ")[0], comments=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_parses(command: str) -> None:
+    name, *arguments = _arguments(command)
+    found = jointopt.get_command(click.Context(jointopt), name)
+    assert found is not None
+    found.make_context(name, arguments)
+
+
+def test_the_quick_commands_run() -> None:
+    for command in [c for c in COMMANDS if c.startswith(("catalog", "explain"))]:
+        result = CliRunner().invoke(jointopt, _arguments(command))
+        assert result.exit_code == 0, result.output
+
+
+def test_the_job_file_of_the_readme_is_a_job() -> None:
+    (text,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
+    assert parse_job(yaml.safe_load(text), "readme", ROOT).cluster.num_gpus == 64
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_two_commands_exist(target: str) -> None:
+    assert re.search(rf"^make {target}\b", README, re.MULTILINE)
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_links_lead_somewhere() -> None:
+    for document in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text(encoding="utf-8")):
+            assert (ROOT / target).exists(), target
