@@ -1,0 +1,78 @@
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.catalog.gpus import load_gpu
+from jointopt.errors import CatalogError, JobError
+from jointopt.spec.check import Section
+from jointopt.spec.clocks import clock_grid_mhz, read_clocks
+
+A100 = load_gpu("a100-sxm4-40gb")
+UNKNOWN = dataclasses.replace(A100, clock_min_mhz=None, clock_max_mhz=None, clock_step_mhz=None)
+
+
+def clocks(given: object, gpu: object = A100) -> tuple[float, ...]:
+    return read_clocks(Section({"clock_mhz": given}, "search"), gpu)[0]  # type: ignore[arg-type]
+
+
+def test_without_a_word_all_clocks_of_the_gpu_are_searched() -> None:
+    assert clocks(None) == clock_grid_mhz(A100) == tuple(float(c) for c in range(210, 1411, 15))
+
+
+def test_half_steps_are_rounded_down_as_the_driver_lists_them() -> None:
+    grid = clock_grid_mhz(load_gpu("v100-sxm2-16gb"))
+    assert grid[:3] == (135.0, 142.0, 150.0)
+    assert grid[-2:] == (1522.0, 1530.0)
+
+
+def test_a_number_a_list_and_a_range_say_the_same() -> None:
+    assert clocks(1410) == clocks([1410]) == clocks({"min": 1410, "max": 1410}) == (1410.0,)
+    assert clocks([1410, 1380, 1395, 1395]) == clocks({"min": 1380}) == (1380.0, 1395.0, 1410.0)
+
+
+def test_a_range_ends_at_its_maximum_even_where_the_step_does_not() -> None:
+    assert clocks({"min": 1200, "max": 1410, "step": 60})[-2:] == (1380.0, 1410.0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(clock_grid_mhz(A100)), min_size=1), st.floats(-1, 1))
+def test_every_clock_within_one_mhz_of_the_grid_is_accepted_in_ascending_order(
+    chosen: list[float], off: float
+) -> None:
+    result = clocks([c + off for c in chosen])
+    assert list(result) == sorted(set(result))
+
+
+@pytest.mark.parametrize("value", [1000, [1410, 1000], {"min": 1000, "max": 1410, "step": 15}])
+def test_a_clock_that_the_gpu_lacks_names_its_neighbours(value: object) -> None:
+    with pytest.raises(JobError, match=r"1000\.0 MHz is no clock .* the nearest are 990 and 1005"):
+        clocks(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[], True, "fast", [None], -1, 0, float("nan"), float("inf"), [[1410]], {"min": 1410, "max": 210}, {"step": 0},
+     {"step": 1e-300}, {"stp": 15}, {"min": "low"}],
+)  # fmt: skip
+def test_nonsense_is_refused_by_its_key(value: object) -> None:
+    with pytest.raises(JobError, match="clock_mhz"):
+        clocks(value)
+
+
+def test_a_gpu_of_unknown_clocks_needs_them_in_the_job_and_says_that_it_took_them() -> None:
+    with pytest.raises(CatalogError, match=r"give search\.clock_mhz"):
+        clocks(None, UNKNOWN)
+    found, sentence = read_clocks(Section({"clock_mhz": [900, 1800]}, "search"), UNKNOWN)
+    assert found == (900.0, 1800.0)
+    assert "taken as they are" in sentence
+
+
+def test_a_gpu_of_which_only_the_maximum_is_known_is_searched_there_alone_and_openly() -> None:
+    gpu = dataclasses.replace(UNKNOWN, clock_max_mhz=1965)
+    found, sentence = read_clocks(Section({}, "search"), gpu)
+    assert found == (1965.0,)
+    assert "only its maximum of 1965 MHz" in sentence
+    with pytest.raises(JobError, match="clocks of 0 to 1965 MHz; got 2100"):
+        clocks([2100], gpu)

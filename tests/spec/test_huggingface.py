@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jointopt.catalog.gpus import read_yaml
+from jointopt.errors import JobError
+from jointopt.spec.huggingface import FAMILIES, model_from_config, read_config
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+CATALOGUE = {name: entry["config"] for name, entry in read_yaml("models.yaml").items()}
+SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()}
+OPTIONAL = {
+    "num_key_value_heads", "head_dim", "word_embed_proj_dim", "do_layer_norm_before", "resid_pdrop", "no_bias",
+    "attn_config", "q_lora_rank", "first_k_dense_replace", "n_shared_experts", "n_routed_experts", "max_seq_len",
+}  # fmt: skip
+
+
+def write(folder: Path, config: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return path
+
+
+def test_the_catalogue_has_a_model_of_every_family() -> None:
+    assert set(SAMPLES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_needed_field_that_is_missing_is_named(family: str) -> None:
+    config = SAMPLES[family]
+    for key in set(config) - OPTIONAL - {"model_type"}:
+        with pytest.raises(JobError, match=f"{key} is missing"):
+            model_from_config({k: v for k, v in config.items() if k != key}, "m")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [-1, "many", True, float("nan"), [1], 10**30])
+def test_a_field_with_nonsense_is_refused(family: str, value: object) -> None:
+    config = SAMPLES[family]
+    for key in set(config) - {"model_type", "attn_config", "do_layer_norm_before", "no_bias", "max_seq_len"}:
+        with pytest.raises(JobError):
+            model_from_config(config | {key: value}, "m")
+
+
+def test_a_model_without_a_type_is_recognised_by_its_architecture() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    known = model_from_config(config | {"architectures": ["LlamaForCausalLM"]}, "m")
+    assert known == model_from_config(LLAMA, "m")
+
+
+def test_an_unknown_family_lists_the_known_ones() -> None:
+    with pytest.raises(JobError, match=r"one of llama, mistral.*mpt; got 'lama' \(did you mean 'llama'\?\)"):
+        model_from_config(LLAMA | {"model_type": "lama"}, "m")
+
+
+def test_keys_that_do_not_shape_the_model_are_passed_over() -> None:
+    extras = {"rope_theta": 5e5, "torch_dtype": "bfloat16", "quantization_config": {"bits": 4}}
+    assert model_from_config(LLAMA | extras, "m") == model_from_config(LLAMA, "m")
+
+
+def test_opt_350m_embeds_narrower_than_it_thinks() -> None:
+    opt = model_from_config(CATALOGUE["opt-350m"], "m")
+    assert (opt.embedding_size, opt.final_norm, opt.max_position_embeddings) == (512, False, 2050)
+
+
+def test_deepseek_has_latent_attention_shared_experts_and_leading_dense_layers() -> None:
+    m = model_from_config(CATALOGUE["deepseek-v3"], "m")
+    assert (m.kv_lora_rank, m.q_lora_rank, m.num_shared_experts, m.num_dense_layers) == (512, 1536, 1, 3)
+
+
+def test_a_shared_expert_of_qwen2_counts_in_routed_ones() -> None:
+    assert model_from_config(CATALOGUE["qwen2-57b-a14b"], "m").num_shared_experts == 8
+
+
+@pytest.mark.parametrize(
+    "change", [{"mlp_only_layers": [5]}, {"decoder_sparse_step": 2}, {"mlp_only_layers": "x"}]
+)
+def test_experts_on_some_later_layers_only_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(JobError, match=f"{next(iter(change))} must be"):
+        model_from_config(CATALOGUE["qwen3-30b-a3b"] | change, "m")
+
+
+def test_a_config_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, LLAMA)).name == tmp_path.name
+    assert read_config(write(tmp_path, LLAMA | {"_name_or_path": "meta/Llama-X"})).name == "Llama-X"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, "1" * 5000])
+def test_a_config_file_that_is_no_object_is_one_sentence_with_its_path(tmp_path: Path, text: str) -> None:
+    with pytest.raises(JobError, match=r"config\.json: "):
+        read_config(write(tmp_path, text))
