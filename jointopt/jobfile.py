@@ -11,7 +11,7 @@ from jointopt.catalog.clusters import FIGURES, KEYS, build_cluster
 from jointopt.catalog.frameworks import framework_names, load_framework
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.models import load_model
-from jointopt.errors import CatalogError, JobError, UsageError
+from jointopt.errors import CatalogError, JobError, UsageError, nearest
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
@@ -34,10 +34,12 @@ def load_job(path: str | Path) -> Job:
 
     Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
     """
-    file = Path(path)
-    if not file.is_file() and str(path) in shipped_jobs():
-        file = _studies() / str(path) / "job.yaml"
-    text = read_text(file)
+    shipped = _studies() / str(path) / "job.yaml"
+    file = shipped if str(path) in shipped_jobs() and not Path(path).is_file() else Path(path)
+    try:
+        text = read_text(file)
+    except JobError as error:
+        raise JobError(f"{error}{nearest(path, shipped_jobs())}") from error
     try:
         return parse_job(parse_yaml(text), _printable(file.stem), file.parent)
     except UsageError as error:

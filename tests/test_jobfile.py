@@ -186,6 +186,17 @@ def test_an_error_in_a_file_begins_with_the_file(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "", "/", "\udcff", "none.yaml"])
+def test_a_path_that_leads_nowhere_is_one_sentence(path: str) -> None:
+    with pytest.raises(JobError):
+        load_job(path)
+
+
+def test_a_mistyped_shipped_job_names_the_one_meant() -> None:
+    with pytest.raises(JobError, match="did you mean 'opt-350m-2x4-a100'"):
+        load_job("opt-350m-2x4-a10")
+
+
 def test_a_gpu_without_a_known_clock_step_is_searched_openly() -> None:
     job = job_from_options("llama-3-8b", "mi300x", 16, 512, 8192)
     assert len(job.search.clock_mhz) == 1
