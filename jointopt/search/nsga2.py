@@ -10,6 +10,8 @@ much.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +124,6 @@ def search(
     part of the final front. ``polish_evaluations`` = 0 leaves the front as NSGA-II found it.
     ``progress(done, trials, front_size)``.
     """
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     archive = _Archive(problem, Genome.of(problem))
     breeder = _Breeder(archive, np.random.default_rng(seed), population)
@@ -142,12 +143,21 @@ def count(plans: Columns) -> int:
     return len(plans["layout_index"])
 
 
+@contextmanager
+def experimental_is_meant() -> Iterator[None]:
+    """Optuna's warnings about experimental features, not repeated to the user: the tests watch those we use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
 def _study(
     population: int, seed: int, breeder: _Breeder
 ) -> tuple[optuna.Study, optuna.samplers.NSGAIISampler]:
-    sampler = optuna.samplers.NSGAIISampler(
-        population_size=population, seed=seed, child_generation_strategy=breeder
-    )
+    with experimental_is_meant():
+        sampler = optuna.samplers.NSGAIISampler(
+            population_size=population, seed=seed, child_generation_strategy=breeder
+        )
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler), sampler
 
 
@@ -197,7 +207,12 @@ class _Run:
         """The front after local moves; points of it become a generation, to breed on from there."""
         share = self.polish_evaluations // (2 * len(POLISH_AT))
         better = self.polisher.improve(front, share, per_stage=False)
-        return better, self.breeder.archive.genome.encode(take(better, evenly(better, size)))
+        genes = self.breeder.archive.genome.encode(take(better, evenly(better, size)))
+        # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.
+        return better, np.resize(genes, (size, genes.shape[1])) if len(genes) else self._random(size)
+
+    def _random(self, size: int) -> Ints:
+        return self.breeder.archive.genome.random(size, self.breeder.rng)
 
 
 def _no_plans(problem: Problem) -> Columns:

@@ -35,7 +35,8 @@ def is_covered(front_first: Floats, front_second: Floats, first: Floats, second:
     if len(front_first) == 0:
         return np.zeros(len(first), dtype=bool)
     left = np.searchsorted(front_first, first, side="right") - 1
-    return np.asarray((left >= 0) & (front_second[np.maximum(left, 0)] <= second), dtype=bool)
+    covered = (left >= 0) & (front_second[np.maximum(left, 0)] <= second)
+    return np.asarray(covered & ~np.isnan(first), dtype=bool)  # an unknown bound rules nothing out
 
 
 def is_dominated(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:

@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import optuna
 
 from jointopt.errors import UsageError
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.search.nsga2 import distributions_of, parameters_of
+from jointopt.search.nsga2 import distributions_of, experimental_is_meant, parameters_of
 from jointopt.search.pareto import OBJECTIVES, front_order, objectives, take
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def save_study(
         if known:
             return title
         study = optuna.create_study(storage=storage, study_name=title, directions=["minimize", "minimize"])
-        study.set_metric_names(list(OBJECTIVES))
+        with experimental_is_meant():
+            study.set_metric_names(list(OBJECTIVES))
         facts = {"job_hash": job_hash, "seed": seed, **(attributes or {}), CONTENT_KEY: content}
         for key, value in facts.items():
             study.set_user_attr(key, value)
@@ -144,10 +146,10 @@ def _attributes(plans: Columns) -> list[dict[str, Any]]:
     """What is known of each plan beyond parameters and objectives, as JSON values; unknown (NaN) is left out."""
     taken = {*LAYOUT_COLUMNS, *OBJECTIVES, *GENES, "violation", "clock_mhz", "slack", "stage_clock_mhz"}
     names = [name for name, values in plans.items() if name not in taken and values.ndim == 1]
-    columns = [plans[name].tolist() for name in names]
+    columns = {name: plans[name].tolist() for name in names}
     rows = []
-    for clocks, values in zip(plans["stage_clock_mhz"], zip(*columns, strict=True), strict=True):
-        known = {name: value for name, value in zip(names, values, strict=True) if _is_known(value)}
+    for row, clocks in enumerate(plans["stage_clock_mhz"]):
+        known = {name: values[row] for name, values in columns.items() if _is_known(values[row])}
         stages = ";".join(f"{clock:g}" for clock in clocks[np.isfinite(clocks)])
         rows.append({"stage_clock_mhz": stages, **known})
     return rows
@@ -314,4 +316,4 @@ def _without_password(url: str) -> str:
     try:
         return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
     except (sqlalchemy.exc.ArgumentError, ValueError):
-        return url
+        return re.sub(r"(//[^/:@]*):[^@]*@", r"\1:***@", url)

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jointopt.search import pareto
+
+FEW_VALUES = st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, np.inf, np.nan])
+POINTS = st.lists(st.tuples(FEW_VALUES, FEW_VALUES), min_size=1, max_size=40).map(lambda p: np.array(p).T)
+
+
+def brute_mask(first, second):
+    points = list(zip(first, second, strict=True))
+
+    def beaten(i, x, y):
+        better = any((a <= x and b <= y) and (a < x or b < y) for a, b in points)
+        return better or (x, y) in points[:i]
+
+    return [bool(np.isfinite(x + y)) and not beaten(i, x, y) for i, (x, y) in enumerate(points)]
+
+
+def plans_of(first, second, violation=0.0):
+    return {
+        "iteration_time_s": np.asarray(first, dtype=float),
+        "energy_j": np.asarray(second, dtype=float),
+        "violation": np.full(len(first), violation),
+        "layout_index": np.arange(len(first)),
+    }
+
+
+@given(POINTS)
+def test_the_front_is_what_comparing_every_pair_says(points):
+    assert pareto.front_mask(*points).tolist() == brute_mask(*points)
+
+
+@given(POINTS)
+def test_the_front_is_sorted_and_strictly_falling(points):
+    order = pareto.front_order(*points)
+    assert (np.diff(points[0][order]) > 0).all()
+    assert (np.diff(points[1][order]) < 0).all()
+
+
+def test_of_equal_points_only_the_first_is_on_the_front():
+    assert pareto.front_mask(np.array([1.0, 1.0, 2.0]), np.array([5.0, 5.0, 5.0])).tolist() == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_nothing_gives_an_empty_front():
+    assert len(pareto.front_order(np.zeros(0), np.zeros(0))) == 0
+    assert pareto.hypervolume(np.zeros(0), np.zeros(0), (1.0, 1.0)) == 0.0
+
+
+@given(POINTS, POINTS)
+def test_domination_agrees_with_comparing_every_pair(front, points):
+    front = front[:, pareto.front_order(*front)]
+    below = (front[0][:, None] <= points[0]) & (front[1][:, None] <= points[1])
+    strictly = below & ((front[0][:, None] < points[0]) | (front[1][:, None] < points[1]))
+    assert pareto.is_covered(*front, *points).tolist() == below.any(axis=0).tolist()
+    assert pareto.is_dominated(*front, *points).tolist() == strictly.any(axis=0).tolist()
+
+
+@given(POINTS, POINTS)
+def test_merging_batches_gives_the_front_of_everything(one, two):
+    merged = pareto.merge(pareto.merge(None, plans_of(*one)), plans_of(*two))
+    together = pareto.front_of(plans_of(*np.concatenate([one, two], axis=1)))
+    assert merged["iteration_time_s"].tolist() == together["iteration_time_s"].tolist()
+    assert merged["energy_j"].tolist() == together["energy_j"].tolist()
+
+
+def test_what_violates_a_constraint_is_never_on_the_front():
+    plans = pareto.concat([plans_of([1.0], [1.0], violation=0.5), plans_of([2.0], [2.0])])
+    assert pareto.front_of(plans)["iteration_time_s"].tolist() == [2.0]
+
+
+def test_the_hypervolume_of_two_boxes_counts_their_overlap_once():
+    assert pareto.hypervolume(np.array([1.0, 2.0]), np.array([2.0, 1.0]), (3.0, 3.0)) == pytest.approx(3.0)
+
+
+def test_points_beyond_the_reference_add_nothing():
+    assert pareto.hypervolume(np.array([1.0, 0.5]), np.array([1.0, 9.0]), (2.0, 2.0)) == pytest.approx(1.0)
+
+
+@given(POINTS, POINTS)
+def test_more_points_never_have_less_hypervolume(one, two):
+    both = np.concatenate([one, two], axis=1)
+    assert pareto.hypervolume(*both, (5.0, 5.0)) >= pareto.hypervolume(*one, (5.0, 5.0)) - 1e-12
+
+
+def test_hypervolume_equals_the_share_of_a_fine_grid_that_is_covered():
+    rng = np.random.default_rng(0)
+    first, second = rng.random((2, 12))
+    order = pareto.front_order(first, second)
+    cells = (np.arange(400) + 0.5) / 400
+    covered = pareto.is_covered(first[order], second[order], *(g.ravel() for g in np.meshgrid(cells, cells)))
+    assert pareto.hypervolume(first, second, (1.0, 1.0)) == pytest.approx(covered.mean(), abs=0.01)
+
+
+def test_recall_counts_points_that_are_equalled_or_beaten():
+    exact = np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 3.0, 2.0, 1.0])
+    assert pareto.recall(*exact, *exact) == 1.0
+    assert pareto.recall(*exact, np.array([2.0, 2.9]), np.array([3.0, 1.9])) == 0.5
+    assert pareto.recall(*exact, np.zeros(0), np.zeros(0)) == 0.0
+
+
+def test_evenly_picked_points_keep_both_ends():
+    front = plans_of(np.arange(100.0), np.arange(100.0)[::-1])
+    assert pareto.evenly(front, 5).tolist() == [0, 25, 50, 74, 99]
+    assert len(pareto.evenly(front, 1000)) == 100

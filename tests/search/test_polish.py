@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from jointopt.search.exact import exact_front
+from jointopt.search.fake import fake_problem
+from jointopt.search.genome import Genome
+from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
+from jointopt.search.polish import RESOLUTION, Polisher, noticeable
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return fake_problem(1, 64, 24)
+
+
+def random_front(problem, seed=0):
+    genome = Genome.of(problem)
+    return front_of(problem.plans(*genome.decode(genome.random(50, np.random.default_rng(seed)))))
+
+
+@pytest.mark.parametrize("per_stage", [False, True])
+def test_a_polished_front_is_worse_nowhere(problem, per_stage):
+    front = random_front(problem)
+    better = Polisher(problem, Genome.of(problem)).improve(front, 5000, per_stage=per_stage)
+    assert is_covered(*objectives(better), *objectives(front)).all()
+    assert not is_covered(*objectives(front), *objectives(better)).all()
+
+
+def test_no_more_is_spent_than_allowed(problem):
+    for allowed in (0, 1, 100, 3000):
+        polisher = Polisher(problem, Genome.of(problem))
+        polisher.improve(random_front(problem), allowed, per_stage=True)
+        assert polisher.spent <= allowed
+
+
+def test_every_clock_of_a_front_layout_is_tried(problem):
+    exact = exact_front(problem).front
+    one_each = take(exact, np.unique(exact["layout_index"], return_index=True)[1])
+    better = Polisher(problem, Genome.of(problem)).improve(front_of(one_each), 20_000, per_stage=False)
+    assert is_covered(*objectives(better), *objectives(exact)).all()
+
+
+def test_single_stages_move_to_neighbouring_clocks_of_the_grid_only(problem):
+    exact = exact_front(problem).front
+    front = Polisher(problem, Genome.of(problem)).improve(exact, 20_000, per_stage=True)
+    clocks = front["stage_clock_mhz"]
+    assert np.isin(clocks[np.isfinite(clocks)], problem.clocks_mhz).all()
+    stages = np.isfinite(clocks).sum(axis=1)
+    np.testing.assert_array_equal(stages, problem.layouts["pp"][front["layout_index"]])
+    assert (np.nanmax(clocks, axis=1) > np.nanmin(clocks, axis=1)).any()
+
+
+def test_gains_below_the_resolution_do_not_bloat_the_front(problem):
+    front = exact_front(problem).front
+    middle = take(front, evenly(front, 3))
+    almost = middle | {"energy_j": middle["energy_j"] * (1 - RESOLUTION / 10)}
+    clear = middle | {"energy_j": middle["energy_j"] * (1 - RESOLUTION * 10)}
+    assert len(noticeable(front, almost)["energy_j"]) == 0
+    assert len(noticeable(front, clear)["energy_j"]) == 3

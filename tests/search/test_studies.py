@@ -1,0 +1,178 @@
+import json
+
+import numpy as np
+import optuna
+import pytest
+
+from jointopt.errors import UsageError
+from jointopt.search.fake import fake_problem
+from jointopt.search.nsga2 import search
+from jointopt.search.pareto import concat, front_of, is_covered, objectives, take
+from jointopt.search.studies import add_in_bulk, choose, finished_trials, save_study
+
+
+@pytest.fixture(scope="module")
+def plans():
+    problem = fake_problem(1, 32, 24, feasible_share=0.6)
+    found = search(problem, trials=300, seed=0)
+    table = problem.describe(concat([found.front, found.plans]))
+    rank = np.arange(len(table["slack"]))
+    return table | {
+        "avg_power_w": 300.0 + rank,
+        "in_domain": rank % 2 == 0,
+        "unknown": np.full(len(rank), np.nan),
+    }
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/studies.db"
+
+
+def save(plans, url, **changes):
+    return save_study(plans, url, **({"name": "tiny", "job_hash": "0123456789abcdef", "seed": 0} | changes))
+
+
+def test_the_bulk_path_reads_back_as_optunas_own_add_trials(plans, url):
+    trials = finished_trials(take(plans, np.arange(50)))
+    studies = [
+        optuna.create_study(storage=url, study_name=n, directions=["minimize"] * 2) for n in ("bulk", "own")
+    ]
+    assert add_in_bulk(studies[0], trials)
+    studies[1].add_trials(trials)
+    bulk, own = (optuna.load_study(study_name=n, storage=url).trials for n in ("bulk", "own"))
+    fields = ("number", "state", "values", "params", "distributions", "user_attrs", "system_attrs", "datetime_start",
+              "datetime_complete", "intermediate_values")  # fmt: skip
+    for one, other in zip(bulk, own, strict=True):
+        assert [getattr(one, f) for f in fields] == [getattr(other, f) for f in fields]
+
+
+def test_a_study_goes_on_after_a_bulk_write(plans, url):
+    study = optuna.load_study(study_name=save(plans, url), storage=url)
+    before = len(study.trials)
+    study.add_trial(study.trials[0])
+    trial = study.ask()
+    study.tell(trial, [1.0, 2.0])
+    assert [t.number for t in study.trials] == list(range(before + 2))
+
+
+def test_where_the_tables_are_not_as_pinned_optunas_own_path_is_taken(plans, url, monkeypatch):
+    monkeypatch.setitem(
+        __import__("jointopt.search.studies", fromlist=["x"]).PINNED_COLUMNS,
+        "trials",
+        {"trial_id", "renamed"},
+    )
+    study = optuna.create_study(storage=url, directions=["minimize"] * 2)
+    assert not add_in_bulk(study, finished_trials(take(plans, np.arange(3))))
+    assert len(study.trials) == 3
+
+
+def test_optunas_best_trials_are_the_front(plans, url):
+    study = optuna.load_study(study_name=save(plans, url), storage=url)
+    best = sorted(trial.values for trial in study.best_trials)
+    np.testing.assert_array_equal(best, np.column_stack(objectives(front_of(plans))))
+    assert study.metric_names == ["iteration_time_s", "energy_j"]
+
+
+def test_a_trial_tells_its_plan_its_clocks_its_predictions_and_its_constraint_in_both_forms(plans, url):
+    trial = optuna.load_study(study_name=save(plans, url), storage=url).trials[0]
+    row = choose(plans, 2000, 0)[0]
+    assert trial.params["dp"] == plans["dp"][row]
+    assert trial.params["recompute"] in ("none", "selective", "full")
+    clocks = [float(clock) for clock in trial.user_attrs["stage_clock_mhz"].split(";")]
+    np.testing.assert_allclose(clocks, plans["stage_clock_mhz"][row][: trial.params["pp"]])
+    assert trial.user_attrs["avg_power_w"] == plans["avg_power_w"][row]
+    assert "unknown" not in trial.user_attrs
+    assert trial.system_attrs["constraints"] == [trial.system_attrs["constraints:violation"]]
+
+
+def test_timestamps_are_spread(plans, url):
+    trials = optuna.load_study(study_name=save(plans, url), storage=url).trials
+    starts = [trial.datetime_start for trial in trials]
+    assert starts == sorted(set(starts))
+    assert all(trial.duration.total_seconds() == 1 for trial in trials)
+
+
+@pytest.mark.parametrize("count", [5, 60, 200, 10_000])
+def test_the_choice_is_bounded_distinct_and_holds_the_front_first(plans, count):
+    rows = choose(plans, count, 0)
+    assert len(rows) == len(set(rows)) <= count
+    chosen, front = take(plans, rows), front_of(plans)
+    if count >= len(front["energy_j"]):
+        assert is_covered(*objectives(front_of(chosen)), *objectives(front)).all()
+    else:
+        assert is_covered(*objectives(front), *objectives(chosen)).all()
+
+
+def test_a_changed_job_never_continues_an_old_study(plans, url):
+    assert save(plans, url) == "tiny-01234567"
+    assert save(plans, url, job_hash="ffff0000ffff") == "tiny-ffff0000"
+
+
+def test_an_identical_rerun_writes_nothing_and_another_one_gets_a_suffix(plans, url):
+    assert save(plans, url) == save(plans, url) == "tiny-01234567"
+    fewer = take(plans, np.arange(20))
+    assert save(fewer, url) == "tiny-01234567-2"
+    assert save(fewer, url) == "tiny-01234567-2"
+    assert len(optuna.get_all_study_names(url)) == 2
+
+
+def test_infinite_violations_stay_valid_json(plans, url):
+    endless = plans | {"violation": np.full(len(plans["slack"]), -np.inf)}
+    study = optuna.load_study(study_name=save(endless, url), storage=url)
+    assert json.dumps(study.trials[0].system_attrs, allow_nan=False)
+
+
+def call(app, path):
+    from io import BytesIO
+
+    answered = {}
+
+    def start_response(status, headers, exc_info=None):
+        answered["status"] = status
+
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": "", "SERVER_NAME": "x", "SERVER_PORT": "80",
+               "wsgi.input": BytesIO(), "wsgi.url_scheme": "http", "wsgi.errors": BytesIO()}  # fmt: skip
+    body = b"".join(app(environ, start_response))
+    assert answered["status"].startswith("200"), answered
+    return json.loads(body, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_optuna_dashboard_shows_the_study(plans, url):
+    dashboard = pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
+    name = save(plans, url, note="# Hello\n" + "long " * 1000, attributes={"jointopt": "0.1"})
+    app = dashboard.wsgi(optuna.storages.RDBStorage(url))
+    [study] = call(app, "/api/studies")["study_summaries"]
+    assert study["study_name"] == name
+    detail = call(app, f"/api/studies/{study['study_id']}")
+    assert len(detail["trials"]) == len(choose(plans, 2000, 0))
+    assert detail["note"]["body"].startswith("# Hello")
+    assert len(detail["note"]["body"]) == 5008
+    assert {len(trial["constraints"]) for trial in detail["trials"]} == {1}
+    assert detail["objective_names"] == ["iteration_time_s", "energy_j"]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("sqlite:////no/such/folder/x.db", "unable to open"),
+        ("just words", "parse"),
+        ("", "parse"),
+        ("nosuchdb://host/name", "plugin"),
+        ("oracle://me:secret@host/name", "import"),
+        ("postgresql+psycopg://me:secret@host:port/name", "makes no sense"),
+        ("sqlite:////", "unable to open"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_sentence(plans, url, reason):
+    with pytest.raises(UsageError, match=f"study storage .*{reason}") as caught:
+        save(take(plans, np.arange(3)), url)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_one_sentence(plans, tmp_path):
+    path = tmp_path / "notes.db"
+    path.write_text("not a database, " * 100)
+    with pytest.raises(UsageError, match="not a database"):
+        save(plans, f"sqlite:///{path}")
