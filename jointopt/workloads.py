@@ -24,7 +24,9 @@ _WORKLOAD = (
     "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
     "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus",
 )  # fmt: skip
-_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "global_batch_size", "gpu", "num_gpus")
+_USUAL_HEAD_DIM = 128
+_PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
+_REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,11 @@ def _workload(rows: pd.DataFrame) -> Workload:
     model = _model(first, assumed)
     num_gpus = int(first["num_gpus"])
     per_node = min(int(first.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus)
-    cluster = build_cluster({"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node})
+    where = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
+    if gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
+        where["inter_node_gbytes_per_s"] = _PLAIN_NETWORK_GBYTES_PER_S
+        assumed.append("inter_node_gbytes_per_s")
+    cluster = build_cluster(where)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
     plans, guessed = _plans(rows, job, num_gpus)
     notes = [" ".join(assumed + [g for g, mask in guessed.items() if mask[i]]) for i in range(len(rows))]
@@ -84,7 +90,7 @@ def _training(row: dict[str, Any], gpu: Gpu, framework: Framework, assumed: list
     attention = str(row.get("attention") or "")
     if not attention:
         # no flash kernel was ever released for Volta
-        attention = "fused" if gpu.architecture == "volta" else framework.default_attention
+        attention = "fused" if gpu.architecture.lower() == "volta" else framework.default_attention
         assumed.append("attention")
     fused_norm = _truth(row.get("fused_norm", True))
     return Training(
@@ -94,10 +100,12 @@ def _training(row: dict[str, Any], gpu: Gpu, framework: Framework, assumed: list
 
 
 def _model(row: dict[str, Any], assumed: list[str]) -> Model:
-    hidden, heads = int(row["hidden_size"]), int(row["num_attention_heads"])
+    hidden = int(row["hidden_size"])
+    heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     gated = _truth(row.get("gated_mlp", False))
     experts = int(row.get("num_experts", 0))
-    assumed += [c for c in ("ffn_hidden_size", "vocab_size", "num_query_groups") if c not in row]
+    shape = ("ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups")
+    assumed += [c for c in shape if c not in row]
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     return Model(
         name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,

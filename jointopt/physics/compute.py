@@ -6,11 +6,16 @@ holds (micro-batch x sequence / cp). Arrays broadcast; times in seconds, traffic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from jointopt.catalog.attention import AttentionConstants, attention_constants
+from jointopt.catalog.architectures import (
+    AttentionConstants,
+    attention_constants,
+    fp32_time_factor,
+    training_factor,
+)
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
 from jointopt.schema import Floats
 from jointopt.spec.job import Job
@@ -82,16 +87,22 @@ class Kernels:
 
 def kernels(job: Job, constants: KernelConstants) -> Kernels:
     """The kernels that the job's GPU, precision and framework run."""
-    training, habits = job.training, job.training.framework
-    wide = training.dtype if training.dtype in ("fp32", "fp16") else "bf16"
+    training, habits, gpu = job.training, job.training.framework, job.cluster.gpu
+    gemm, overhead = constants.gemm, training_factor(gpu)
+    plain = fp32_time_factor(gpu)
+    if training.dtype == "fp32" and not habits.tf32 and plain is not None:
+        # FP32 cores are slow enough to be fed: products reach about 0.9 of their peak, alone or in training
+        top_share = max(tile.peak_fraction for tile in gemm.tiles)
+        gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
+        overhead = 1.0
     return Kernels(
-        gemm=constants.gemm,
+        gemm=gemm,
         dtype=training.dtype,
-        wide_dtype=wide,
+        wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0,
         attention=training.attention,
-        core=attention_constants(job.cluster.gpu, training.attention),
-        compute_factor=habits.compute_factor,
+        core=attention_constants(gpu, training.attention),
+        compute_factor=habits.compute_factor * overhead,
         elementwise_factor=habits.elementwise_factor * (1.0 if training.fused_norm else 1.5),
         loss_passes=habits.loss_passes,
     )
@@ -106,7 +117,7 @@ def linear(
     """
 
     def product(a: Floats, b: Floats, c: Floats) -> Work:
-        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, count)
+        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, count, throttled=False)
         moved = gemm_bytes(a, b, c, k.gemm.dtype_bytes[dtype or k.dtype], count)
         return Work(sm * k.compute_factor, memory * k.compute_factor, 2.0 * count * a * b * c, moved)
 
@@ -137,7 +148,9 @@ def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp
     if k.attention in _SCORE_BYTES:
         forward_bytes, backward_bytes = _SCORE_BYTES[k.attention]
         scores = tokens * seq_length * model.num_attention_heads / tp
-        core = 0.55 * k.core_flops_per_s  # batched products of head_dim depth
+        # batched products of head_dim depth; tensor cores need it to be a multiple of 8 elements
+        share = 0.8 if k.wide_dtype == "fp32" else 0.55 if d_qk % 8 == 0 else 0.08
+        core = k.core_flops_per_s * share
         return Pass(
             Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
             + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),

@@ -167,17 +167,19 @@ def _where(mask: Floats, a: c.Work) -> c.Work:
     return a.times(mask.astype(float))
 
 
-def _with_recompute(p: c.Pass, core: c.Pass, lay: _Layouts) -> c.Pass:
-    """Recomputation repeats the forward pass (full) or the attention core (selective) before the backward pass."""
-    again = _where(lay.full, p.forward) + _where(lay.selective, core.forward)
+def _with_recompute(job: Job, p: c.Pass, core: c.Pass, lay: _Layouts) -> c.Pass:
+    """Forward work repeated before the backward pass: a layer (full), the attention core or some layers (selective)."""
+    again = _where(lay.full, p.forward)
+    share = job.training.framework.selective_share
+    again = again + _where(lay.selective, p.forward.times(share) if share else core.forward)
     return c.Pass(p.forward, p.backward + again)
 
 
 def _per_stage(job: Job, layers: Floats, lay: _Layouts, costs: _LayerCosts) -> c.Pass:
     """(L, pp) work: layers of each kind, embedding on the first stage, head on the last."""
     dense_layers = _dense_layers(job, layers)
-    dense = _with_recompute(costs.dense, costs.core, lay)
-    moe = _with_recompute(costs.moe, costs.core, lay)
+    dense = _with_recompute(job, costs.dense, costs.core, lay)
+    moe = _with_recompute(job, costs.moe, costs.core, lay)
 
     def outer(w: c.Work, per_stage: Floats) -> c.Work:
         return c.Work(*(x[:, None] * per_stage for x in (w.sm_s, w.memory_s, w.flops, w.hbm_bytes)))
@@ -252,6 +254,7 @@ def _gradient_traffic(
     zero = lay.zero[:, None]
     seconds, joules = np.zeros(params.dense.shape), np.zeros(params.dense.shape)
     gather_s, gather_j = np.zeros(params.dense.shape), np.zeros(params.dense.shape)
+    updated_s, updated_j = np.zeros(params.dense.shape), np.zeros(params.dense.shape)
     for count, name in ((params.dense, "dp_cp"), (params.expert, "expert_dp")):
         if not np.any(count):
             continue
@@ -262,14 +265,16 @@ def _gradient_traffic(
         once_s, once_j = _collective(hw, "all_gather", weight * count, group)
         update_s = np.where(zero == 3, 0.0, once_s)
         update_j = np.where(zero == 3, 0.0, once_j)
-        seconds = seconds + np.where(zero == 0, reduce_s, scatter_s + update_s)
-        joules = joules + np.where(zero == 0, reduce_j, scatter_j + update_j)
+        whole = (zero == 0) | (zero == 1) & habits.zero1_reduces_whole
+        seconds = seconds + np.where(whole, reduce_s, scatter_s)
+        joules = joules + np.where(whole, reduce_j, scatter_j)
+        updated_s, updated_j = updated_s + np.where(zero > 0, update_s, 0.0), updated_j + np.where(zero > 0, update_j, 0.0)
         gather_s = gather_s + np.where(zero == 3, once_s, 0.0)
         gather_j = gather_j + np.where(zero == 3, 2 * once_j, 0.0)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
     every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & habits.gradient_sync_per_micro_batch
     repeats = np.where(every, lay.micro_batches[:, None], 1.0)
-    return seconds * repeats, joules * repeats, gather_s, gather_j
+    return seconds * repeats + updated_s, joules * repeats + updated_j, gather_s, gather_j
 
 
 def stage_parameters(job: Job, lay: _Layouts, layers: Floats) -> mem.Parameters:
@@ -330,8 +335,11 @@ def _activation_bytes(job: Job, lay: _Layouts, layers: Floats) -> Floats:
         np.full(len(lay.tp), lay.pp), lay.vpp.astype(np.int64), lay.micro_batches, np.arange(lay.pp)
     )
 
+    share = training.framework.selective_share
+
     def kept(layer: Floats) -> Floats:
-        return np.where(lay.full, inputs, np.where(lay.selective, layer - scores, layer))
+        partly = (1.0 - share) * layer + share * inputs if share else layer - scores
+        return np.where(lay.full, inputs, np.where(lay.selective, partly, layer))
 
     per_batch = kept(dense_kept)[:, None] * dense_layers + kept(moe_kept)[:, None] * (layers - dense_layers)
     working = np.where(lay.full | lay.selective, np.maximum(dense_kept, moe_kept), 0.0)

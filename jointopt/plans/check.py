@@ -101,7 +101,7 @@ def _expert(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _state(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     stage, recompute, training = plan["zero_stage"], plan["recompute"], job.training
-    framework, flash = training.framework, training.attention.startswith("flash")
+    framework, flash = training.framework, training.selective_is_none
     if recompute == "selective" and flash:
         yield f"selective recompute with {training.attention} is the same plan as none."
     elif recompute not in framework.recomputes and not (
@@ -126,7 +126,7 @@ def _searched(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
         value = plan[column]
         if listed is None or value in listed:
             continue
-        flash = job.training.attention.startswith("flash")
+        flash = job.training.selective_is_none
         if column == "recompute" and value == "none" and flash and "selective" in listed:
             continue
         yield f"{column} {value} is outside the job's search.{column} ({', '.join(map(str, listed))})."

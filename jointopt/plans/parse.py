@@ -160,7 +160,7 @@ def _canonical(row: dict[str, int], job: Job) -> dict[str, int]:
         row["sequence_parallel"] = False
     if row["dp"] * row["cp"] == 1:
         row["zero_stage"] = 0
-    if job.training.attention.startswith("flash") and row["recompute"] == RECOMPUTE_CODES["selective"]:
+    if job.training.selective_is_none and row["recompute"] == RECOMPUTE_CODES["selective"]:
         row["recompute"] = RECOMPUTE_CODES["none"]
     return row
 

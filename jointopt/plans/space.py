@@ -21,7 +21,6 @@ from jointopt.spec.job import Job
 _DEGREES = ("tp", "pp", "cp", "dp")
 _EXPANDED = ("ep", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
 _SEARCHED, _DUPLICATE = "outside the job's search.", "is the same plan"  # reasons that nobody need change
-_FLASH = ("flash1", "flash2", "flash3")
 
 Rule = tuple[str, npt.NDArray[Any]]  # reason, mask of the combinations that break it
 
@@ -243,7 +242,7 @@ def _sequence_parallel_rules(job: Job, sieve: _Sieve) -> list[Rule]:
 def _recompute_rules(job: Job, sieve: _Sieve) -> list[Rule]:
     code = sieve.candidates["recompute"]
     framework, attention = job.training.framework, job.training.attention
-    duplicate = (code == RECOMPUTE_CODES["selective"]) & (attention in _FLASH)
+    duplicate = (code == RECOMPUTE_CODES["selective"]) & job.training.selective_is_none
     searched = _canonical_codes(job, job.search.recompute)
     offered = _canonical_codes(job, framework.recomputes)
     return [
@@ -254,7 +253,7 @@ def _recompute_rules(job: Job, sieve: _Sieve) -> list[Rule]:
 
 
 def _canonical_codes(job: Job, names: Iterable[str] | None) -> list[int]:
-    codes = RECOMPUTE_CODES | ({"selective": 0} if job.training.attention in _FLASH else {})
+    codes = RECOMPUTE_CODES | ({"selective": 0} if job.training.selective_is_none else {})
     return [codes[name] for name in (codes if names is None else names)]
 
 

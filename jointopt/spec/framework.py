@@ -20,17 +20,23 @@ class Framework:
     interleaving: bool = True
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
+    selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
     default_attention: str = "flash2"
-    default_chunk_layers: int = 0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
+    default_chunk_layers: int = (
+        0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
+    )
 
     # kernels
-    compute_factor: float = 1.1  # time of compute kernels over that of the bare GEMM table
+    compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
+    tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
-    host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
+    host_floor_s: float = (
+        0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
+    )
     host_floor_pp_s: float = 0.0  # and at least this where pp > 1,
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
@@ -43,7 +49,8 @@ class Framework:
     cp_overlap: float = 0.8
     ep_overlap: float = 0.0
     pp_overlap: float = 0.0
-    gradient_sync_per_micro_batch: bool = False  # nanotron: ZeRO-0 with pipelines reduces after every micro-batch
+    gradient_sync_per_micro_batch: bool = False  # pipelines reduce gradients after every micro-batch
+    zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
     network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
 
     # memory
@@ -53,5 +60,7 @@ class Framework:
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
-    memory_meter: str = "allocated"  # what the overhead above was fitted to: allocated, reserved or nvidia-smi
+    memory_meter: str = (
+        "allocated"  # what the overhead above was fitted to: allocated, reserved or nvidia-smi
+    )
     source: str = ""

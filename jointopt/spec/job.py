@@ -25,6 +25,11 @@ class Training:
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
 
+    @property
+    def selective_is_none(self) -> bool:
+        """Selective recomputation drops stored attention scores; a flash kernel stores none (unless whole layers go)."""
+        return self.attention.startswith("flash") and not self.framework.selective_share
+
 
 @dataclass(frozen=True)
 class Search:

@@ -1,0 +1,60 @@
+"""What training kernels reach on each GPU architecture, beside bare matrix products."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from jointopt.spec.cluster import Gpu
+from jointopt.units import TERA
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    forward: float  # share of the dense 16-bit peak, causal work only
+    backward: float
+    half_length: float  # tokens
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("jointopt.catalog").joinpath("architectures.yaml").read_text("utf-8")
+    raw: dict[str, dict[str, Any]] = yaml.load(text, Loader=_LOADER)
+    table: dict[str, dict[str, Any]] = {}
+    for name, row in raw.items():
+        table[name] = {**table[row["like"]], **row} if "like" in row else row
+    return table
+
+
+def _row(gpu: Gpu) -> dict[str, Any]:
+    return _table().get(gpu.architecture.lower(), _table()["ampere"])
+
+
+def training_factor(gpu: Gpu) -> float:
+    """Time of products within a training step over that of the same products timed alone."""
+    return float(_row(gpu)["training_factor"])
+
+
+def fp32_time_factor(gpu: Gpu) -> float | None:
+    """Time of an fp32 product without TF32 over its bf16 time; None where the cores per SM are not known."""
+    lanes = _row(gpu)["fp32_lanes_per_sm"]
+    if lanes is None or gpu.sm_count is None or gpu.clock_max_mhz is None:
+        return None
+    peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops["fp16"])
+    return peak * TERA / (2.0 * lanes * gpu.sm_count * gpu.clock_max_mhz * 1e6)
+
+
+def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:
+    """Constants of a flash kernel; one that an architecture lacks (flash3 before Hopper) falls back to flash2.
+
+    Unfused and fused-softmax attention is priced by its traffic and needs none: they get the flash1 row.
+    """
+    rows = _row(gpu)
+    fallback = "flash1" if kernel in ("unfused", "fused") else "flash2"
+    return AttentionConstants(**rows.get(kernel, rows[fallback]))
