@@ -37,8 +37,12 @@ def _shortage(job: Job, layouts: Columns) -> str:
     layout = {name: values[[row]] for name, values in layouts.items()}
     stage = int(np.sum(list(pc.memory_parts(job, layout).values()), axis=0)[0].argmax())
     missing = needed[row] / GIB - memory_limit_gib(job)
-    degrees = " ".join(f"{name}={int(layout[name][0])}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
-    return f"The leanest layout ({degrees}) is out of memory by {missing:.1f} GiB per GPU on stage {stage + 1}."
+    degrees = " ".join(
+        f"{name}={int(layout[name][0])}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size")
+    )
+    return (
+        f"The leanest layout ({degrees}) is out of memory by {missing:.1f} GiB per GPU on stage {stage + 1}."
+    )
 
 
 def _closest(physics: Estimator) -> str:
@@ -68,7 +72,9 @@ def _changes_that_help(job: Job) -> Iterator[str]:
         if _fits(freer):
             yield f"It would fit without search.{field.name}."
     if job.constraints.memory_fraction is not None:
-        freer = dataclasses.replace(job, constraints=dataclasses.replace(job.constraints, memory_fraction=1.0))
+        freer = dataclasses.replace(
+            job, constraints=dataclasses.replace(job.constraints, memory_fraction=1.0)
+        )
         if _fits(freer):
             yield "It would fit with constraints.memory_fraction of 1."
     nodes = job.cluster.nodes

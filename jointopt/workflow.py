@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
-from jointopt.errors import InfeasibleError
-from jointopt.physics.breakdown import breakdown
+from jointopt.errors import InfeasibleError, PlanError
+from jointopt.intervals import RESULTS, add_intervals
+from jointopt.jobfile import dump_job
+from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.check import check_plan
 from jointopt.plans.parse import parse_plan, plan_records
 from jointopt.plans.space import enumerate_layouts
 from jointopt.remedy import remedy
 from jointopt.report.results import Explanation, Proposal, Stage
-from jointopt.schema import Columns, Floats, Ints
+from jointopt.schema import Columns, Floats
 from jointopt.search.exact import ExactFront, exact_front
 from jointopt.search.pareto import front_of
 from jointopt.search.problem import Problem
@@ -28,7 +32,6 @@ from jointopt.units import GIB
 if TYPE_CHECKING:
     import pandas as pd
 
-PREDICTED = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 Say = Callable[[str], None]
 NO_MEMORY = "does not fit in the GPU's memory"
 CONSTRAINED = "breaks a constraint at every clock"
@@ -78,7 +81,9 @@ def propose(
     with watch.phase("prepare", f"pricing {int(fits.sum()):,} layouts"):
         physics = estimator(job, layouts)
         problem = _problem(job, physics, space.clocks_mhz)
-    with watch.phase("exact", f"exact front of {problem.num_layouts * problem.num_clocks:,} plans with one clock"):
+    with watch.phase(
+        "exact", f"exact front of {problem.num_layouts * problem.num_clocks:,} plans with one clock"
+    ):
         exact = exact_front(problem)
     if not len(exact.front["iteration_time_s"]):
         dropped[CONSTRAINED] = problem.num_layouts
@@ -131,7 +136,14 @@ def _answer(job: Job, physics: Estimator, plans: Columns) -> Columns:
     """Plan and prediction columns of chosen plans, with intervals."""
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
-    for name in ("iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c"):
+    for name in (
+        "iteration_time_s",
+        "energy_j",
+        "avg_power_w",
+        "peak_power_w",
+        "peak_memory_gib",
+        "temperature_c",
+    ):
         columns[name] = plans[name]
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
     return add_intervals(job, columns)
@@ -143,21 +155,88 @@ def _assumptions(job: Job) -> tuple[str, ...]:
     return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed)
 
 
+def explain(job: Job, plan: str) -> Explanation:
+    """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
+
+    Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
+    """
+    parsed = parse_plan(plan, job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    broken = check_plan(job, record)
+    _check_priceable(job, record, broken)
+    physics = estimator(job, parsed.layouts)
+    values = physics.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)
+    parts = breakdown(physics, 0, parsed.stage_clock_mhz[0])
+    violations = (*broken, *physics.broken_limits(values))
+    return Explanation(
+        job=job, plan=record, feasible=not violations, violations=violations,
+        iteration_time_s=float(values["iteration_time_s"][0]), energy_j=float(values["energy_j"][0]),
+        avg_power_w=float(values["avg_power_w"][0]), peak_memory_gib=float(values["peak_memory_gib"][0]),
+        time_s=parts.time_s, energy_by_part_j=parts.energy_j,
+        memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
+        stages=_stages(parts),
+        assumed=(*(f"{key}: not given, the usual one stands in" for key in parsed.assumed), *_assumptions(job)),
+    )  # fmt: skip
+
+
+def _stages(parts: Breakdown) -> tuple[Stage, ...]:
+    columns = (
+        parts.clock_mhz, parts.busy_s, parts.idle_s, parts.stage_energy_j, parts.stage_memory_bytes / GIB,
+        parts.layers, parts.stage_power_w, parts.stage_temperature_c,
+    )  # fmt: skip
+    return tuple(
+        Stage(clock, busy, idle, energy, memory, int(layers), watts, celsius)
+        for clock, busy, idle, energy, memory, layers, watts, celsius in zip(
+            *(c.tolist() for c in columns), strict=True
+        )
+    )
+
+
+def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
+    """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
+    gpus = record["dp"] * record["tp"] * record["pp"] * record["cp"]
+    batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
+    if broken and (gpus != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
+        raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")
+
+
 def predict(table: pd.DataFrame) -> pd.DataFrame:
     """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays."""
     import pandas as pd
 
     from jointopt.workloads import workloads
 
-    out: dict[str, list[object]] = {}
     parts = []
     for work in workloads(table):
         physics = estimator(work.job, work.plans)
         values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
-        columns = {f"predicted_{name}": values[name] for name in PREDICTED}
+        columns: Columns = {f"predicted_{name}": values[name] for name in RESULTS}
+        columns |= {"pp": work.plans["pp"], "stage_clock_mhz": work.stage_clock_mhz}
+        columns = add_intervals(work.job, columns, "predicted_")
         columns["predicted_fits"] = values["peak_memory_gib"] <= memory_limit_gib(work.job)
         columns["assumed"] = np.array(work.assumed, dtype=object)
-        parts.append(pd.DataFrame(columns, index=work.rows))
+        kept = {name: v for name, v in columns.items() if name not in ("pp", "stage_clock_mhz")}
+        parts.append(pd.DataFrame(kept, index=work.rows))
     predicted = pd.concat(parts).sort_index()
     predicted.index = table.index
-    return pd.concat([table, predicted], axis=1)
+    return pd.concat([table.drop(columns=[c for c in predicted if c in table]), predicted], axis=1)
+
+
+def _stored(
+    proposal: Proposal, problem: Problem, seen: Columns, storage: str, study: str | None, watch: _Stopwatch
+) -> Proposal:
+    """The proposal with its study written to ``storage``, an Optuna URL."""
+    from jointopt.search.studies import save_study
+
+    job_text = dump_job(proposal.job)
+    with watch.phase("store", "storing the study"):
+        name = save_study(
+            problem.describe(seen),
+            storage,
+            name=study or proposal.job.name,
+            job_hash=hashlib.sha256(job_text.encode()).hexdigest(),
+            seed=proposal.seed,
+            note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
+            attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
+        )
+    return replace(proposal, study_name=name, storage=storage, seconds=watch.seconds)

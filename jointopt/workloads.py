@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
 from jointopt.errors import TableError
-from jointopt.catalog.clusters import build_cluster
 from jointopt.schema import RECOMPUTE_CODES, Columns, Floats, Ints
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
@@ -140,7 +140,9 @@ def _plans(rows: pd.DataFrame, job: Job, num_gpus: int) -> tuple[Columns, dict[s
     habit = np.where(out["pp"] > 1, np.minimum(habit, max(habits.zero_stages_with_pipeline)), habit)
     out["zero_stage"], guessed["zero_stage"] = _integers(rows, "zero_stage", habit)
     sp, guessed["sequence_parallel"] = _integers(
-        rows.assign(sequence_parallel=_flags(rows)), "sequence_parallel", one * habits.default_sequence_parallel
+        rows.assign(sequence_parallel=_flags(rows)),
+        "sequence_parallel",
+        one * habits.default_sequence_parallel,
     )
     out["sequence_parallel"] = (sp > 0) & (out["tp"] > 1)
     guessed["sequence_parallel"] &= out["tp"] > 1

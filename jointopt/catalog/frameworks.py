@@ -23,7 +23,8 @@ def _profiles() -> dict[str, Framework]:
     for name, habits in raw.items():
         base = profiles[habits.pop("like")] if "like" in habits else Framework()
         habits = {k: tuple(v) if isinstance(v, list) else v for k, v in habits.items()}
-        habits.setdefault("aliases", ())  # a relative does not answer to its parent's names
+        # a relative neither answers to its parent's names nor shares its measurements
+        habits = {"aliases": (), "fitted": False} | habits
         profiles[name] = dataclasses.replace(base, name=name, **habits)
     return profiles
 

@@ -75,4 +75,3 @@ def _time_parts(costs: pc.StageCosts, row: int, t: StageTimes) -> dict[str, floa
     parts["optimizer"] = float(t.optimizer_s[0])
     parts["other"] = float(t.total_s[0]) - sum(parts.values())
     return parts
-

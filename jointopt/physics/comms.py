@@ -17,7 +17,9 @@ def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
     return element_bytes * tokens * model.hidden_size
 
 
-def pipeline_bytes(model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float) -> Floats:
+def pipeline_bytes(
+    model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float
+) -> Floats:
     """One activation (or its gradient) across one stage boundary; SP sends its shard only."""
     whole = hidden_bytes(model, tokens, element_bytes)
     return np.where(sequence_parallel, whole / tp, whole)

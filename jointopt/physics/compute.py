@@ -109,7 +109,12 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
 
 
 def linear(
-    k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype: str = ""
+    k: Kernels,
+    tokens: Floats,
+    n: Floats | float,
+    depth: Floats | float,
+    count: Floats | float = 1.0,
+    dtype: str = "",
 ) -> Pass:
     """A linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
@@ -132,7 +137,10 @@ def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
     return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
 
 
-_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}  # per score: scale, mask, softmax, dropout, two reads
+_SCORE_BYTES = {
+    "unfused": (30.0, 36.0),
+    "fused": (13.0, 16.0),
+}  # per score: scale, mask, softmax, dropout, two reads
 
 
 def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
@@ -199,7 +207,12 @@ def attention_layer(
 
 
 def mlp_layer(
-    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0
+    k: Kernels,
+    model: Model,
+    tokens: Floats,
+    width: Floats,
+    sharded_tokens: Floats,
+    experts: Floats | float = 1.0,
 ) -> Pass:
     """Norm, up (and gate) projection, activation, down projection, residual; ``width`` is what one rank holds.
 
@@ -230,7 +243,9 @@ def moe_layer(
     local_experts = model.num_experts / ep
     per_expert = np.maximum(routed / local_experts, 1.0)  # what ep peers send balances what is sent away
     moved = 4.0 * routed * model.hidden_size * k.element_bytes
-    experts = mlp_layer(k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts)
+    experts = mlp_layer(
+        k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts
+    )
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size))
     work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:

@@ -47,7 +47,5 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
     throttle_c = gpu.throttle_temperature_c or thermal.THROTTLE_C
     resistance = thermal.thermal_resistance_k_per_w(gpu.tdp_w, throttle_c)
     leakage = thermal.LEAKAGE_PER_K * constants.static_w
-    throttle = thermal.throttle_power_w(
-        throttle_c, cluster.inlet_temperature_c, resistance, leakage
-    )
+    throttle = thermal.throttle_power_w(throttle_c, cluster.inlet_temperature_c, resistance, leakage)
     return Cooler(cluster.inlet_temperature_c, resistance, leakage, float(throttle))

@@ -64,7 +64,7 @@ class Hardware:
 
 
 def hardware(job: Job, constants: KernelConstants) -> Hardware:
-    cluster, training, habits = job.cluster, job.training, job.training.framework
+    cluster, habits = job.cluster, job.training.framework
     links = Links(
         cluster.intra_node_gbytes_per_s * GB,
         cluster.inter_node_gbytes_per_s * GB * habits.network_efficiency,
@@ -111,7 +111,8 @@ def stage_layers(job: Job, layouts: Columns) -> Floats:
         per_layer = model.attention_parameters + experts
     head = model.vocab_size * model.hidden_size / per_layer
     return np.asarray(
-        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head)[0], dtype=float
+        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head)[0],
+        dtype=float,
     )
 
 
@@ -158,7 +159,12 @@ def _layer_costs(job: Job, hw: Hardware, lay: _Layouts) -> _LayerCosts:
 
 def _take(p: c.Pass, index: Ints) -> c.Pass:
     def one(w: c.Work) -> c.Work:
-        return c.Work(*(np.broadcast_to(x, (index.max() + 1,))[index] for x in (w.sm_s, w.memory_s, w.flops, w.hbm_bytes)))
+        return c.Work(
+            *(
+                np.broadcast_to(x, (index.max() + 1,))[index]
+                for x in (w.sm_s, w.memory_s, w.flops, w.hbm_bytes)
+            )
+        )
 
     return c.Pass(one(p.forward), one(p.backward))
 
@@ -235,10 +241,14 @@ def _cp_traffic(job: Job, hw: Hardware, lay: _Layouts, groups: dict[str, Group])
 def _ep_traffic(job: Job, hw: Hardware, lay: _Layouts, groups: dict[str, Group]) -> _Traffic:
     """Dispatch and combine, forward and backward (and again under full recompute)."""
     moved = comms.routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
-    moved = np.where(lay.expert_tp > 1, moved / lay.tp, moved)  # each tensor rank sends its slice of the tokens
+    moved = np.where(
+        lay.expert_tp > 1, moved / lay.tp, moved
+    )  # each tensor rank sends its slice of the tokens
     once_s, once_j = _collective(hw, "all_to_all", moved, groups["ep"])
     exposed = 1.0 - job.training.framework.ep_overlap
-    return _Traffic(2 * once_s * exposed, 2 * once_s * exposed * (1.0 + lay.full), 2 * once_j * (2.0 + lay.full))
+    return _Traffic(
+        2 * once_s * exposed, 2 * once_s * exposed * (1.0 + lay.full), 2 * once_j * (2.0 + lay.full)
+    )
 
 
 def _gradient_traffic(
@@ -268,7 +278,10 @@ def _gradient_traffic(
         whole = (zero == 0) | (zero == 1) & habits.zero1_reduces_whole
         seconds = seconds + np.where(whole, reduce_s, scatter_s)
         joules = joules + np.where(whole, reduce_j, scatter_j)
-        updated_s, updated_j = updated_s + np.where(zero > 0, update_s, 0.0), updated_j + np.where(zero > 0, update_j, 0.0)
+        updated_s, updated_j = (
+            updated_s + np.where(zero > 0, update_s, 0.0),
+            updated_j + np.where(zero > 0, update_j, 0.0),
+        )
         gather_s = gather_s + np.where(zero == 3, once_s, 0.0)
         gather_j = gather_j + np.where(zero == 3, 2 * once_j, 0.0)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
@@ -304,7 +317,9 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
         params, lay.zero[:, None], shard, shard / lay.ep[:, None], habits.gradient_bytes, training
     )
     activations = _activation_bytes(job, lay, layers)
-    logits = mem.logits_bytes(job.model, lay.tokens, lay.tp, habits.logits_bytes, habits.logits_tensor_parallel)
+    logits = mem.logits_bytes(
+        job.model, lay.tokens, lay.tp, habits.logits_bytes, habits.logits_tensor_parallel
+    )
     other = np.full_like(activations, habits.memory_overhead_gib * GIB)
     other[:, -1] += logits
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
@@ -396,7 +411,9 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     )
 
 
-def _pipeline_traffic(job: Job, hw: Hardware, lay: _Layouts, groups: dict[str, Group]) -> tuple[Floats, Floats]:
+def _pipeline_traffic(
+    job: Job, hw: Hardware, lay: _Layouts, groups: dict[str, Group]
+) -> tuple[Floats, Floats]:
     if lay.pp == 1:
         return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
     moved = comms.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, hw.kernels.element_bytes)

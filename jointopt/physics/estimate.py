@@ -184,7 +184,15 @@ class Estimator:
         total = makespan + exposed + optimizer.max(axis=1) + habits.iteration_overhead_s
         kernel = batches[:, None] * (forward_kernel + backward_kernel) + optimizer
         return StageTimes(
-            clock, forward, backward, left_forward + left_backward, kernel, makespan, exposed, optimizer.max(axis=1), total
+            clock,
+            forward,
+            backward,
+            left_forward + left_backward,
+            kernel,
+            makespan,
+            exposed,
+            optimizer.max(axis=1),
+            total,
         )
 
     def _makespan_s(
@@ -197,7 +205,9 @@ class Estimator:
         makespan = iteration_time_s(forward, backward, np.full(len(rows), depth), vpp, full)
         return makespan - (full - batches) * (forward + backward).max(axis=1)
 
-    def _dp_exposed(self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+    def _dp_exposed(
+        self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
+    ) -> Floats:
         """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
         habits = self.job.training.framework
         reduce = costs.reduce_s[rows]
@@ -207,7 +217,9 @@ class Estimator:
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
         left = reduce - np.minimum(habits.dp_overlap * reduce, window)
-        drained = np.cumsum(backward, axis=1) - backward  # stage i ends its last backward this much before stage 0
+        drained = (
+            np.cumsum(backward, axis=1) - backward
+        )  # stage i ends its last backward this much before stage 0
         return np.maximum((left - drained).max(axis=1), 0.0)
 
     def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
@@ -252,18 +264,33 @@ class Estimator:
         )
         return np.minimum(burst, self.limit_w)
 
-    def _violation(self, out: Columns) -> Floats:
-        """Largest relative excess over any constraint; negative = room left."""
+    def _limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
+        """What is bounded: predicted values (n,) and the bound, by the constraint's name."""
         limits, cluster = self.job.constraints, self.job.cluster
-        worst = out["peak_memory_gib"] / (memory_limit_gib(self.job)) - 1.0
+        bounded = {"memory (GiB)": (out["peak_memory_gib"], memory_limit_gib(self.job))}
         for name in ("iteration_time_s", "energy_j", "avg_power_w"):
             bound = getattr(limits, name)
             if bound is not None:
-                worst = np.maximum(worst, out[name] / bound - 1.0)
+                bounded[name] = (out[name], bound)
         if limits.cluster_power_kw is not None:
-            watts = (out["avg_power_w"] * cluster.num_gpus + cluster.host_power_w * cluster.nodes) * cluster.pue
-            worst = np.maximum(worst, watts / (1e3 * limits.cluster_power_kw) - 1.0)
-        return worst
+            watts = (
+                out["avg_power_w"] * cluster.num_gpus + cluster.host_power_w * cluster.nodes
+            ) * cluster.pue
+            bounded["cluster_power_kw"] = (watts / 1e3, limits.cluster_power_kw)
+        return bounded
+
+    def _violation(self, out: Columns) -> Floats:
+        """Largest relative excess over any constraint; negative = room left."""
+        excess = [values / bound - 1.0 for values, bound in self._limits(out).values()]
+        return np.asarray(np.maximum.reduce(excess))
+
+    def broken_limits(self, out: Columns) -> tuple[str, ...]:
+        """One sentence for each bound that the first plan of ``out`` exceeds."""
+        return tuple(
+            f"{name} is {values[0]:.4g}, over the limit of {bound:.4g}."
+            for name, (values, bound) in self._limits(out).items()
+            if values[0] > bound
+        )
 
 
 def memory_limit_gib(job: Job) -> float:

@@ -30,7 +30,9 @@ class StateBytes:
     optimizer: Floats
 
 
-def layer_parameters(model: Model, tp: Floats, ep: Floats, expert_tp: Floats) -> tuple[Floats, Floats, Floats]:
+def layer_parameters(
+    model: Model, tp: Floats, ep: Floats, expert_tp: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Parameters per rank of (a dense layer, an MoE layer without experts, the local experts of an MoE layer)."""
     small = 2.0 * model.hidden_size * (1 if model.rmsnorm else 2)
     attention = model.attention_parameters / tp + small
@@ -42,7 +44,12 @@ def layer_parameters(model: Model, tp: Floats, ep: Floats, expert_tp: Floats) ->
 
 
 def state_bytes(
-    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, gradient_bytes: int, training: Training
+    params: Parameters,
+    zero_stage: Ints,
+    shard: Floats,
+    expert_shard: Floats,
+    gradient_bytes: int,
+    training: Training,
 ) -> StateBytes:
     """Weights, gradients and Adam state after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = dp·cp/ep.
 
@@ -61,20 +68,32 @@ def state_bytes(
 
 
 def dense_layer_activations(
-    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
+    model: Model,
+    training: Training,
+    tokens: Floats,
+    tp: Floats,
+    sequence_parallel: Floats,
+    stored_norms: float = 2.0,
 ) -> Floats:
     """Bytes that one dense layer keeps for its backward pass, nothing recomputed.
 
     For a GPT layer with dropout this is Korthikanti's s·b·h·(10 + 24/t + 5·a·s/(h·t)) at 2 bytes per element.
     ``stored_norms``: copies of each norm's input that stay alive (unfused norms keep fp32 ones too).
     """
-    return attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms) + mlp_activations(
+    return attention_activations(
+        model, training, tokens, tp, sequence_parallel, stored_norms
+    ) + mlp_activations(
         model, training, tokens, model.ffn_hidden_size / tp, tp, sequence_parallel, stored_norms
     )
 
 
 def attention_activations(
-    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
+    model: Model,
+    training: Training,
+    tokens: Floats,
+    tp: Floats,
+    sequence_parallel: Floats,
+    stored_norms: float,
 ) -> Floats:
     """Norm input and output, q, k, v, core output, dropout mask; scores where the kernel stores them."""
     e = 4.0 if training.dtype == "fp32" else 2.0

@@ -25,7 +25,7 @@ SEED_LAYOUTS = 256
 SEED_CLOCKS = 8
 BLOCKS = 12  # layouts go through in this many blocks at least, so that early fronts rule out later layouts
 STAGE_CELLS_PER_CHUNK = 4_000_000  # 32 MB of stage clocks; the evaluation holds some ten times as much
-ROUNDING = 1e-12  # relative; a bound computed from differences may exceed the truth by rounding
+ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the truth by rounding
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,11 @@ class _Sweep:
         return values[0], values[1]
 
     def may_improve(self, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
-        """Indices of the bounds that the front does not cover."""
+        """Indices of the bounds that the front does not cover, by more than rounding."""
         if self.front is None:
             return np.arange(len(time_lb_s))
-        return np.flatnonzero(~is_covered(*objectives(self.front), time_lb_s, energy_lb_j))
+        low = 1.0 - ROUNDING
+        return np.flatnonzero(~is_covered(*objectives(self.front), time_lb_s * low, energy_lb_j * low))
 
     def report(self, layouts_done: int) -> None:
         self.layouts_done += layouts_done
@@ -147,7 +148,7 @@ def _bisect(sweep: _Sweep, layouts: Ints, slope_w: float) -> None:
     time_low, energy_low = (time_high, energy_high) if top == 0 else sweep.visit(layouts, low)
     ends_low, ends_high = np.stack([time_low, energy_low]), np.stack([time_high, energy_high])
     while True:
-        box_j = ends_low[1] - slope_w * (ends_low[0] - ends_high[0]) - ROUNDING * np.abs(ends_low[1])
+        box_j = ends_low[1] - slope_w * (ends_low[0] - ends_high[0])
         split = sweep.may_improve(ends_high[0], box_j)
         split = split[high[split] - low[split] >= 2]
         if len(split) == 0:

@@ -205,7 +205,9 @@ class _Run:
 
     def _polished(self, front: Columns, size: int) -> tuple[Columns, Ints]:
         """The front after local moves; points of it become a generation, to breed on from there."""
-        share = self.polish_evaluations // (2 * len(POLISH_AT))
+        share = self.polish_evaluations // (4 * len(POLISH_AT))
+        if self.start is None:
+            front = self.polisher.climb(front, concat(self.breeder.archive.parts), share)
         better = self.polisher.improve(front, share, per_stage=False)
         genes = self.breeder.archive.genome.encode(take(better, evenly(better, size)))
         # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.

@@ -20,7 +20,9 @@ class Framework:
     interleaving: bool = True
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
-    selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
+    selective_share: float = (
+        0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
+    )
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
@@ -63,4 +65,5 @@ class Framework:
     memory_meter: str = (
         "allocated"  # what the overhead above was fitted to: allocated, reserved or nvidia-smi
     )
+    fitted: bool = False  # to recorded runs of this framework
     source: str = ""

@@ -1,0 +1,58 @@
+"""How far off the physics alone is: 90 % intervals from its errors on recorded runs, and where none support it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from jointopt.catalog.gpus import read_yaml
+from jointopt.schema import Bools, Columns
+from jointopt.spec.job import Job
+
+RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+
+
+@functools.cache
+def _errors() -> dict[str, Any]:
+    return dict(read_yaml("physics_error.yaml"))
+
+
+def in_domain(job: Job, columns: Columns) -> Bools:
+    """Whether recorded runs support a plan: a fitted framework profile, a GPU among the runs, a clock that was swept.
+
+    Clocks below the maximum count only on GPUs with a published clock response.
+    """
+    errors, gpu = _errors(), job.cluster.gpu
+    known = job.training.framework.fitted and gpu.id in errors["seen_gpus"]
+    if gpu.id in errors["clock_response_gpus"]:
+        return np.full(len(columns["pp"]), known)
+    top = gpu.clock_max_mhz or np.inf
+    lowest = np.nanmin(columns["stage_clock_mhz"], axis=1)
+    return known & (lowest >= 0.95 * top)
+
+
+def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:
+    """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``prefix`` as in tables."""
+    errors = _errors()
+    inside = in_domain(job, columns)
+    power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
+    bounds = {name: _bounds(errors[name], inside) for name in ("iteration_time_s", "peak_memory_gib")}
+    bounds["avg_power_w"] = _bounds(errors["avg_power_w"], inside & power_known)
+    # time and power err independently: their logarithms add in squares
+    bounds["energy_j"] = tuple(
+        np.exp(sign * np.hypot(np.log(t), np.log(p)))
+        for sign, t, p in zip((-1, 1), bounds["iteration_time_s"], bounds["avg_power_w"], strict=True)
+    )
+    out = dict(columns)
+    for name in RESULTS:
+        low, high = bounds[name]
+        out[f"{prefix}{name}_low"] = columns[prefix + name] * low
+        out[f"{prefix}{name}_high"] = columns[prefix + name] * high
+    return out | {"in_domain": inside}
+
+
+def _bounds(error: dict[str, list[float]], known: Bools) -> tuple[Any, Any]:
+    (low, high), (wide_low, wide_high) = error["known"], error["unknown"]
+    return np.where(known, low, wide_low), np.where(known, high, wide_high)
