@@ -27,10 +27,23 @@ def test_a_polished_front_is_worse_nowhere(problem, per_stage):
 
 
 def test_no_more_is_spent_than_allowed(problem):
+    front = random_front(problem)
     for allowed in (0, 1, 100, 3000):
-        polisher = Polisher(problem, Genome.of(problem))
-        polisher.improve(random_front(problem), allowed, per_stage=True)
-        assert polisher.spent <= allowed
+        improving, climbing = (Polisher(problem, Genome.of(problem)) for _ in range(2))
+        improving.improve(front, allowed, per_stage=True)
+        climbing.climb(front, front, allowed)
+        assert max(improving.spent, climbing.spent) <= allowed
+
+
+def test_climbing_finds_the_best_layout_of_other_degrees():
+    problem = fake_problem(1, 64, 24, per_stage_clocks=False)
+    degrees = np.stack([problem.layouts[name] for name in ("tp", "pp", "cp")], axis=1)
+    exact = exact_front(problem).front
+    polisher = Polisher(problem, Genome.of(problem))
+    front = polisher.climb(random_front(problem), random_front(problem), 40_000)
+    wanted, found = (np.unique(degrees[plans["layout_index"]], axis=0).tolist() for plans in (exact, front))
+    assert all(combination in found for combination in wanted)
+    assert is_covered(*objectives(front), *objectives(random_front(problem))).all()
 
 
 def test_every_clock_of_a_front_layout_is_tried(problem):
