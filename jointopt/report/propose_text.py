@@ -25,7 +25,7 @@ from jointopt.report.table import (
 from jointopt.schema import Columns, Ints
 
 ROWS_FOR_PEOPLE = 20
-REASONS_FOR_PEOPLE = 6
+REASONS_FOR_PEOPLE = 8
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 

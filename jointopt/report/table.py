@@ -55,8 +55,12 @@ def decimals_for(scale: float, digits: int = 4) -> int:
 
 
 def numbers(values: Sequence[float], scale: float) -> list[str]:
-    """The values with equal decimals, those that ``scale`` needs; a dash for what is not finite."""
-    decimals = decimals_for(scale)
+    """The values with equal decimals: those that ``scale`` needs, fewer where large ones would take over 7 characters.
+
+    A dash stands for what is not finite.
+    """
+    whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
+    decimals = max(0, min(decimals_for(scale), 6 - whole_digits))
     return [f"{value:.{decimals}f}" if math.isfinite(value) else "-" for value in values]
 
 

@@ -16,6 +16,7 @@ def test_a_header_of_two_lines_lifts_the_others_to_two_lines() -> None:
 
 def test_numbers_share_the_decimals_that_the_scale_needs() -> None:
     assert numbers([1.23456, 12.3], scale=1.2) == ["1.235", "12.300"]
+    assert numbers([1.23456, 12345.6], scale=1.2) == ["1.2", "12345.6"]
     assert numbers([12345.6], scale=12345.6) == ["12346"]
     assert numbers([float("nan"), 0.0], scale=0.0) == ["-", "0"]
 
