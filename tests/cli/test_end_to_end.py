@@ -126,3 +126,10 @@ def test_predict_keeps_rows_and_columns_and_names_what_it_assumed(folder: Path) 
     assert predicted.mine.tolist() == ["x", "y"]
     assert (predicted.predicted_iteration_time_s > 0).all()
     assert predicted.assumed.str.contains("zero_stage").all()
+
+
+def test_a_pipeline_is_explained_stage_by_stage(folder: Path) -> None:
+    plan = "dp=4 pp=2 micro_batch_size=2 stage_clock_mhz=1410;1200"
+    answer = json.loads(run("explain", JOB, "--plan", plan, "--json", cwd=folder).stdout)
+    assert [stage["clock_mhz"] for stage in answer["stages"]] == [1410, 1200]
+    assert sum(stage["energy_j"] for stage in answer["stages"]) == pytest.approx(answer["energy_j"])
