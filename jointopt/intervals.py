@@ -30,7 +30,7 @@ def in_domain(job: Job, columns: Columns) -> Bools:
         return np.full(len(columns["pp"]), known)
     top = gpu.clock_max_mhz or np.inf
     lowest = np.nanmin(columns["stage_clock_mhz"], axis=1)
-    return known & (lowest >= 0.95 * top)
+    return np.asarray(known & (lowest >= 0.95 * top))
 
 
 def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:

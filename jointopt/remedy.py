@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,8 @@ def _changes_that_help(job: Job) -> Iterator[str]:
     for field in dataclasses.fields(job.search):
         if field.name in ("clock_mhz", "per_stage_clocks") or getattr(job.search, field.name) is None:
             continue
-        freer = dataclasses.replace(job, search=dataclasses.replace(job.search, **{field.name: None}))
+        free: dict[str, Any] = {field.name: None}
+        freer = dataclasses.replace(job, search=dataclasses.replace(job.search, **free))
         if _fits(freer):
             yield f"It would fit without search.{field.name}."
     if job.constraints.memory_fraction is not None:

@@ -111,7 +111,8 @@ def _model(row: dict[str, Any], assumed: list[str]) -> Model:
         name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
         vocab_size=int(row.get("vocab_size", 50257)), head_dim=hidden // heads, gated_mlp=gated, rmsnorm=gated,
-        num_experts=experts, moe_router_topk=int(row.get("moe_router_topk", 0)), moe_ffn_hidden_size=ffn if experts else 0,
+        num_experts=experts, moe_router_topk=int(row.get("moe_router_topk", 0)),
+        moe_ffn_hidden_size=ffn if experts else 0,
     )  # fmt: skip
 
 

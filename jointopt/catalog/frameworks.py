@@ -24,8 +24,8 @@ def _profiles() -> dict[str, Framework]:
         base = profiles[habits.pop("like")] if "like" in habits else Framework()
         habits = {k: tuple(v) if isinstance(v, list) else v for k, v in habits.items()}
         # a relative neither answers to its parent's names nor shares its measurements
-        habits = {"aliases": (), "fitted": False} | habits
-        profiles[name] = dataclasses.replace(base, name=name, **habits)
+        own: dict[str, Any] = {"aliases": (), "fitted": False} | habits
+        profiles[name] = dataclasses.replace(base, name=name, **own)
     return profiles
 
 

@@ -6,6 +6,8 @@ Times are of one micro-batch at the maximum clock.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +123,7 @@ def _dense_layers(job: Job, layers: Floats) -> Floats:
     if not job.model.is_moe:
         return layers
     before = np.concatenate(([0.0], np.cumsum(layers)[:-1]))
-    return np.clip(job.model.num_dense_layers - before, 0.0, layers)
+    return np.asarray(np.clip(job.model.num_dense_layers - before, 0.0, layers))
 
 
 def _unique(lay: _Layouts, *columns: Floats) -> tuple[Ints, Ints]:
@@ -361,6 +363,10 @@ def _activation_bytes(job: Job, lay: _Layouts, layers: Floats) -> Floats:
     return per_batch * in_flight + working[:, None]
 
 
+def _summed(parts: Iterable[Floats]) -> Floats:
+    return np.asarray(functools.reduce(np.add, parts))
+
+
 def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     """Costs of layouts that share one pipeline depth."""
     lay = _Layouts(job, layouts)
@@ -376,9 +382,9 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     if job.model.is_moe:
         traffic["ep_comm"] = _ep_traffic(job, hw, lay, groups)
         per_stage["ep_comm"] = layers - _dense_layers(job, layers)
-    forward_comm = sum(t.forward_s[:, None] * per_stage[n] for n, t in traffic.items())
-    backward_comm = sum(t.backward_s[:, None] * per_stage[n] for n, t in traffic.items())
-    link_j = sum(t.joules[:, None] * per_stage[n] for n, t in traffic.items())
+    forward_comm = _summed(t.forward_s[:, None] * per_stage[n] for n, t in traffic.items())
+    backward_comm = _summed(t.backward_s[:, None] * per_stage[n] for n, t in traffic.items())
+    link_j = _summed(t.joules[:, None] * per_stage[n] for n, t in traffic.items())
     p2p_s, p2p_j = _pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = _gradient_traffic(job, hw, lay, groups, params)

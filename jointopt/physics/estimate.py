@@ -32,7 +32,7 @@ def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     """Memory of the heaviest rank of every layout, (n,) bytes."""
     out = np.empty(len(layouts["pp"]))
     for rows, group in _by_depth(layouts):
-        out[rows] = sum(pc.memory_parts(job, group).values()).max(axis=1)
+        out[rows] = np.sum(list(pc.memory_parts(job, group).values()), axis=0).max(axis=1)
     return out
 
 
@@ -203,7 +203,7 @@ class Estimator:
         vpp = costs.layouts["vpp"][rows]
         full = np.where((vpp > 1) & (depth > 1), -(-batches // depth) * depth, batches)
         makespan = iteration_time_s(forward, backward, np.full(len(rows), depth), vpp, full)
-        return makespan - (full - batches) * (forward + backward).max(axis=1)
+        return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
     def _dp_exposed(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
@@ -220,7 +220,7 @@ class Estimator:
         drained = (
             np.cumsum(backward, axis=1) - backward
         )  # stage i ends its last backward this much before stage 0
-        return np.maximum((left - drained).max(axis=1), 0.0)
+        return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
 
     def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy."""
@@ -299,4 +299,5 @@ def memory_limit_gib(job: Job) -> float:
     return fraction * job.cluster.gpu.memory_gib
 
 
-_UNKNOWN_POWER = PowerConstants(*[float("nan")] * 5, knee_fraction=1.0, voltage_ratio=1.0)
+_NAN = float("nan")
+_UNKNOWN_POWER = PowerConstants(_NAN, _NAN, _NAN, _NAN, _NAN, knee_fraction=1.0, voltage_ratio=1.0)

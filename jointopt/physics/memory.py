@@ -103,8 +103,8 @@ def attention_activations(
         inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
     else:
         inner = (2 * a + 2 * g) * d / tp
-    wide = model.hidden_size * (e * stored_norms + (1.0 if model.dropout else 0.0))
-    wide = np.where(sequence_parallel, wide / tp, wide)
+    whole = model.hidden_size * (e * stored_norms + (1.0 if model.dropout else 0.0))
+    wide = np.where(sequence_parallel, whole / tp, whole)
     return tokens * (wide + e * inner + score_bytes(model, training, tp))
 
 
@@ -123,8 +123,8 @@ def mlp_activations(
 ) -> Floats:  # fmt: skip
     """Norm input and output, up (and gate) and activated values; ``copies`` = tokens routed per token held."""
     e = 4.0 if training.dtype == "fp32" else 2.0
-    wide = model.hidden_size * (e * stored_norms + (1.0 if model.dropout else 0.0))
-    wide = np.where(sequence_parallel, wide / tp, wide)
+    whole = model.hidden_size * (e * stored_norms + (1.0 if model.dropout else 0.0))
+    wide = np.where(sequence_parallel, whole / tp, whole)
     return tokens * (wide + e * copies * (3.0 if model.gated_mlp else 2.0) * width)
 
 

@@ -31,13 +31,13 @@ def stage_clocks_mhz(
     room = np.maximum(target - fixed, 1e-12)
     wanted = np.minimum(sm * top_mhz / room, clock)
     at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
-    return np.minimum(grid_mhz[at], bottleneck_mhz[:, None])
+    return np.asarray(np.minimum(grid_mhz[at], bottleneck_mhz[:, None]))
 
 
 def energy_floor_j(costs: StageCosts, constants: PowerConstants, cooler: Cooler, fastest_s: Floats) -> Floats:
     """Energy (L,) of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
 
-    Static power and cold leakage over the fastest time, dynamic work at the lowest voltage, bytes and links as they are.
+    Static power and cold leakage over the fastest time, dynamic work at the lowest voltage, all bytes and links.
     """
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
     batches = costs.num_micro_batches[:, None]

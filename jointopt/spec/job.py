@@ -27,7 +27,7 @@ class Training:
 
     @property
     def selective_is_none(self) -> bool:
-        """Selective recomputation drops stored attention scores; a flash kernel stores none (unless whole layers go)."""
+        """Selective recomputation drops stored attention scores, of which a flash kernel has none."""
         return self.attention.startswith("flash") and not self.framework.selective_share
 
 
