@@ -118,8 +118,8 @@ def _search(job: Job, problem: Problem, exact: ExactFront, trials: int, seed: in
     from jointopt.search.pareto import concat
 
     result = search(problem, trials=trials, seed=seed, start=exact.front)
-    seen = concat([exact.front, result.plans])
-    return front_of(concat([exact.front, result.front])), seen
+    front = front_of(concat([exact.front, result.front]))
+    return front, concat([front, result.plans])
 
 
 def _reference(job: Job, physics: Estimator, problem: Problem) -> Columns:
@@ -136,15 +136,8 @@ def _answer(job: Job, physics: Estimator, plans: Columns) -> Columns:
     """Plan and prediction columns of chosen plans, with intervals."""
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
-    for name in (
-        "iteration_time_s",
-        "energy_j",
-        "avg_power_w",
-        "peak_power_w",
-        "peak_memory_gib",
-        "temperature_c",
-    ):
-        columns[name] = plans[name]
+    columns |= {name: plans[name] for name in RESULTS}
+    columns |= physics.heat(layout, plans["stage_clock_mhz"])
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
     return add_intervals(job, columns)
 

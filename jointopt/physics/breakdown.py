@@ -64,10 +64,10 @@ def _time_parts(costs: pc.StageCosts, row: int, t: StageTimes) -> dict[str, floa
     slowest = int((forward + backward).argmax())
     batches = int(costs.num_micro_batches[row])
     step = float(forward[slowest] + backward[slowest])
-    kernels = float(t.kernel_s[0, slowest] - costs.optimizer_s[row, slowest])
+    kernels = batches * float(t.kernel_s[0, slowest])
     comm = {name: batches * float(s[row, slowest]) for name, s in costs.comm_parts_s.items()}
     pp_comm = 2.0 * batches * float(costs.p2p_s[row])
-    gather = batches * float(t.gather_exposed_s[0, slowest])
+    gather = batches * float(np.broadcast_to(t.gather_exposed_s, t.kernel_s.shape)[0, slowest])
     parts = {"compute": kernels, **comm, "pp_comm": pp_comm, "zero_comm": gather}
     parts["host"] = batches * step - sum(parts.values())
     parts["bubble"] = float(t.makespan_s[0]) - batches * step

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,29 @@ class StageCosts:
     link_j: Floats  # communication energy of one micro-batch on one rank
     iteration_link_j: Floats  # of the gradient traffic, once
     iteration_hbm_bytes: Floats  # of the optimizer step
+    slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
+
+    @functools.cached_property
+    def has_host_floor(self) -> bool:
+        return bool(self.host_s.any())
+
+    @functools.cached_property
+    def has_gathers(self) -> bool:
+        return bool(self.gather_s.any())
+
+    @functools.cached_property
+    def has_reduction(self) -> bool:
+        return bool(self.reduce_s.any())
+
+
+def paused(costs: StageCosts, duty: Floats) -> StageCosts:
+    """The same work with pauses: kernels take ``duty`` >= 1 times as long, (L, pp)."""
+    if not np.any(duty > 1.0):
+        return costs
+    names = ("forward_sm_s", "forward_memory_s", "backward_sm_s", "backward_memory_s")
+    longer: dict[str, Any] = {name: getattr(costs, name) * duty for name in names}
+    return replace(costs, **longer)
 
 
 @dataclass(frozen=True)
@@ -389,6 +412,7 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = _gradient_traffic(job, hw, lay, groups, params)
     step_bytes = _optimizer_bytes(lay, params)
+    step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s)
     piped = habits.host_floor_pp_s + habits.host_floor_pp_tp_s * lay.tp
     host = piped if lay.pp > 1 else np.full_like(lay.tp, habits.host_floor_s)
     overhead = habits.micro_batch_overhead_s
@@ -407,7 +431,8 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
         p2p_s=p2p_s * lay.vpp * (1.0 - habits.pp_overlap),
         gather_s=gather_s,
         reduce_s=reduce_s,
-        optimizer_s=step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s),
+        optimizer_s=step_s,
+        slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes,
         link_j=link_j + (2 * p2p_j * lay.vpp)[:, None] + gather_j,

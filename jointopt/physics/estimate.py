@@ -20,12 +20,12 @@ from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants
-from jointopt.units import GIB
+from jointopt.units import GIB, PICO
 
-PREDICTIONS = (
-    "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c", "violation",
-)  # fmt: skip
-_CHUNK = 20_000  # plans per pass: (plans x 16 stages) arrays then stay within the cache
+PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
+HEAT = ("peak_power_w", "temperature_c")
+_CHUNK = 20_000  # layouts priced in one pass
+_CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
@@ -54,11 +54,35 @@ class StageTimes:
     forward_s: Floats  # of one micro-batch, everything that occupies the stage
     backward_s: Floats
     gather_exposed_s: Floats  # ZeRO-3 gathers of one micro-batch that compute does not hide
-    kernel_s: Floats  # compute kernels of one iteration, optimizer included
+    kernel_s: Floats  # compute kernels of one micro-batch
     makespan_s: Floats  # (n,)
     dp_exposed_s: Floats  # (n,)
     optimizer_s: Floats  # (n,)
     total_s: Floats  # (n,)
+
+
+@dataclass(frozen=True)
+class _Lump:
+    """Energy of an iteration by how it follows the clock, so that a plan costs few operations."""
+
+    clocked_j: Floats  # (L, pp) at the top clock, follows V²
+    active_j: Floats  # (L, pp) at the top clock, follows f·V²
+    fixed_j: Floats  # (L,) of all stages, whatever the clock
+    step_s: Floats  # (L,) optimizer steps of all stages
+
+
+def _lump(costs: pc.StageCosts, k: PowerConstants) -> _Lump:
+    batches = costs.num_micro_batches[:, None]
+    sm = costs.forward_sm_s + costs.backward_sm_s
+    memory = costs.forward_memory_s + costs.backward_memory_s
+    hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
+    link = batches * costs.link_j + costs.iteration_link_j
+    return _Lump(
+        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
+        active_j=k.active_w * (batches * memory + costs.optimizer_s),
+        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
+        step_s=costs.optimizer_s.sum(axis=1),
+    )
 
 
 class Estimator:
@@ -73,15 +97,16 @@ class Estimator:
         self.limit_w = min(job.cluster.power_limit_w, self.cooler.throttle_power_w)
         self.groups: list[pc.StageCosts] = []
         self.ceilings: list[Floats] = []
-        self.duties: list[Floats] = []
+        self.lumps: list[_Lump] = []
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
         self.row_of = np.empty(len(layouts["pp"]), np.int64)
         for rows, part in _by_depth(layouts):
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
-            self.groups.append(pc.stage_costs(job, self.hardware, part))
-            ceiling, duty = self._ceiling(self.groups[-1])
+            costs = pc.stage_costs(job, self.hardware, part)
+            ceiling, duty = self._ceiling(costs)
+            self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
-            self.duties.append(duty)
+            self.lumps.append(_lump(self.groups[-1], self.power))
         self.memory_bytes = peak_memory_bytes(job, layouts)
 
     @property
@@ -96,18 +121,23 @@ class Estimator:
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
-        group_of = self.group_of[index]
-        for g in np.unique(group_of):
-            members = np.flatnonzero(group_of == g)
-            depth = len(self.groups[g].layers)
-            for start in range(0, len(members), _CHUNK):
-                at = members[start : start + _CHUNK]
-                part = self._evaluate_group(int(g), self.row_of[index[at]], stage_clock_mhz[at, :depth])
-                for name, values in part.items():
-                    out[name][at] = values
+        for g, at, rows, depth in self._parts(index):
+            for name, values in self._evaluate_group(g, rows, stage_clock_mhz[at, :depth]).items():
+                out[name][at] = values
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         out["violation"] = self._violation(out)
         return out
+
+    def _parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
+        """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
+        group_of = self.group_of[index]
+        for g in np.unique(group_of).tolist():
+            members = np.flatnonzero(group_of == g)
+            depth = len(self.groups[g].layers)
+            size = max(256, _CELLS // depth)
+            for start in range(0, len(members), size):
+                at = members[start : start + size]
+                yield g, at, self.row_of[index[at]], depth
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Time and energy (n,) that layout rows go below at no clocks."""
@@ -163,37 +193,40 @@ class Estimator:
         """Schedule of plans of group ``g``: everything that is about time."""
         costs = self.groups[g]
         habits = self.job.training.framework
-        clock = np.minimum(clock_mhz, self.ceilings[g][rows])
+        clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
         stretch = self.top_mhz / clock
-        duty = self.duties[g][rows]
-        forward_kernel = (costs.forward_sm_s[rows] * stretch + costs.forward_memory_s[rows]) * duty
-        backward_kernel = (costs.backward_sm_s[rows] * stretch + costs.backward_memory_s[rows]) * duty
-        host = costs.host_s[rows]
-        forward = np.maximum(forward_kernel + costs.forward_comm_s[rows], host / 3.0)
-        backward = np.maximum(backward_kernel + costs.backward_comm_s[rows], host * (2.0 / 3.0))
-        gather = costs.gather_s[rows]
-        hidden = habits.dp_overlap * gather
-        left_forward = gather - np.minimum(hidden, forward)
-        left_backward = gather - np.minimum(hidden, backward)
+        forward_kernel = costs.forward_sm_s.take(rows, 0)
+        forward_kernel *= stretch
+        forward_kernel += costs.forward_memory_s.take(rows, 0)
+        backward_kernel = costs.backward_sm_s.take(rows, 0)
+        backward_kernel *= stretch
+        backward_kernel += costs.backward_memory_s.take(rows, 0)
+        forward = forward_kernel + costs.forward_comm_s.take(rows, 0)
+        backward = backward_kernel + costs.backward_comm_s.take(rows, 0)
+        if costs.has_host_floor:
+            host = costs.host_s.take(rows, 0)
+            np.maximum(forward, host / 3.0, out=forward)
+            np.maximum(backward, host * (2.0 / 3.0), out=backward)
+        left = np.zeros((1, 1))
+        if costs.has_gathers:
+            gather = costs.gather_s.take(rows, 0)
+            hidden = habits.dp_overlap * gather
+            left_forward = gather - np.minimum(hidden, forward)
+            left_backward = gather - np.minimum(hidden, backward)
+            forward += left_forward
+            backward += left_backward
+            left = left_forward + left_backward
         p2p = costs.p2p_s[rows, None]
-        forward, backward = forward + left_forward + p2p, backward + left_backward + p2p
+        forward += p2p
+        backward += p2p
         batches = costs.num_micro_batches[rows]
         makespan = self._makespan_s(costs, rows, forward, backward, batches)
         exposed = self._dp_exposed(costs, rows, forward, backward, batches)
-        optimizer = costs.optimizer_s[rows]
-        total = makespan + exposed + optimizer.max(axis=1) + habits.iteration_overhead_s
-        kernel = batches[:, None] * (forward_kernel + backward_kernel) + optimizer
-        return StageTimes(
-            clock,
-            forward,
-            backward,
-            left_forward + left_backward,
-            kernel,
-            makespan,
-            exposed,
-            optimizer.max(axis=1),
-            total,
-        )
+        step = costs.slowest_step_s[rows]
+        total = makespan + exposed + step + habits.iteration_overhead_s
+        kernel = forward_kernel
+        kernel += backward_kernel
+        return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
 
     def _makespan_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
@@ -210,7 +243,9 @@ class Estimator:
     ) -> Floats:
         """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
         habits = self.job.training.framework
-        reduce = costs.reduce_s[rows]
+        if not costs.has_reduction:
+            return np.zeros(len(rows))
+        reduce = costs.reduce_s.take(rows, 0)
         zero = costs.layouts["zero_stage"][rows, None]
         # ZeRO-2/3 scatter after every micro-batch and may hide under all of them; else only the last one is at hand
         window = np.where(zero >= 2, backward * batches[:, None], backward)
@@ -222,45 +257,62 @@ class Estimator:
         )  # stage i ends its last backward this much before stage 0
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
 
+    def kernel_s(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+        """Seconds that each stage's kernels run in one iteration, the optimizer step included, (n, pp)."""
+        costs = self.groups[g]
+        return costs.num_micro_batches[rows, None] * t.kernel_s + costs.optimizer_s[rows]
+
     def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy."""
         costs = self.groups[g]
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        flops = batches * costs.flops[rows]
-        total = t.total_s[:, None]
+        total, busy = t.total_s[:, None], self.kernel_s(g, rows, t)
         parts = power.energy_parts_j(
-            self.power, t.clock_mhz, self.top_mhz, total, t.kernel_s, flops, hbm, link
+            self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
         )
-        cold = sum(parts.values(), np.zeros(flops.shape)) / total
+        cold = sum(parts.values(), np.zeros(busy.shape)) / total
         parts["leakage"] = self.cooler.leakage_w(cold) * total
         return parts
 
+    def _energy_j(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+        """Energy of all GPUs, (n,): the sum of `energy_parts` over parts, stages and ranks, with constants lumped."""
+        costs, lump, k = self.groups[g], self.lumps[g], self.power
+        x = t.clock_mhz / self.top_mhz
+        v2 = power.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
+        scaled = lump.clocked_j.take(rows, 0)
+        x *= lump.active_j.take(rows, 0)
+        scaled += x
+        work = np.einsum("ij,ij->i", scaled, v2) + lump.fixed_j[rows]
+        busy = costs.num_micro_batches[rows] * t.kernel_s.sum(axis=1) + lump.step_s[rows]
+        rank_s = t.total_s * x.shape[1]
+        cold = work + k.static_w * rank_s + max(k.wait_w - k.static_w, 0.0) * (rank_s - busy)
+        at_zero, gain = self.cooler.leakage_line
+        return np.asarray((cold * (1.0 + gain) + at_zero * rank_s) * costs.replicas[rows])
+
     def _evaluate_group(self, g: int, rows: Ints, clock_mhz: Floats) -> Columns:
-        costs = self.groups[g]
         t = self.times(g, rows, clock_mhz)
-        parts = self.energy_parts(g, rows, t)
-        per_rank = sum(parts.values(), np.zeros(t.clock_mhz.shape))
-        replicas = costs.replicas[rows]
-        energy = per_rank.sum(axis=1) * replicas
-        drawn = (per_rank - parts["leakage"]).max(axis=1) / t.total_s
-        return {
-            "iteration_time_s": t.total_s,
-            "energy_j": energy,
-            "avg_power_w": energy / (t.total_s * replicas * per_rank.shape[1]),
-            "peak_power_w": self._burst_w(g, rows, t).max(axis=1),
-            "temperature_c": self.cooler.temperature_c(drawn),
-        }
+        energy = self._energy_j(g, rows, t)
+        gpu_s = t.total_s * self.job.cluster.num_gpus
+        return {"iteration_time_s": t.total_s, "energy_j": energy, "avg_power_w": energy / gpu_s}
+
+    def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
+        """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
+        out = {name: np.empty(len(index)) for name in HEAT}
+        for g, at, rows, depth in self._parts(index):
+            t = self.times(g, rows, stage_clock_mhz[at, :depth])
+            parts = self.energy_parts(g, rows, t)
+            cold = sum((v for n, v in parts.items() if n != "leakage"), np.zeros(t.clock_mhz.shape))
+            out["temperature_c"][at] = self.cooler.temperature_c(cold.max(axis=1) / t.total_s)
+            out["peak_power_w"][at] = self._burst_w(g, rows, t).max(axis=1)
+        return out
 
     def _burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Power while a micro-batch's kernels run, (n, pp), never above the limit."""
         costs = self.groups[g]
-        sm = costs.forward_sm_s[rows] + costs.backward_sm_s[rows]
-        other = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
-        busy = power.scaled_time_s(sm, other, t.clock_mhz, self.top_mhz)
         burst = power.busy_power_w(
-            self.power, t.clock_mhz, self.top_mhz, busy, costs.flops[rows], costs.hbm_bytes[rows]
+            self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         )
         return np.minimum(burst, self.limit_w)
 

@@ -21,17 +21,26 @@ def stage_clocks_mhz(
     At slack 1 a stage runs at the lowest grid clock at which it still keeps up with the slowest one; at 0 all run at
     the same clock. Snapped up to the grid, so no stage becomes a new bottleneck.
     """
-    clock = np.minimum(bottleneck_mhz[:, None], ceiling_mhz[rows])
-    sm = costs.forward_sm_s[rows] + costs.backward_sm_s[rows]
-    fixed = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
-    fixed = fixed + costs.forward_comm_s[rows] + costs.backward_comm_s[rows]
+    asked = bottleneck_mhz[:, None]
+    stretch = top_mhz / np.minimum(asked, ceiling_mhz[rows])
+    forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows])
+    backward = (costs.backward_sm_s[rows], costs.backward_memory_s[rows] + costs.backward_comm_s[rows])
     host = costs.host_s[rows]
-    own = np.maximum(sm * top_mhz / clock + fixed, host)
-    target = own + slack[:, None] * (own.max(axis=1, keepdims=True) - own)
-    room = np.maximum(target - fixed, 1e-12)
-    wanted = np.minimum(sm * top_mhz / room, clock)
+    own_forward = np.maximum(forward[0] * stretch + forward[1], host / 3.0)
+    own_backward = np.maximum(backward[0] * stretch + backward[1], host * (2.0 / 3.0))
+    own = own_forward + own_backward
+    room = own.max(axis=1, keepdims=True) / own  # both passes may take this much longer
+    lowest = np.maximum(
+        _clock_for(*forward, own_forward * room, top_mhz), _clock_for(*backward, own_backward * room, top_mhz)
+    )
+    wanted = asked + slack[:, None] * (np.minimum(lowest, asked) - asked)
     at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
-    return np.asarray(np.minimum(grid_mhz[at], bottleneck_mhz[:, None]))
+    return np.asarray(np.minimum(grid_mhz[at], asked))
+
+
+def _clock_for(sm_s: Floats, fixed_s: Floats, target_s: Floats, top_mhz: float) -> Floats:
+    """Clock at which work with an SM-bound part takes ``target_s``."""
+    return np.asarray(sm_s * top_mhz / np.maximum(target_s - fixed_s, 1e-12))
 
 
 def energy_floor_j(costs: StageCosts, constants: PowerConstants, cooler: Cooler, fastest_s: Floats) -> Floats:

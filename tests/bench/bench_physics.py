@@ -34,7 +34,10 @@ def main() -> None:
     count = len(layouts["pp"])
     print(f"pricing {count:,} layouts: {pricing_s:.2f} s, {count / pricing_s:,.0f} layouts/s")
     rng = np.random.default_rng(0)
-    for name, rows in (("all depths up to 16", np.arange(count)), ("16 stages", np.flatnonzero(layouts["pp"] == 16))):
+    for name, rows in (
+        ("all depths up to 16", np.arange(count)),
+        ("16 stages", np.flatnonzero(layouts["pp"] == 16)),
+    ):
         index = rng.choice(rows, PLANS)
         clocks = rng.choice(np.asarray(job.search.clock_mhz), (PLANS, 16))
         seconds = []
@@ -43,7 +46,9 @@ def main() -> None:
             physics.evaluate(index, clocks)
             seconds.append(time.perf_counter() - start)
         middle = statistics.median(seconds)
-        print(f"{name}: {PLANS / middle:,.0f} plans/s (median of {ROUNDS}), {1e6 * middle / PLANS:.2f} µs/plan")
+        print(
+            f"{name}: {PLANS / middle:,.0f} plans/s (median of {ROUNDS}), {1e6 * middle / PLANS:.2f} µs/plan"
+        )
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 
 
