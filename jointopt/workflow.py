@@ -32,6 +32,8 @@ from jointopt.units import GIB
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.workloads import Workload
+
 Say = Callable[[str], None]
 NO_MEMORY = "does not fit in the GPU's memory"
 CONSTRAINED = "breaks a constraint at every clock"
@@ -194,25 +196,38 @@ def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> 
 
 
 def predict(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays."""
+    """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays.
+
+    A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
+    Raises TableError for a cell that makes no sense, and where no row can be predicted.
+    """
     import pandas as pd
 
     from jointopt.workloads import workloads
 
-    parts = []
-    for work in workloads(table):
-        physics = estimator(work.job, work.plans)
-        values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
-        columns: Columns = {f"predicted_{name}": values[name] for name in RESULTS}
-        columns |= {"pp": work.plans["pp"], "stage_clock_mhz": work.stage_clock_mhz}
-        columns = add_intervals(work.job, columns, "predicted_")
-        columns["predicted_fits"] = values["peak_memory_gib"] <= memory_limit_gib(work.job)
-        columns["assumed"] = np.array(work.assumed, dtype=object)
-        kept = {name: v for name, v in columns.items() if name not in ("pp", "stage_clock_mhz")}
-        parts.append(pd.DataFrame(kept, index=work.rows))
-    predicted = pd.concat(parts).sort_index()
+    found, reasons = workloads(table)
+    predicted = pd.concat([_predicted(work) for work in found]).reindex(range(len(table)))
+    predicted["assumed"] = predicted["assumed"].fillna("")
+    for flag in ("predicted_fits", "in_domain"):
+        predicted[flag] = predicted[flag].eq(True)
+    predicted["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
     predicted.index = table.index
     return pd.concat([table.drop(columns=[c for c in predicted if c in table]), predicted], axis=1)
+
+
+def _predicted(work: Workload) -> pd.DataFrame:
+    """Predicted columns of the rows of one workload, by position in the table."""
+    import pandas as pd
+
+    physics = estimator(work.job, work.plans)
+    values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
+    columns: Columns = {f"predicted_{name}": values[name] for name in RESULTS}
+    columns |= {"pp": work.plans["pp"], "stage_clock_mhz": work.stage_clock_mhz}
+    columns = add_intervals(work.job, columns, "predicted_")
+    columns["predicted_fits"] = values["peak_memory_gib"] <= memory_limit_gib(work.job)
+    columns["assumed"] = np.array(work.assumed, dtype=object)
+    kept = {name: v for name, v in columns.items() if name not in ("pp", "stage_clock_mhz")}
+    return pd.DataFrame(kept, index=work.rows)
 
 
 def _stored(

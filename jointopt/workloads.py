@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,21 +13,25 @@ import pandas as pd
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
-from jointopt.errors import TableError
-from jointopt.schema import RECOMPUTE_CODES, Columns, Floats, Ints
-from jointopt.spec.cluster import Gpu
+from jointopt.errors import CatalogError, TableError, UsageError
+from jointopt.schema import RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import ATTENTIONS, Job, Training
 from jointopt.spec.model import Model
+from jointopt.tables import clean_runs
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
-    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w",
 )  # fmt: skip
 _USUAL_HEAD_DIM = 128
+_USUAL_VOCABULARY = 50257
+_USUAL_TOP_K = 2
 _PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
+_DEGREES = ("cp", "pp", "tp", "dp")
 
 
 @dataclass(frozen=True)
@@ -40,140 +45,228 @@ class Workload:
     assumed: list[str]  # per row: names of defaulted columns, joined by a blank
 
 
-def workloads(table: pd.DataFrame) -> Iterator[Workload]:
-    """Split a measurement table (interfaces.md section 3) into workloads; blank plan cells get the framework's habit.
+def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
+    """Workloads of a measurement table (interfaces.md section 3), and why each remaining row cannot be predicted.
 
-    Raises TableError for a missing column and for rows whose degrees do not multiply to their GPU count.
+    Blank cells get the framework's habit. A row is left out, by position and with the reason, where it names no known
+    GPU, lacks what nothing stands in for, or could not run (degrees that do not multiply to its GPUs, more stages than
+    layers). Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     missing = [c for c in _REQUIRED if c not in table]
     if missing:
         raise TableError(f"The table lacks the column {missing[0]!r}, without which no run can be predicted.")
-    keys = [c for c in _WORKLOAD if c in table]
-    numbered = table.reset_index(drop=True)
-    for _, rows in numbered.groupby(keys, dropna=False, sort=False):
-        yield _workload(rows)
+    runs = _with_whole_batches(_with_degrees(clean_runs(table)))
+    reasons = _impossible(runs)
+    found = []
+    good = runs.drop(index=list(reasons))
+    for _, rows in good.groupby([c for c in _WORKLOAD if c in good], dropna=False, sort=False):
+        try:
+            found.append(_workload(rows))
+        except UsageError as error:
+            reasons |= {int(row): str(error) for row in rows.index}
+    if not found:
+        row = min(reasons)
+        raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
+    return found, reasons
+
+
+def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
+    """Degrees without blanks, and ``assumed``: one blank is what the others leave, further ones are taken as 1."""
+    blank = pd.DataFrame({d: runs[d].isna() if d in runs else True for d in _DEGREES}, index=runs.index)
+    left = blank.sum(axis=1)
+    assumed = pd.Series("", index=runs.index)
+    degrees = {d: runs[d] if d in runs else pd.Series(np.nan, index=runs.index) for d in _DEGREES}
+    for name in _DEGREES:
+        guess = blank[name] & (left > 1)
+        degrees[name] = degrees[name].mask(guess, 1.0)
+        assumed = assumed.mask(guess, assumed + f"{name} ")
+        left = left - guess
+    product = pd.DataFrame(degrees).prod(axis=1)  # blanks count as 1
+    rest = (runs["num_gpus"] // product).where(lambda quotient: quotient >= 1)
+    filled = {name: values.fillna(rest) for name, values in degrees.items()}
+    return runs.assign(**filled, assumed_plan=assumed)
+
+
+def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
+    """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
+    size = runs["micro_batch_size"] if "micro_batch_size" in runs else pd.Series(np.nan, index=runs.index)
+    assumed = runs["assumed_plan"].mask(size.isna(), runs["assumed_plan"] + "micro_batch_size ")
+    share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
+    cut = size.fillna(1.0).clip(upper=share)
+    step = runs["dp"] * cut
+    batch = np.ceil(runs["global_batch_size"] / step) * step
+    assumed = assumed.mask(cut < size, assumed + "micro_batch_size ")
+    assumed = assumed.mask(batch > runs["global_batch_size"], assumed + "global_batch_size ")
+    too_small = runs["global_batch_size"] < runs["dp"]
+    return runs.assign(
+        micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed, idle_ranks=too_small
+    )
+
+
+def _impossible(runs: pd.DataFrame) -> dict[int, str]:
+    """Rows by position that no physics can price, and the first reason of each."""
+    product = runs[list(_DEGREES)].prod(axis=1)
+    heads = runs.get("num_attention_heads", pd.Series(1.0, index=runs.index)).fillna(1.0)
+    checks = {f"{name} is blank.": runs[name].isna() for name in _REQUIRED}
+    checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
+    checks["dp*tp*pp*cp is not num_gpus."] = product != runs["num_gpus"]
+    checks["pp is larger than num_layers."] = runs["pp"] > runs["num_layers"]
+    checks["global_batch_size is smaller than dp."] = runs["idle_ranks"]
+    checks["num_attention_heads is larger than hidden_size."] = heads > runs["hidden_size"]
+    if "stage_clock_mhz" in runs:
+        count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
+        checks["stage_clock_mhz has another number of clocks than pp."] = (count > 1) & (count != runs["pp"])
+    reasons: dict[int, str] = {}
+    for reason, rows in checks.items():
+        reasons = {int(row): reason for row in runs.index[rows]} | reasons
+    return reasons
+
+
+def _unknown_gpus(names: pd.Series) -> dict[object, str]:
+    messages: dict[object, str] = {}
+    for name in names.dropna().unique():
+        try:
+            load_gpu(str(name))
+        except CatalogError as error:
+            messages[name] = str(error)
+    return messages
 
 
 def _workload(rows: pd.DataFrame) -> Workload:
-    first = {str(k): v for k, v in rows.iloc[0].items() if not _blank(v)}
+    first = {str(k): v for k, v in rows.iloc[0].items() if isinstance(v, tuple) or not pd.isna(v)}
     gpu = load_gpu(str(first["gpu"]))
     framework, known = recognise_framework(str(first.get("framework", "")))
     assumed = [] if known else ["framework"]
     training = _training(first, gpu, framework, assumed)
     model = _model(first, assumed)
-    num_gpus = int(first["num_gpus"])
-    per_node = min(int(first.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus)
-    where = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
-    if gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
-        where["inter_node_gbytes_per_s"] = _PLAIN_NETWORK_GBYTES_PER_S
-        assumed.append("inter_node_gbytes_per_s")
-    cluster = build_cluster(where)
+    cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
-    plans, guessed = _plans(rows, job, num_gpus)
-    notes = [" ".join(assumed + [g for g, mask in guessed.items() if mask[i]]) for i in range(len(rows))]
+    plans, guessed = _plans(rows, job)
+    notes = [
+        " ".join([*assumed, *plan.split(), *(name for name, mask in guessed.items() if mask[i])])
+        for i, plan in enumerate(rows["assumed_plan"])
+    ]
     return Workload(job, rows.index.to_numpy(), plans, _clocks(rows, plans["pp"], gpu), notes)
 
 
-def _blank(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value)) or value == "" or value is pd.NA
+def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
+    num_gpus = int(row["num_gpus"])
+    if "gpus_per_node" not in row:
+        assumed.append("gpus_per_node")
+    per_node = min(int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus)
+    where: dict[str, Any] = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
+    if gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
+        where["inter_node_gbytes_per_s"] = _PLAIN_NETWORK_GBYTES_PER_S
+        assumed.append("inter_node_gbytes_per_s")
+    if "power_limit_w" in row:
+        where["power_limit_w"] = float(row["power_limit_w"])
+    return build_cluster(where)
 
 
-def _truth(value: Any) -> bool:
-    return str(value).strip().lower() in ("true", "1", "1.0", "yes")
+# In this order: what a table calls a precision, and what it means.
+_DTYPE_FRAGMENTS = {
+    "fp4": "fp4", "float4": "fp4", "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16",
+    "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",
+}  # fmt: skip
+_NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
 
 
-def _training(row: dict[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
-    dtype = str(row.get("dtype") or "")
-    if not dtype:
-        dtype = "bf16" if "bf16" in gpu.peak_tflops else "fp16"
+def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
+    """The precision that a cell means, or the next wider one that the GPU has a rate for; 16 bit where none is said."""
+    named = next((d for fragment, d in _DTYPE_FRAGMENTS.items() if fragment in text), None)
+    dtype = named or "bf16"
+    while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
+        dtype = _NEXT_WIDER[dtype]
+    if dtype != named:
         assumed.append("dtype")
-    attention = str(row.get("attention") or "")
-    if not attention:
-        # no flash kernel was ever released for Volta
-        attention = "fused" if gpu.architecture.lower() == "volta" else framework.default_attention
-        assumed.append("attention")
-    fused_norm = _truth(row.get("fused_norm", True))
+    return dtype
+
+
+def _attention(text: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
+    """The attention kernel that a cell means; a flash kernel without a version, or an unknown word, is assumed."""
+    if text in ATTENTIONS:
+        return text
+    version = re.search(r"(?:flash|fa)\D*([123])", text)
+    if version:
+        return f"flash{version[1]}"
+    assumed.append("attention")
+    if "flash" in text or "sdpa" in text:
+        return "flash2"
+    # no flash kernel was ever released for Volta
+    return "fused" if gpu.architecture.lower() == "volta" else framework.default_attention
+
+
+def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
+    dtype = str(row.get("dtype", "")).lower()
+    if "fused_norm" not in row:
+        assumed.append("fused_norm")
     return Training(
-        seq_length=int(row["seq_length"]), global_batch_size=int(row["global_batch_size"]), dtype=dtype,
-        attention=attention, fused_norm=fused_norm, framework=framework,
-    )  # fmt: skip
+        seq_length=int(row["seq_length"]),
+        global_batch_size=int(row["global_batch_size"]),
+        dtype=_dtype(dtype, gpu, assumed),
+        attention=_attention(str(row.get("attention", "")).lower(), gpu, framework, assumed),
+        fused_norm=bool(row.get("fused_norm", True)),
+        framework=replace(framework, tf32=True) if "tf32" in dtype else framework,
+    )
 
 
-def _model(row: dict[str, Any], assumed: list[str]) -> Model:
+def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
-    gated = _truth(row.get("gated_mlp", False))
     experts = int(row.get("num_experts", 0))
-    shape = ("ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups")
-    assumed += [c for c in shape if c not in row]
+    experts = experts if experts > 1 else 0  # a single expert is a dense MLP
+    shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
+    assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
+    # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
+    gated = bool(row.get("gated_mlp", ffn != 4 * hidden))
     return Model(
         name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
-        vocab_size=int(row.get("vocab_size", 50257)), head_dim=hidden // heads, gated_mlp=gated, rmsnorm=gated,
-        num_experts=experts, moe_router_topk=int(row.get("moe_router_topk", 0)),
-        moe_ffn_hidden_size=ffn if experts else 0,
+        vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
+        rmsnorm=gated, num_experts=experts, moe_ffn_hidden_size=ffn if experts else 0,
+        moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
     )  # fmt: skip
 
 
-def _integers(rows: pd.DataFrame, column: str, default: Ints) -> tuple[Ints, np.ndarray[Any, Any]]:
-    if column not in rows:
-        return default, np.ones(len(rows), bool)
-    raw = pd.to_numeric(rows[column], errors="coerce").to_numpy(float)
-    blank = np.isnan(raw)
-    return np.where(blank, default, np.nan_to_num(raw)).astype(np.int64), blank
-
-
-def _plans(rows: pd.DataFrame, job: Job, num_gpus: int) -> tuple[Columns, dict[str, Any]]:
-    habits, n = job.training.framework, len(rows)
-    one = np.ones(n, np.int64)
-    out: Columns = {}
-    guessed: dict[str, Any] = {}
-    for column in ("tp", "pp", "cp", "ep"):
-        out[column], guessed[column] = _integers(rows, column, one)
-    rest = num_gpus // np.maximum(out["tp"] * out["pp"] * out["cp"], 1)
-    out["dp"], guessed["dp"] = _integers(rows, "dp", rest)
-    out["micro_batch_size"], guessed["micro_batch_size"] = _integers(rows, "micro_batch_size", one)
-    chunks = job.model.num_layers // np.maximum(out["pp"] * max(habits.default_chunk_layers, 1), 1)
-    chunks = np.where((out["pp"] > 1) & (habits.default_chunk_layers > 0), np.maximum(chunks, 1), 1)
-    out["vpp"], guessed["vpp"] = _integers(rows, "vpp", chunks)
-    habit = np.full(n, habits.default_zero_stage)
-    habit = np.where(out["pp"] > 1, np.minimum(habit, max(habits.zero_stages_with_pipeline)), habit)
-    out["zero_stage"], guessed["zero_stage"] = _integers(rows, "zero_stage", habit)
-    sp, guessed["sequence_parallel"] = _integers(
-        rows.assign(sequence_parallel=_flags(rows)),
-        "sequence_parallel",
-        one * habits.default_sequence_parallel,
-    )
-    out["sequence_parallel"] = (sp > 0) & (out["tp"] > 1)
-    guessed["sequence_parallel"] &= out["tp"] > 1
-    named = rows["recompute"] if "recompute" in rows else pd.Series([None] * n, index=rows.index)
-    blank = named.isna().to_numpy()
-    default = "selective" if habits.default_recompute == "selective" else habits.default_recompute
-    out["recompute"] = named.where(~blank, default).map(RECOMPUTE_CODES).to_numpy(np.int8)
-    guessed["recompute"] = blank
-    guessed = {k: v for k, v in guessed.items() if k not in ("cp", "ep", "dp") or k in rows}
-    return out, guessed
-
-
-def _flags(rows: pd.DataFrame) -> pd.Series:
-    if "sequence_parallel" not in rows:
-        return pd.Series(np.nan, index=rows.index)
-    return rows["sequence_parallel"].map(lambda v: np.nan if _blank(v) else float(_truth(v)))
+def _plans(rows: pd.DataFrame, job: Job) -> tuple[Columns, dict[str, Bools]]:
+    """Layout columns, and for those with a habit where it stands in."""
+    habits = job.training.framework
+    plans: Columns = {d: rows[d].to_numpy(np.int64) for d in (*_DEGREES, "micro_batch_size")}
+    chunks = job.model.num_layers // (plans["pp"] * max(habits.default_chunk_layers, 1))
+    interleaved = (plans["pp"] > 1) & (habits.default_chunk_layers > 0)
+    piped = min(habits.default_zero_stage, max(habits.zero_stages_with_pipeline))
+    usual = {
+        "ep": np.ones(len(rows)),
+        "vpp": np.where(interleaved, np.maximum(chunks, 1), 1),
+        "zero_stage": np.where(plans["pp"] > 1, piped, habits.default_zero_stage),
+        "sequence_parallel": np.full(len(rows), float(habits.default_sequence_parallel)),
+        "recompute": np.full(len(rows), habits.default_recompute, dtype=object),
+    }
+    guessed: dict[str, Bools] = {}
+    for name, habit in usual.items():
+        given = rows[name] if name in rows else pd.Series(np.nan, index=rows.index)
+        guessed[name] = given.isna().to_numpy(copy=True)
+        plans[name] = np.where(guessed[name], habit, given.to_numpy())
+    plans |= {name: plans[name].astype(np.int64) for name in ("ep", "vpp", "zero_stage")}
+    plans["sequence_parallel"] = (plans["sequence_parallel"].astype(float) > 0) & (plans["tp"] > 1)
+    plans["recompute"] = np.array([RECOMPUTE_CODES[word] for word in plans["recompute"]], np.int8)
+    guessed["sequence_parallel"] &= plans["tp"] > 1
+    guessed["ep"] &= job.model.is_moe
+    return plans, guessed
 
 
 def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:
     """One clock per stage from ``stage_clock_mhz``, else ``clock_mhz``, else the GPU's maximum (1.0 if unknown)."""
-    out = np.full((len(rows), int(pp.max())), np.nan)
-    top = gpu.clock_max_mhz or 1.0
-    for i, (_, row) in enumerate(rows.iterrows()):
-        text: Hashable = row.get("stage_clock_mhz")
-        if _blank(text):
-            clock = row.get("clock_mhz")
-            out[i, : pp[i]] = top if _blank(clock) else float(clock)  # type: ignore[arg-type]
-        else:
-            values = [float(x) for x in str(text).split(";")]
-            out[i, : pp[i]] = values if len(values) == pp[i] else values[0]
+    one = np.full(len(rows), gpu.clock_max_mhz or 1.0)
+    if "clock_mhz" in rows:
+        one = rows["clock_mhz"].fillna(one[0]).to_numpy(float)
+    beyond = np.arange(int(pp.max())) >= pp[:, None]
+    out = np.where(beyond, np.nan, one[:, None])
+    given = rows.get("stage_clock_mhz", ())
+    for i, clocks in enumerate(given):
+        if isinstance(clocks, tuple):
+            out[i, : pp[i]] = clocks
     return out
 
 
