@@ -415,6 +415,7 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s)
     piped = habits.host_floor_pp_s + habits.host_floor_pp_tp_s * lay.tp
     host = piped if lay.pp > 1 else np.full_like(lay.tp, habits.host_floor_s)
+    host = host * (job.cluster.gpu.host_time_factor or 1.0)
     overhead = habits.micro_batch_overhead_s
     return StageCosts(
         layouts=layouts,

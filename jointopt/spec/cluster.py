@@ -48,6 +48,7 @@ class Gpu:
     idle_w: float | None
     wait_w: float | None
     throttle_temperature_c: float | None
+    host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
     power: PowerConstants | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
