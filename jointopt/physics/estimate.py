@@ -268,7 +268,8 @@ class Estimator:
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        total, busy = t.total_s[:, None], self.kernel_s(g, rows, t)
+        busy = self.kernel_s(g, rows, t)
+        total = np.broadcast_to(t.total_s[:, None], busy.shape)
         parts = power.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
         )
