@@ -52,7 +52,12 @@ def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
     thinned = not show_all and total > ROWS_FOR_PEOPLE
     rows = plan_entries(proposal.front, spread_along(proposal.front, ROWS_FOR_PEOPLE) if thinned else None)
     reference = next(iter(plan_entries(proposal.reference)), None)
-    lines = [*_title(proposal), "", *plan_table(rows, reference), *_legend(rows, reference)]
+    lines = [
+        *_title(proposal),
+        "",
+        *plan_table(rows, reference),
+        *_legend(rows, reference, proposal.surrogate),
+    ]
     hidden = total - len(rows)
     if hidden:
         lines.append(
@@ -139,13 +144,14 @@ def _title(proposal: Proposal) -> list[str]:
 _OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
 
 
-def _legend(rows: Sequence[Row], reference: Row | None) -> list[str]:
+def _legend(rows: Sequence[Row], reference: Row | None, surrogate: str) -> list[str]:
     if reference:
         lines = ["= the fastest plan with all clocks at their maximum; Δ% is relative to it."]
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(row.get("in_domain", True) for row in rows):
-        lines.append("? outside of what the surrogate was trained on.")
+        known = "the physics was checked against" if surrogate == "none" else f"{surrogate} was trained on"
+        lines.append(f"? outside of what {known}: its interval (±) is wider.")
     return lines
 
 

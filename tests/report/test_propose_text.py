@@ -63,7 +63,7 @@ def test_a_front_of_equal_points_can_be_thinned(make_front: Fronts) -> None:
 def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, make_front: Fronts) -> None:
     text = proposal_text(make_proposal(front=make_front(2, in_domain=np.array([True, False]))))
     assert "\n? " in text
-    assert "outside of what the surrogate was trained on" in text
+    assert "outside of what the physics was checked against" in text
 
 
 def test_the_summary_tells_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:
