@@ -74,6 +74,7 @@ class Kernels:
     compute_factor: float
     elementwise_factor: float
     loss_passes: float
+    grouped_experts: bool = True
 
     @property
     def core_flops_per_s(self) -> float:
@@ -105,6 +106,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         compute_factor=habits.compute_factor * overhead,
         elementwise_factor=habits.elementwise_factor * (1.0 if training.fused_norm else 1.5),
         loss_passes=habits.loss_passes,
+        grouped_experts=habits.grouped_experts,
     )
 
 
@@ -118,13 +120,15 @@ def linear(
 ) -> Pass:
     """A linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
-    ``count`` equal layers run as one grouped product (experts).
+    ``count`` equal layers (experts) run as one grouped product, or one after the other.
     """
 
     def product(a: Floats, b: Floats, c: Floats) -> Work:
-        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, count, throttled=False)
+        together, apart = (count, 1.0) if k.grouped_experts else (1.0, count)
+        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, together, throttled=False)
         moved = gemm_bytes(a, b, c, k.gemm.dtype_bytes[dtype or k.dtype], count)
-        return Work(sm * k.compute_factor, memory * k.compute_factor, 2.0 * count * a * b * c, moved)
+        slower = k.compute_factor * apart
+        return Work(sm * slower, memory * slower, 2.0 * count * a * b * c, moved)
 
     a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
     return Pass(product(a, b, c), product(a, c, b) + product(b, c, a))

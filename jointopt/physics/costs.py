@@ -386,6 +386,17 @@ def _activation_bytes(job: Job, lay: _Layouts, layers: Floats) -> Floats:
     return per_batch * in_flight + working[:, None]
 
 
+def _host_s(job: Job, lay: _Layouts, layers: Floats) -> Floats:
+    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts."""
+    habits = job.training.framework
+    piped = habits.host_floor_pp_s + habits.host_floor_pp_tp_s * lay.tp
+    layer = piped if lay.pp > 1 else np.full_like(lay.tp, habits.host_floor_s)
+    experts = habits.expert_host_s * job.model.num_experts / lay.ep
+    moe_layers = layers - _dense_layers(job, layers)
+    total = layer[:, None] * layers + experts[:, None] * moe_layers
+    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
+
+
 def _summed(parts: Iterable[Floats]) -> Floats:
     return np.asarray(functools.reduce(np.add, parts))
 
@@ -413,9 +424,6 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     reduce_s, reduce_j, gather_s, gather_j = _gradient_traffic(job, hw, lay, groups, params)
     step_bytes = _optimizer_bytes(lay, params)
     step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s)
-    piped = habits.host_floor_pp_s + habits.host_floor_pp_tp_s * lay.tp
-    host = piped if lay.pp > 1 else np.full_like(lay.tp, habits.host_floor_s)
-    host = host * (job.cluster.gpu.host_time_factor or 1.0)
     overhead = habits.micro_batch_overhead_s
     return StageCosts(
         layouts=layouts,
@@ -428,7 +436,7 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
         backward_sm_s=work.backward.sm_s,
         backward_memory_s=work.backward.memory_s,
         backward_comm_s=backward_comm + overhead * 2.0 / 3.0,
-        host_s=host[:, None] * layers,
+        host_s=_host_s(job, lay, layers),
         p2p_s=p2p_s * lay.vpp * (1.0 - habits.pp_overlap),
         gather_s=gather_s,
         reduce_s=reduce_s,

@@ -252,9 +252,8 @@ class Estimator:
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
         left = reduce - np.minimum(habits.dp_overlap * reduce, window)
-        drained = (
-            np.cumsum(backward, axis=1) - backward
-        )  # stage i ends its last backward this much before stage 0
+        # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
+        drained = (np.cumsum(backward, axis=1) - backward) / costs.layouts["vpp"][rows, None]
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
 
     def kernel_s(self, g: int, rows: Ints, t: StageTimes) -> Floats:
@@ -295,7 +294,8 @@ class Estimator:
     def _evaluate_group(self, g: int, rows: Ints, clock_mhz: Floats) -> Columns:
         t = self.times(g, rows, clock_mhz)
         energy = self._energy_j(g, rows, t)
-        gpu_s = t.total_s * self.job.cluster.num_gpus
+        # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
+        gpu_s = t.total_s * self.groups[g].replicas[rows] * t.clock_mhz.shape[1]
         return {"iteration_time_s": t.total_s, "energy_j": energy, "avg_power_w": energy / gpu_s}
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:

@@ -40,6 +40,8 @@ class Framework:
         0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
     )
     host_floor_pp_s: float = 0.0  # and at least this where pp > 1,
+    grouped_experts: bool = True  # one grouped product for all local experts, not one after the other
+    expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
     iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
