@@ -19,7 +19,7 @@ from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.check import check_plan
 from jointopt.plans.parse import parse_plan, plan_records
-from jointopt.plans.space import enumerate_layouts
+from jointopt.plans.space import Space, enumerate_layouts
 from jointopt.remedy import remedy
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.schema import Columns, Floats
@@ -67,40 +67,52 @@ def propose(
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
     ``trials`` plans are spent on NSGA-II after the exact front of the uniform clocks; ``storage`` is an Optuna URL.
-    Raises InfeasibleError with the commonest reasons and the smallest change that would help.
+    With one objective the front is the one best plan. Raises InfeasibleError with the commonest reasons and the
+    smallest change that would help, CatalogError for a GPU whose power nobody states.
     """
     watch = _Stopwatch(progress)
-    with watch.phase("enumerate", "enumerating layouts"):
-        space = enumerate_layouts(job)
-    dropped = dict(space.dropped)
-    with watch.phase("memory", f"fitting {space.size:,} layouts into {memory_limit_gib(job):.0f} GiB"):
-        fits = peak_memory_bytes(job, space.layouts) <= memory_limit_gib(job) * GIB
-    if not fits.all():
-        dropped[NO_MEMORY] = int((~fits).sum())
-    layouts = {name: values[fits] for name, values in space.layouts.items()}
-    if not fits.any():
-        raise InfeasibleError(remedy(job, space.layouts, dropped))
-    with watch.phase("prepare", f"pricing {int(fits.sum()):,} layouts"):
+    space, layouts, dropped = _feasible(job, watch)
+    with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = estimator(job, layouts)
         problem = _problem(job, physics, space.clocks_mhz)
-    with watch.phase(
-        "exact", f"exact front of {problem.num_layouts * problem.num_clocks:,} plans with one clock"
-    ):
+    count = problem.num_layouts * problem.num_clocks
+    with watch.phase("exact", f"exact front of {count:,} plans with one clock"):
         exact = exact_front(problem)
     if not len(exact.front["iteration_time_s"]):
-        dropped[CONSTRAINED] = problem.num_layouts
-        raise InfeasibleError(remedy(job, layouts, dropped, physics))
+        raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
-        front, seen = _search(job, problem, exact, trials, seed)
-    reference = _reference(job, physics, problem)
+        front, seen = _search(problem, exact, trials, seed)
     proposal = Proposal(
         job=job, seed=seed, surrogate="none", considered=space.considered, layouts=space.size,
         feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_answer(job, physics, front), reference=_answer(job, physics, reference),
+        front=_answer(job, physics, _wanted(job, front)), reference=_answer(job, physics, _reference(problem)),
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
         seconds=watch.seconds, assumed=_assumptions(job),
     )  # fmt: skip
     return proposal if storage is None else _stored(proposal, problem, seen, storage, study, watch)
+
+
+def _feasible(job: Job, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
+    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
+    if job.cluster.gpu.power is None:
+        job.cluster.gpu.need("tdp_w", "predict power and energy")
+    with watch.phase("enumerate", "enumerating layouts"):
+        space = enumerate_layouts(job)
+    limit_gib = memory_limit_gib(job)
+    with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
+        fits = peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
+    dropped = dict(space.dropped)
+    if not fits.all():
+        dropped[NO_MEMORY] = int((~fits).sum())
+    if not fits.any():
+        raise InfeasibleError(remedy(job, space.layouts, dropped))
+    return space, {name: values[fits] for name, values in space.layouts.items()}, dropped
+
+
+def priced_problem(job: Job) -> Problem:
+    """The search problem of a job: its layouts that fit in memory, answered for by the physics."""
+    space, layouts, _ = _feasible(job, _Stopwatch(None))
+    return _problem(job, estimator(job, layouts), space.clocks_mhz)
 
 
 def _problem(job: Job, physics: Estimator, clocks_mhz: Floats) -> Problem:
@@ -114,7 +126,15 @@ def _problem(job: Job, physics: Estimator, clocks_mhz: Floats) -> Problem:
     )
 
 
-def _search(job: Job, problem: Problem, exact: ExactFront, trials: int, seed: int) -> tuple[Columns, Columns]:
+def _wanted(job: Job, front: Columns) -> Columns:
+    """The front, or its end where only one objective was asked for."""
+    if len(job.objectives) > 1:
+        return front
+    best = int(front[job.objectives[0]].argmin())
+    return {name: values[[best]] for name, values in front.items()}
+
+
+def _search(problem: Problem, exact: ExactFront, trials: int, seed: int) -> tuple[Columns, Columns]:
     """(front, everything evaluated); the exact front of the uniform clocks is part of both."""
     from jointopt.search.nsga2 import search
     from jointopt.search.pareto import concat
@@ -124,7 +144,7 @@ def _search(job: Job, problem: Problem, exact: ExactFront, trials: int, seed: in
     return front, concat([front, result.plans])
 
 
-def _reference(job: Job, physics: Estimator, problem: Problem) -> Columns:
+def _reference(problem: Problem) -> Columns:
     """The fastest feasible plan with every clock at its maximum; without feasible ones, simply the fastest."""
     everything = np.arange(problem.num_layouts)
     top = np.full(problem.num_layouts, problem.num_clocks - 1)

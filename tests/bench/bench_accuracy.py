@@ -48,7 +48,8 @@ def score(source: str, table: pd.DataFrame) -> tuple[dict[str, object], pd.DataF
     line: dict[str, object] = {
         "source": source, "rows": len(rows), "median error": error.median(), "mean error": error.mean(),
         "bias": np.exp(np.log(predicted / measured).median()) - 1,
-        "groups": len(taus), "tau": np.mean(taus) if taus else np.nan, "regret": np.median(regrets) if regrets else np.nan,
+        "groups": len(taus), "tau": np.mean(taus) if taus else np.nan,
+        "regret": np.median(regrets) if regrets else np.nan,
     }  # fmt: skip
     if source in MEMORY_SOURCES:
         known = rows.peak_memory_gib.notna()
@@ -80,8 +81,11 @@ def main() -> None:
     means["tau"] = (scores.tau * scores.groups).sum() / scores.groups.sum()
     recall, precision = out_of_memory(pd.read_csv(folder / "layouts_aleph_layouts.csv"))
     text = scores.round(3).to_string(index=False, na_rep="")
-    text += f"\n\nmedian error averaged over sources {means['median error']:.3f}; tau averaged over groups of 12 or more"
-    text += f" plans {means['tau']:.3f}; regret {means['regret']:.3f}\nout of memory (aleph): recall {recall:.3f}, precision {precision:.3f}"
+    text += (
+        f"\n\nmedian error averaged over sources {means['median error']:.3f}; "
+        f"tau averaged over groups of 12 or more plans {means['tau']:.3f}; regret {means['regret']:.3f}\n"
+        f"out of memory (aleph): recall {recall:.3f}, precision {precision:.3f}"
+    )
     print(text)
     if "--write" in sys.argv:
         page = ROOT / "docs" / "accuracy.md"
