@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,23 +12,30 @@ import numpy as np
 from jointopt.physics import costs as pc
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.space import enumerate_layouts
-from jointopt.schema import Columns
+from jointopt.schema import LAYOUT_COLUMNS, Columns
 from jointopt.spec.job import Job
 from jointopt.units import GIB
 
 _MOST_NODES = 4096
+_MOST_BATCHES = 64
+_MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
 
 
 def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Estimator | None = None) -> str:
-    """One message for InfeasibleError; ``layouts`` are the last ones standing (possibly none)."""
-    reasons = sorted(dropped, key=lambda reason: -dropped[reason])[:3]
-    said = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons)
+    """One message for InfeasibleError; ``layouts`` are the last ones standing (possibly none).
+
+    ``dropped`` counts layouts by reason, in order; the last reason is what dropped ``layouts``.
+    """
+    reasons = sorted(dropped, key=lambda reason: -dropped[reason])
+    if len(layouts["pp"]):
+        reasons.sort(key=lambda reason: reason != list(dropped)[-1])
+    said = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons[:3])
     message = f"No plan of job {job.name!r} is feasible. Commonest reasons: {said}."
     if physics is not None:
         return f"{message} {_closest(physics)}"
     if len(layouts["pp"]):
         message += f" {_shortage(job, layouts)}"
-    change = next(_changes_that_help(job), None)
+    change = next(_changes_that_help(job, bool(len(layouts["pp"]))), None)
     return f"{message} {change}" if change else message
 
 
@@ -47,43 +55,63 @@ def _shortage(job: Job, layouts: Columns) -> str:
 
 
 def _closest(physics: Estimator) -> str:
-    """Which constraint the closest plan still breaks, when memory is not the trouble."""
-    count = len(physics.layouts["pp"])
-    top = np.full((count, int(physics.layouts["pp"].max())), physics.top_mhz)
-    low = np.full_like(top, min(physics.job.search.clock_mhz))
-    tries = [physics.evaluate(np.arange(count), clocks) for clocks in (top, low)]
-    limits = physics.job.constraints
+    """Which constraints no plan meets; where each can be met alone, what the others leave of each."""
+    tried = _ladder(physics)
+    bounds = {name: bound for name, (_, bound) in physics.limits(tried).items()}
+    values = {name: found for name, (found, _) in physics.limits(tried).items()}
+    least = {name: float(found.min()) for name, found in values.items()}
+    unmet = [name for name in bounds if least[name] > bounds[name]]
+    if unmet:
+        words = [
+            f"constraints.{n} is {bounds[n]:g} and no plan needs less than about {_up(least[n]):.4g}"
+            for n in unmet
+        ]
+        return f"Relax a constraint: {'; '.join(words)}."
     words = []
-    for name in ("iteration_time_s", "energy_j", "avg_power_w"):
-        bound = getattr(limits, name)
-        if bound is not None:
-            best = min(float(t[name].min()) for t in tries)
-            words.append(f"constraints.{name} is {bound:g} and the least any plan needs is about {best:.4g}")
-    if limits.cluster_power_kw is not None:
-        words.append(f"constraints.cluster_power_kw is {limits.cluster_power_kw:g}")
-    return "Relax a constraint: " + "; ".join(words) + "."
+    for name in bounds:
+        others = np.all([values[n] <= bounds[n] for n in bounds if n != name], axis=0)
+        if others.any():
+            words.append(f"constraints.{name} to about {_up(float(values[name][others].min())):.4g}")
+    return f"Each constraint can be met alone, not all together: relax {', or '.join(words) or 'several'}."
 
 
-def _changes_that_help(job: Job) -> Iterator[str]:
-    """Single changes after which at least one layout fits, the cheapest first."""
-    for field in dataclasses.fields(job.search):
-        if field.name in ("clock_mhz", "per_stage_clocks") or getattr(job.search, field.name) is None:
-            continue
-        free: dict[str, Any] = {field.name: None}
-        freer = dataclasses.replace(job, search=dataclasses.replace(job.search, **free))
-        if _fits(freer):
-            yield f"It would fit without search.{field.name}."
+def _up(value: float) -> float:
+    """Rounded up to the four digits that are shown, so that the shown bound is met."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return math.ceil(value / unit) * unit
+
+
+def _ladder(physics: Estimator) -> Columns:
+    """Predictions of all layouts at a few uniform clocks, the highest and the lowest among them."""
+    count = len(physics.layouts["pp"])
+    grid = np.asarray(physics.job.search.clock_mhz)
+    steps = int(np.clip(_MOST_TRIES // count, 3, 12))
+    clocks = np.unique(grid[np.linspace(0, len(grid) - 1, steps).round().astype(int)])
+    index = np.tile(np.arange(count), len(clocks))
+    wide = np.repeat(clocks, count)[:, None] + np.zeros(int(physics.layouts["pp"].max()))
+    return physics.evaluate(index, wide)
+
+
+def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
+    """Changes after which at least one layout fits, the cheapest first."""
+    fixed = [name for name in LAYOUT_COLUMNS if getattr(job.search, name) is not None]
+    for names in [*([name] for name in fixed), fixed]:
+        free: dict[str, Any] = dict.fromkeys(names)
+        if names and _fits(dataclasses.replace(job, search=dataclasses.replace(job.search, **free))):
+            yield f"It would fit without {' and '.join(f'search.{name}' for name in names)}."
     if job.constraints.memory_fraction is not None:
-        freer = dataclasses.replace(
-            job, constraints=dataclasses.replace(job.constraints, memory_fraction=1.0)
-        )
-        if _fits(freer):
-            yield "It would fit with constraints.memory_fraction of 1."
+        fraction = math.ceil(100.0 * _least_bytes(job) / GIB / job.cluster.gpu.memory_gib) / 100.0
+        if fraction <= 1.0:
+            yield f"It would fit with constraints.memory_fraction of {fraction:g}."
     nodes = job.cluster.nodes
-    for more in sorted({nodes + 1, nodes + 2, *(nodes * 2**k for k in range(1, 8))}):
-        if more <= _MOST_NODES and _fits(_with_nodes(job, more)):
-            yield f"It would fit on {more} nodes instead of {nodes}."
-    for batch in (job.training.global_batch_size + k for k in range(1, 2 * job.cluster.num_gpus)):
+    doublings = (nodes * 2**k // 2 for k in range(2, 9))
+    more = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
+    for number in sorted(more):
+        if number <= _MOST_NODES and _fits(_with_nodes(job, number)):
+            yield f"It would fit on {number} nodes instead of {nodes}."
+    if short_of_memory:  # another batch cannot help: the leanest micro-batch is one sequence
+        return
+    for batch in (job.training.global_batch_size + k for k in range(1, _MOST_BATCHES + 1)):
         training = dataclasses.replace(job.training, global_batch_size=batch)
         if _fits(dataclasses.replace(job, training=training)):
             yield f"It would fit with training.global_batch_size of {batch}."
@@ -93,8 +121,10 @@ def _with_nodes(job: Job, nodes: int) -> Job:
     return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, nodes=nodes))
 
 
-def _fits(job: Job) -> bool:
+def _least_bytes(job: Job) -> float:
     layouts = enumerate_layouts(job).layouts
-    if not len(layouts["pp"]):
-        return False
-    return bool(peak_memory_bytes(job, layouts).min() <= memory_limit_gib(job) * GIB)
+    return float(peak_memory_bytes(job, layouts).min(initial=math.inf))
+
+
+def _fits(job: Job) -> bool:
+    return _least_bytes(job) <= memory_limit_gib(job) * GIB

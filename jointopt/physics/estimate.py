@@ -317,7 +317,7 @@ class Estimator:
         )
         return np.minimum(burst, self.limit_w)
 
-    def _limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
+    def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """What is bounded: predicted values (n,) and the bound, by the constraint's name."""
         limits, cluster = self.job.constraints, self.job.cluster
         bounded = {"memory (GiB)": (out["peak_memory_gib"], memory_limit_gib(self.job))}
@@ -334,14 +334,14 @@ class Estimator:
 
     def _violation(self, out: Columns) -> Floats:
         """Largest relative excess over any constraint; negative = room left."""
-        excess = [values / bound - 1.0 for values, bound in self._limits(out).values()]
+        excess = [values / bound - 1.0 for values, bound in self.limits(out).values()]
         return np.asarray(np.maximum.reduce(excess))
 
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
         """One sentence for each bound that the first plan of ``out`` exceeds."""
         return tuple(
             f"{name} is {values[0]:.4g}, over the limit of {bound:.4g}."
-            for name, (values, bound) in self._limits(out).items()
+            for name, (values, bound) in self.limits(out).items()
             if values[0] > bound
         )
 
