@@ -1,8 +1,9 @@
 """Accuracy of the predictions over recorded runs, per source: median error, Kendall tau, regret, memory, OOM.
 
-    python tests/bench/bench_accuracy.py [--write] [DATA_FOLDER]
+    python tests/bench/bench_accuracy.py [--write] [--quantiles] [DATA_FOLDER]
 
-Prints a table; with ``--write`` also replaces the table in docs/accuracy.md. The default folder is ../shared/data
+Prints a table; with ``--write`` also replaces the table in docs/accuracy.md; with ``--quantiles`` prints the quantiles
+of measured over predicted that jointopt/catalog/physics_error.yaml holds. The default folder is ../shared/data
 beside the repository. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
 """
 
@@ -67,14 +68,36 @@ def out_of_memory(table: pd.DataFrame) -> tuple[float, float]:
     return hit / was.sum(), hit / max(1, said.sum())
 
 
+def quantiles(runs: list[pd.DataFrame], column: str) -> list[float]:
+    """5 % and 95 % quantiles of measured over predicted, every source with equal weight."""
+    ratios = [(t[column] / t[f"predicted_{column}"]).dropna() for t in runs if column in t]
+    pooled = pd.concat(ratios).to_numpy()
+    weights = np.concatenate([np.full(len(r), 1.0 / len(r)) for r in ratios if len(r)])
+    order = np.argsort(pooled)
+    below = np.cumsum(weights[order]) / weights.sum()
+    return [round(float(pooled[order][np.searchsorted(below, q)]), 2) for q in (0.05, 0.95)]
+
+
+def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
+    """For each source's own profile, and for the same runs under a framework that nobody knows."""
+    memory = [t for name, t in tables.items() if name in MEMORY_SOURCES]
+    generic = [jointopt.predict(t.assign(framework="")) for t in tables.values()]
+    errors = [(t.predicted_iteration_time_s / t.iteration_time_s - 1).abs().median() for t in generic]
+    print(f"unknown framework: median error averaged over sources {np.mean(errors):.3f}")
+    print("iteration_time_s known", quantiles(list(tables.values()), "iteration_time_s"))
+    print("iteration_time_s unknown", quantiles(generic, "iteration_time_s"))
+    print("peak_memory_gib known", quantiles(memory, "peak_memory_gib"))
+
+
 def main() -> None:
     words = [w for w in sys.argv[1:] if not w.startswith("--")]
     folder = pathlib.Path(words[0]) if words else ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         sys.exit(f"No recorded runs in {folder}: give the folder that holds layouts_*.csv.")
-    lines = []
+    lines, runs = [], {}
     for path in sorted(folder.glob("layouts_*.csv")):
-        line, _ = score(path.stem.removeprefix("layouts_"), pd.read_csv(path))
+        source = path.stem.removeprefix("layouts_")
+        line, runs[source] = score(source, pd.read_csv(path))
         lines.append(line)
     scores = pd.DataFrame(lines)
     means = scores[["median error", "tau", "regret"]].mean()
@@ -87,6 +110,8 @@ def main() -> None:
         f"out of memory (aleph): recall {recall:.3f}, precision {precision:.3f}"
     )
     print(text)
+    if "--quantiles" in sys.argv:
+        print_quantiles(runs)
     if "--write" in sys.argv:
         page = ROOT / "docs" / "accuracy.md"
         before = page.read_text().split("```text\n")[0]
