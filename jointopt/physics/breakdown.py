@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.physics import costs as pc
 from jointopt.physics.estimate import Estimator, StageTimes
-from jointopt.schema import Floats
+from jointopt.schema import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
     return Breakdown(
-        time_s=_time_parts(costs, int(rows[0]), t),
+        time_s={name: float(v[0]) for name, v in time_parts(costs, rows, t).items()},
         energy_j={k: float(v.sum() * replicas) for k, v in parts.items()},
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
@@ -58,20 +58,23 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     )
 
 
-def _time_parts(costs: pc.StageCosts, row: int, t: StageTimes) -> dict[str, float]:
-    """Seconds on the critical path: what the slowest stage does all along, then what no stage can hide."""
-    forward, backward = t.forward_s[0], t.backward_s[0]
-    slowest = int((forward + backward).argmax())
-    batches = int(costs.num_micro_batches[row])
-    step = float(forward[slowest] + backward[slowest])
-    kernels = batches * float(t.kernel_s[0, slowest])
-    comm = {name: batches * float(s[row, slowest]) for name, s in costs.comm_parts_s.items()}
-    pp_comm = 2.0 * batches * float(costs.p2p_s[row])
-    gather = batches * float(np.broadcast_to(t.gather_exposed_s, t.kernel_s.shape)[0, slowest])
-    parts = {"compute": kernels, **comm, "pp_comm": pp_comm, "zero_comm": gather}
-    parts["host"] = batches * step - sum(parts.values())
-    parts["bubble"] = float(t.makespan_s[0]) - batches * step
-    parts["dp_comm"] = float(t.dp_exposed_s[0])
-    parts["optimizer"] = float(t.optimizer_s[0])
-    parts["other"] = float(t.total_s[0]) - sum(parts.values())
+def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide."""
+    step = t.forward_s + t.backward_s
+    slowest = step.argmax(axis=1)
+    batches = costs.num_micro_batches[rows]
+
+    def of_slowest(values: Floats) -> Floats:
+        return np.asarray(np.broadcast_to(values, step.shape)[np.arange(len(rows)), slowest])
+
+    parts = {"compute": batches * of_slowest(t.kernel_s)}
+    parts |= {name: batches * of_slowest(seconds[rows]) for name, seconds in costs.comm_parts_s.items()}
+    parts["pp_comm"] = 2.0 * batches * costs.p2p_s[rows]
+    parts["zero_comm"] = batches * of_slowest(t.gather_exposed_s)
+    running = batches * of_slowest(step)
+    parts["host"] = running - sum(parts.values(), np.zeros(len(rows)))
+    parts["bubble"] = t.makespan_s - running
+    parts["dp_comm"] = t.dp_exposed_s
+    parts["optimizer"] = t.optimizer_s
+    parts["other"] = t.total_s - sum(parts.values(), np.zeros(len(rows)))
     return parts

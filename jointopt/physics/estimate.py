@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.errors import InfeasibleError
 from jointopt.physics import costs as pc
 from jointopt.physics import power, slack
 from jointopt.physics.cooler import cooler
@@ -95,6 +96,12 @@ class Estimator:
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
         self.limit_w = min(job.cluster.power_limit_w, self.cooler.throttle_power_w)
+        if self.limit_w <= self.power.static_w:
+            raise InfeasibleError(
+                f"A power limit of {self.limit_w:.4g} W per GPU leaves nothing to compute with: "
+                f"{job.cluster.gpu.id} draws {self.power.static_w:.4g} W whatever runs; raise cluster.power_limit_w or "
+                f"lower cluster.inlet_temperature_c."
+            )
         self.groups: list[pc.StageCosts] = []
         self.ceilings: list[Floats] = []
         self.lumps: list[_Lump] = []
@@ -121,14 +128,14 @@ class Estimator:
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
-        for g, at, rows, depth in self._parts(index):
+        for g, at, rows, depth in self.parts(index):
             for name, values in self._evaluate_group(g, rows, stage_clock_mhz[at, :depth]).items():
                 out[name][at] = values
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         out["violation"] = self._violation(out)
         return out
 
-    def _parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
+    def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
         group_of = self.group_of[index]
         for g in np.unique(group_of).tolist():
@@ -164,12 +171,13 @@ class Estimator:
         """Clocks (n, max pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
         out = np.full((len(index), int(self.layouts["pp"].max())), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
+        overlap = self.job.training.framework.dp_overlap
         group_of = self.group_of[index]
         for g in np.unique(group_of):
             at = np.flatnonzero(group_of == g)
             costs, rows = self.groups[g], self.row_of[index[at]]
             out[at, : len(costs.layers)] = slack.stage_clocks_mhz(
-                costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz
+                costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
         return out
 
@@ -247,8 +255,10 @@ class Estimator:
             return np.zeros(len(rows))
         reduce = costs.reduce_s.take(rows, 0)
         zero = costs.layouts["zero_stage"][rows, None]
-        # ZeRO-2/3 scatter after every micro-batch and may hide under all of them; else only the last one is at hand
-        window = np.where(zero >= 2, backward * batches[:, None], backward)
+        # the last backward pass is at hand; ZeRO-2/3 scatter after every micro-batch and may hide whenever a stage is
+        # not in its forward pass, also while it waits for the slowest one
+        period = (forward + backward).max(axis=1, keepdims=True)
+        window = backward + np.where(zero >= 2, (period - forward) * (batches[:, None] - 1), 0.0)
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
         left = reduce - np.minimum(habits.dp_overlap * reduce, window)
@@ -301,7 +311,7 @@ class Estimator:
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
         out = {name: np.empty(len(index)) for name in HEAT}
-        for g, at, rows, depth in self._parts(index):
+        for g, at, rows, depth in self.parts(index):
             t = self.times(g, rows, stage_clock_mhz[at, :depth])
             parts = self.energy_parts(g, rows, t)
             cold = sum((v for n, v in parts.items() if n != "leakage"), np.zeros(t.clock_mhz.shape))

@@ -14,7 +14,7 @@ from jointopt.units import PICO
 
 def stage_clocks_mhz(
     costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
-    top_mhz: float,
+    top_mhz: float, gather_overlap: float,
 ) -> Floats:  # fmt: skip
     """One clock per stage (n, pp): the slowest stage at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
 
@@ -23,11 +23,16 @@ def stage_clocks_mhz(
     """
     asked = bottleneck_mhz[:, None]
     stretch = top_mhz / np.minimum(asked, ceiling_mhz[rows])
-    forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows])
-    backward = (costs.backward_sm_s[rows], costs.backward_memory_s[rows] + costs.backward_comm_s[rows])
+    gather = costs.gather_s[rows]  # hides under either pass, up to the overlap
+    exposed = (1.0 - gather_overlap) * gather
+    forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows] + exposed)
+    backward = (
+        costs.backward_sm_s[rows],
+        costs.backward_memory_s[rows] + costs.backward_comm_s[rows] + exposed,
+    )
     host = costs.host_s[rows]
-    own_forward = np.maximum(forward[0] * stretch + forward[1], host / 3.0)
-    own_backward = np.maximum(backward[0] * stretch + backward[1], host * (2.0 / 3.0))
+    own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
+    own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))
     own = own_forward + own_backward
     room = own.max(axis=1, keepdims=True) / own  # both passes may take this much longer
     lowest = np.maximum(

@@ -1,0 +1,106 @@
+"""What a learner may know of a plan: shares of its predicted time, its shape, and how its time would move.
+
+No name of a model, cluster or GPU is among the features, so that what is learned transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jointopt.physics.breakdown import time_parts
+from jointopt.physics.estimate import Estimator
+from jointopt.schema import Columns, Floats, Ints
+from jointopt.spec.job import ATTENTIONS, DTYPES, Job
+
+SHARES = (
+    "compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer",
+)  # fmt: skip
+STEP = 0.1  # of a logarithm, for finite differences
+
+
+def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
+    """Logarithms and categories of plan, model and cluster, (n,) each."""
+    model, training, cluster = job.model, job.training, job.cluster
+    n = len(layouts["pp"])
+    batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
+    out = {
+        f"log2_{name}": np.log2(layouts[name])
+        for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
+    }
+    out["log2_micro_batches"] = np.log2(batches)
+    out |= {name: layouts[name].astype(float) for name in ("sequence_parallel", "recompute", "zero_stage")}
+    same = {
+        "log2_hidden": np.log2(model.hidden_size),
+        "log2_layers": np.log2(model.num_layers),
+        "log2_seq_length": np.log2(training.seq_length),
+        "log2_gpus": np.log2(cluster.num_gpus),
+        "log2_head_dim": np.log2(model.head_dim),
+        "log2_nodes": np.log2(cluster.nodes),
+        "attention": float(ATTENTIONS.index(training.attention)),
+        "fused_norm": float(training.fused_norm),
+        "dtype": float(DTYPES.index(training.dtype)),
+        "moe": float(model.is_moe),
+    }
+    out |= {name: np.full(n, value) for name, value in same.items()}
+    out["clock"] = np.nanmin(stage_clock_mhz, axis=1) / (cluster.gpu.clock_max_mhz or 1.0)
+    return out
+
+
+def share_columns(estimator: Estimator, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    """Shares of the predicted time by part, (n,) each, named ``share_<part>``; they need no clock sweep."""
+    out = {f"share_{name}": np.zeros(len(index)) for name in SHARES}
+    for g, at, rows, depth in estimator.parts(index):
+        t = estimator.times(g, rows, stage_clock_mhz[at, :depth])
+        for name, seconds in time_parts(estimator.groups[g], rows, t).items():
+            if name in SHARES:
+                out[f"share_{name}"][at] = seconds / t.total_s
+    return out
+
+
+def _habits(job: Job, **habits: Any) -> Job:
+    framework = replace(job.training.framework, **habits)
+    return replace(job, training=replace(job.training, framework=framework))
+
+
+def _links(job: Job, **figures: Any) -> Job:
+    return replace(job, cluster=replace(job.cluster, **figures))
+
+
+def _host(job: Job) -> Job:
+    f, more = job.training.framework, np.exp(STEP)
+    floor, piped = max(f.host_floor_s, 5e-4), max(f.host_floor_pp_s, 5e-4)
+    per_tp = f.host_floor_pp_tp_s * more
+    return _habits(job, host_floor_s=floor * more, host_floor_pp_s=piped * more, host_floor_pp_tp_s=per_tp)
+
+
+# What differs between clusters and software stacks, as one step of each: a tenth of the logarithm of a speed or a
+# cost, 1 ms per micro-batch, 20 ms per iteration, a tenth of an overlap.
+_STEPS: Mapping[str, Callable[[Job], Job]] = {
+    "compute": lambda j: _habits(j, compute_factor=j.training.framework.compute_factor * np.exp(STEP)),
+    "elementwise": lambda j: _habits(j, elementwise_factor=j.training.framework.elementwise_factor * np.exp(STEP)),
+    "intra_node": lambda j: _links(j, intra_node_gbytes_per_s=j.cluster.intra_node_gbytes_per_s * np.exp(-STEP)),
+    "inter_node": lambda j: _links(j, inter_node_gbytes_per_s=j.cluster.inter_node_gbytes_per_s * np.exp(-STEP)),
+    "host": _host,
+    "micro_batch": lambda j: _habits(j, micro_batch_overhead_s=j.training.framework.micro_batch_overhead_s + 1e-3),
+    "iteration": lambda j: _habits(j, iteration_overhead_s=j.training.framework.iteration_overhead_s + 0.02),
+    "dp_overlap": lambda j: _habits(j, dp_overlap=abs(j.training.framework.dp_overlap - STEP)),
+    "tp_overlap": lambda j: _habits(j, tp_overlap=min(j.training.framework.tp_overlap + STEP, 1.0)),
+    "loss": lambda j: _habits(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
+}  # fmt: skip
+CONSTANTS = tuple(_STEPS)
+
+
+def sensitivities(estimator: Estimator, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
+    """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
+
+    By finite differences of `STEP` (see the list of steps for the unit of each); ``time_s`` (n,) is the prediction.
+    """
+    columns = []
+    for step in _STEPS.values():
+        moved = Estimator(step(estimator.job), estimator.hardware.constants, estimator.layouts)
+        columns.append(np.log(moved.evaluate(index, stage_clock_mhz)["iteration_time_s"] / time_s) / STEP)
+    return np.column_stack(columns)
