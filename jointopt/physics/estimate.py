@@ -255,15 +255,18 @@ class Estimator:
             return np.zeros(len(rows))
         reduce = costs.reduce_s.take(rows, 0)
         zero = costs.layouts["zero_stage"][rows, None]
-        # the last backward pass is at hand; ZeRO-2/3 scatter after every micro-batch and may hide whenever a stage is
-        # not in its forward pass, also while it waits for the slowest one
-        period = (forward + backward).max(axis=1, keepdims=True)
-        window = backward + np.where(zero >= 2, (period - forward) * (batches[:, None] - 1), 0.0)
+        vpp = costs.layouts["vpp"][rows, None]
+        # time of a stage, per micro-batch, outside its forward pass: backward, and waiting for the slowest stage
+        free = (forward + backward).max(axis=1, keepdims=True) - forward
+        # what is at hand is the last backward pass (interleaved, its chunks keep the pace of the slowest stage);
+        # ZeRO-2/3 scatter after every micro-batch and may hide under all of them
+        window = np.where((vpp > 1) & (zero < 2), free, backward)
+        window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
         left = reduce - np.minimum(habits.dp_overlap * reduce, window)
         # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
-        drained = (np.cumsum(backward, axis=1) - backward) / costs.layouts["vpp"][rows, None]
+        drained = (np.cumsum(backward, axis=1) - backward) / vpp
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
 
     def kernel_s(self, g: int, rows: Ints, t: StageTimes) -> Floats:
