@@ -1,0 +1,68 @@
+"""Cooling of a cluster's GPUs: the same as the thermal formulas, in the limits and at the TDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jointopt.physics import thermal
+from jointopt.physics.cooler import Cooler, cooler
+from jointopt.spec.job import Job
+
+
+@pytest.fixture
+def a100(make_job: Callable[..., Job]) -> Cooler:
+    cluster = make_job().cluster
+    assert cluster.gpu.power is not None
+    return cooler(cluster, cluster.gpu.power)
+
+
+def test_it_is_the_thermal_model_of_the_cluster(a100: Cooler, make_job: Callable[..., Job]) -> None:
+    cluster, watts = make_job().cluster, np.array([100.0, 250.0, 400.0])
+    np.testing.assert_allclose(a100.temperature_c(watts), thermal.steady_temperature_c(cluster, watts))
+    assert min(a100.throttle_power_w, cluster.power_limit_w) == thermal.cooled_power_limit_w(cluster)
+
+
+def test_many_powers_at_once_equal_each_alone(a100: Cooler) -> None:
+    watts = np.array([80.0, 200.0, 390.0])
+    assert a100.leakage_w(watts).tolist() == [float(a100.leakage_w(np.array(w))) for w in watts]
+
+
+def test_leakage_is_none_at_the_reference_temperature_and_negative_below(a100: Cooler) -> None:
+    gain = a100.resistance_k_per_w
+    at_reference = (thermal.REFERENCE_C - a100.inlet_c) / gain
+    assert float(a100.leakage_w(np.array(at_reference))) == pytest.approx(0.0, abs=1e-9)
+    assert float(a100.leakage_w(np.array(0.5 * at_reference))) < 0.0
+
+
+def test_the_leakage_line_is_the_leakage(a100: Cooler) -> None:
+    at_zero, gain = a100.leakage_line
+    assert at_zero + gain * 300.0 == pytest.approx(float(a100.leakage_w(np.array(300.0))))
+
+
+def test_a_cooler_in_warm_air_throttles_earlier(a100: Cooler, make_job: Callable[..., Job]) -> None:
+    cluster = make_job().cluster
+    assert cluster.gpu.power is not None
+    warm = cooler(replace(cluster, inlet_temperature_c=45.0), cluster.gpu.power)
+    assert warm.throttle_power_w < a100.throttle_power_w
+
+
+def test_without_a_tdp_there_is_no_thermal_model_and_no_leakage(make_job: Callable[..., Job]) -> None:
+    cluster = make_job().cluster
+    assert cluster.gpu.power is not None
+    unknown = cooler(replace(cluster, gpu=replace(cluster.gpu, tdp_w=None)), cluster.gpu.power)
+    assert np.isnan(unknown.temperature_c(np.array(300.0)))
+    assert float(unknown.leakage_w(np.array(300.0))) == 0.0
+    assert unknown.throttle_power_w == np.inf
+
+
+def test_at_its_tdp_in_the_design_air_a_gpu_is_the_margin_below_throttling(
+    a100: Cooler, make_job: Callable[..., Job]
+) -> None:
+    # 400 W board power: NVIDIA A100 data sheet; the margin is an assumption of the thermal model
+    hot = replace(a100, inlet_c=thermal.DESIGN_INLET_C, leakage_w_per_k=0.0).temperature_c(np.array(400.0))
+    throttle_c = make_job().cluster.gpu.throttle_temperature_c or thermal.THROTTLE_C
+    assert float(hot) == pytest.approx(throttle_c - thermal.DESIGN_MARGIN_K)

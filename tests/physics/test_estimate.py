@@ -1,0 +1,272 @@
+"""Predictions: published iteration times, invariants over plans of shipped jobs, promises made to the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.catalog.kernels import kernel_constants
+from jointopt.errors import InfeasibleError
+from jointopt.physics.estimate import HEAT, PREDICTIONS, Estimator
+from jointopt.schema import Floats
+from jointopt.spec.job import Constraints, Job
+from jointopt.spec.model import Model
+
+JOBS = range(7)  # of tests/physics/conftest.py
+Physics = Callable[[int], Estimator]
+OneClock = Callable[..., Floats]
+
+# arXiv:2205.05198 table 5: layers, hidden size, heads, GPUs, micro-batch, pp, vpp, global batch, seconds
+TABLE_5 = {
+    "22B": (48, 6144, 64, 8, 4, 1, 1, 4, {"full": 1.42, "selective": 1.10}),
+    "175B": (96, 12288, 96, 64, 1, 8, 3, 64, {"full": 18.13, "selective": 13.75}),
+    "530B": (105, 20480, 128, 280, 1, 35, 3, 280, {"full": 49.05, "selective": 37.83}),
+    "1T": (128, 25600, 160, 512, 1, 64, 1, 512, {"full": 94.42, "selective": 71.49}),
+}
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("name", TABLE_5)
+def test_megatron_takes_the_time_of_korthikanti_table_5(
+    name: str, recompute: str, make_job: Callable[..., Job], price: Callable[..., Estimator],
+    gpt_model: Callable[..., Model],
+) -> None:  # fmt: skip
+    layers, hidden, heads, gpus, micro, pp, vpp, batch, seconds = TABLE_5[name]
+    model = gpt_model(layers, hidden, heads)
+    job = make_job(gpus, model, attention="fused", dtype="fp16", global_batch_size=batch)
+    plan: dict[str, Any] = {"tp": 8, "pp": pp, "vpp": vpp, "micro_batch_size": micro}
+    selective = recompute == "selective"  # together with sequence parallelism, as in the paper
+    physics = price(job, **plan, sequence_parallel=selective, recompute=1 if selective else 2)
+    found = physics.evaluate(np.zeros(1, np.int64), np.full((1, pp), physics.top_mhz))
+    assert float(found["iteration_time_s"][0]) == pytest.approx(seconds[recompute], rel=0.15)
+
+
+def random_clocks(physics: Estimator, seed: int) -> Floats:
+    grid, pp = np.asarray(physics.job.search.clock_mhz), physics.layouts["pp"]
+    drawn = np.random.default_rng(seed).choice(grid, (len(pp), int(pp.max())))
+    return np.where(np.arange(int(pp.max())) >= pp[:, None], np.nan, drawn)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_batch_of_plans_equals_each_plan_alone(job: int, shipped_physics: Physics) -> None:
+    physics = shipped_physics(job)
+    clocks = random_clocks(physics, 1)
+    together = physics.evaluate(np.arange(len(clocks)), clocks)
+    for i in range(0, len(clocks), 9):
+        alone = physics.evaluate(np.array([i]), clocks[[i]])
+        for name in PREDICTIONS:
+            assert alone[name][0] == pytest.approx(together[name][i], rel=1e-12)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_order_of_plans_does_not_matter(job: int, shipped_physics: Physics) -> None:
+    physics = shipped_physics(job)
+    clocks = random_clocks(physics, 2)
+    order = np.random.default_rng(3).permutation(len(clocks))
+    straight, shuffled = (
+        physics.evaluate(np.arange(len(clocks)), clocks),
+        physics.evaluate(order, clocks[order]),
+    )
+    for name in PREDICTIONS:
+        np.testing.assert_allclose(shuffled[name], straight[name][order], rtol=1e-12)
+
+
+def test_no_plans_give_empty_columns(shipped_physics: Physics) -> None:
+    found = shipped_physics(0).evaluate(np.zeros(0, np.int64), np.zeros((0, 8)))
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(PREDICTIONS, 0)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_no_plan_goes_below_the_bounds_of_its_layout(job: int, shipped_physics: Physics) -> None:
+    physics = shipped_physics(job)
+    index = np.arange(len(physics.layouts["pp"]))
+    time, energy = physics.lower_bound(index)
+    for seed in range(5):
+        found = physics.evaluate(index, random_clocks(physics, seed))
+        assert (
+            found["iteration_time_s"] >= time * (1 - 2e-3)
+        ).all()  # interleaved ZeRO-3 overstates what the drain hides
+        assert (found["energy_j"] >= energy).all()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_top_clock_takes_the_least_time(job: int, shipped_physics: Physics, one_clock: OneClock) -> None:
+    physics = shipped_physics(job)
+    index = np.arange(len(physics.layouts["pp"]))
+    found = physics.evaluate(index, one_clock(physics, physics.top_mhz))
+    assert found["iteration_time_s"].tolist() == pytest.approx(physics.lower_bound(index)[0].tolist())
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_higher_clock_is_never_slower_and_work_never_cheaper(
+    job: int, shipped_physics: Physics, one_clock: OneClock
+) -> None:
+    """The promise of `jointopt.search.problem`; 1e-5 for stages whose ceilings differ by a clock step."""
+    physics = shipped_physics(job)
+    index, grid = np.arange(len(physics.layouts["pp"])), np.asarray(physics.job.search.clock_mhz)
+    found = [physics.evaluate(index, one_clock(physics, clock)) for clock in grid[:: max(len(grid) // 20, 1)]]
+    time, energy = (np.array([f[name] for f in found]) for name in ("iteration_time_s", "energy_j"))
+    assert (np.diff(time, axis=0) <= 1e-5 * time[1:]).all()
+    work = energy - physics.energy_slope_w * time
+    assert (np.diff(work, axis=0) >= -1e-9 * energy[1:]).all()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_power_stays_within_the_limit(job: int, shipped_physics: Physics, one_clock: OneClock) -> None:
+    physics = shipped_physics(job)
+    index, limit = np.arange(len(physics.layouts["pp"])), physics.job.cluster.power_limit_w
+    clocks = one_clock(physics, physics.top_mhz)
+    assert (physics.evaluate(index, clocks)["avg_power_w"] <= limit).all()
+    assert (physics.heat(index, clocks)["peak_power_w"] <= limit).all()
+
+
+@pytest.mark.parametrize("limit_w", [110.0, 150.0, 250.0])
+def test_a_lower_power_limit_is_kept_and_costs_time(
+    limit_w: float, make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+) -> None:
+    job = make_job()
+    capped = replace(job, cluster=replace(job.cluster, power_limit_w=limit_w))
+    free, held = (price(j, dp=[8, 4, 2], pp=[1, 2, 4]) for j in (job, capped))
+    clocks, index = one_clock(free, free.top_mhz), np.arange(3)
+    before, after = free.evaluate(index, clocks), held.evaluate(index, clocks)
+    assert (after["iteration_time_s"] > before["iteration_time_s"]).all()
+    assert (held.heat(index, clocks)["peak_power_w"] <= limit_w * (1 + 1e-9)).all()
+    assert (after["avg_power_w"] <= limit_w * (1 + 1e-6)).all()
+
+
+def test_a_limit_below_the_static_power_is_refused_in_one_sentence(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    job = make_job()
+    with pytest.raises(InfeasibleError, match="raise cluster\\.power_limit_w"):
+        price(replace(job, cluster=replace(job.cluster, power_limit_w=56.0)), dp=8)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_energy_is_mean_power_times_time_times_gpus(job: int, shipped_physics: Physics) -> None:
+    physics = shipped_physics(job)
+    clocks = random_clocks(physics, 5)
+    found = physics.evaluate(np.arange(len(clocks)), clocks)
+    total = found["avg_power_w"] * found["iteration_time_s"] * physics.job.cluster.num_gpus
+    np.testing.assert_allclose(total, found["energy_j"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_temperatures_are_between_the_inlet_and_throttling(
+    job: int, shipped_physics: Physics, one_clock: OneClock
+) -> None:
+    physics = shipped_physics(job)
+    found = physics.heat(np.arange(len(physics.layouts["pp"])), one_clock(physics, physics.top_mhz))
+    assert set(found) == set(HEAT)
+    throttle_c = physics.job.cluster.gpu.throttle_temperature_c or 87.0
+    assert (found["temperature_c"] > physics.job.cluster.inlet_temperature_c).all()
+    assert (found["temperature_c"] <= throttle_c + 1e-6).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=st.sampled_from(JOBS), seed=st.integers(0, 10**6), share=st.floats(0, 1))
+def test_spending_slack_costs_no_more_than_fill_and_drain(
+    job: int, seed: int, share: float, shipped_physics: Physics
+) -> None:
+    """The slowest stage stays the slowest, so the steady state takes as long as without slack."""
+    physics = shipped_physics(job)
+    n, grid = len(physics.layouts["pp"]), np.asarray(physics.job.search.clock_mhz)
+    at = np.random.default_rng(seed).integers(0, n, 5)
+    clock = np.random.default_rng(seed).integers(0, len(grid), 5)
+    spent = physics.stage_clocks(at, clock, np.full(5, share))
+    for i in range(5):
+        g, row, pp = int(physics.group_of[at[i]]), physics.row_of[at[[i]]], int(physics.layouts["pp"][at[i]])
+        even, uneven = (physics.times(g, row, c) for c in (np.full((1, pp), grid[clock[i]]), spent[[i], :pp]))
+        slowest = [float((t.forward_s + t.backward_s).max()) for t in (even, uneven)]
+        assert slowest[1] <= slowest[0] * (1 + 1e-9)
+        lead = float(uneven.makespan_s[0] - even.makespan_s[0])
+        assert -1e-9 <= lead <= float((uneven.forward_s + uneven.backward_s).sum())
+
+
+def test_without_slack_all_stages_run_at_one_clock(shipped_physics: Physics) -> None:
+    physics = shipped_physics(6)
+    n, grid = len(physics.layouts["pp"]), np.asarray(physics.job.search.clock_mhz)
+    spent = physics.stage_clocks(np.arange(n), np.full(n, 3), np.zeros(n))
+    assert np.nanmin(spent) == np.nanmax(spent) == grid[3]
+
+
+def test_violation_is_the_largest_relative_excess(
+    make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+) -> None:
+    plain = price(make_job(), dp=8)
+    clocks = one_clock(plain, plain.top_mhz)
+    free = plain.evaluate(np.zeros(1, np.int64), clocks)
+    tight = Constraints(
+        iteration_time_s=float(free["iteration_time_s"][0]) / 2, energy_j=float(free["energy_j"][0]) / 3
+    )
+    bound = price(replace(make_job(), constraints=tight), dp=8)
+    found = bound.evaluate(np.zeros(1, np.int64), clocks)
+    assert float(found["violation"][0]) == pytest.approx(2.0)
+    assert [sentence.split()[0] for sentence in bound.broken_limits(found)] == [
+        "iteration_time_s",
+        "energy_j",
+    ]
+    assert float(free["violation"][0]) < 0
+
+
+def test_cluster_power_counts_hosts_and_pue(
+    make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+) -> None:
+    job = replace(make_job(), constraints=Constraints(cluster_power_kw=1.0))
+    physics = price(job, dp=8)
+    found = physics.evaluate(np.zeros(1, np.int64), one_clock(physics, physics.top_mhz))
+    watts = (8 * found["avg_power_w"][0] + job.cluster.host_power_w) * job.cluster.pue
+    assert physics.limits(found)["cluster_power_kw"][0][0] == pytest.approx(watts / 1e3)
+
+
+def test_a_gpu_without_power_constants_has_a_time_and_no_energy(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    job = make_job()
+    blind = replace(job, cluster=replace(job.cluster, gpu=replace(job.cluster.gpu, power=None)))
+    found = price(blind, dp=8).evaluate(np.zeros(1, np.int64), np.full((1, 1), 1410.0))
+    assert np.isfinite(found["iteration_time_s"][0])
+    assert np.isnan(found["energy_j"][0])
+
+
+def test_one_stage_has_no_bubble_and_more_stages_fill_longer(
+    make_job: Callable[..., Job], price: Callable[..., Estimator], gpt_model: Callable[..., Model]
+) -> None:
+    # arXiv:2104.04473 section 2.2: the bubble is (p - 1)/m of the ideal time, 1/v of that when interleaved
+    job = make_job(64, gpt_model(64, vocab=64), global_batch_size=8)
+    times = []
+    for pp, vpp in ((1, 1), (8, 1), (8, 4)):
+        physics = price(job, pp=pp, vpp=vpp, tp=8, sequence_parallel=True)
+        t = physics.times(0, np.zeros(1, np.int64), np.full((1, pp), physics.top_mhz))
+        step = (t.forward_s + t.backward_s).max() * 8
+        times.append(float(t.makespan_s[0]) / step - 1)
+    assert times == pytest.approx([0.0, 7 / 8, 7 / 32], rel=0.01)
+
+
+def test_only_the_last_node_may_be_half_empty(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    """Recorded runs of 12 GPUs on nodes of 8: power is per GPU of the plan."""
+    physics = price(make_job(12, global_batch_size=48), dp=12)
+    found = physics.evaluate(np.zeros(1, np.int64), np.full((1, 1), physics.top_mhz))
+    assert float(found["avg_power_w"][0]) == pytest.approx(
+        float(found["energy_j"][0] / found["iteration_time_s"][0]) / 12
+    )
+
+
+def test_kernel_constants_of_every_shipped_gpu_price_a_job(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    from jointopt.catalog.gpus import gpu_ids
+
+    for gpu in gpu_ids():
+        job = make_job(gpu=gpu, dtype="fp16")
+        assert kernel_constants(job.cluster.gpu)
+        found = price(job, dp=8).evaluate(np.zeros(1, np.int64), np.full((1, 1), 1e5))
+        assert all(np.isfinite(found[name][0]) for name in PREDICTIONS), gpu
