@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
-from jointopt.errors import InfeasibleError, PlanError
+from jointopt.errors import InfeasibleError, JointOptError, PlanError, TableError
 from jointopt.intervals import RESULTS, add_intervals
 from jointopt.jobfile import dump_job
 from jointopt.physics.breakdown import Breakdown, breakdown
@@ -226,7 +226,15 @@ def predict(table: pd.DataFrame) -> pd.DataFrame:
     from jointopt.workloads import workloads
 
     found, reasons = workloads(table)
-    predicted = pd.concat([_predicted(work) for work in found]).reindex(range(len(table)))
+    parts = []
+    for work in found:
+        try:
+            parts.append(_predicted(work))
+        except JointOptError as error:
+            reasons |= dict.fromkeys(work.rows.tolist(), str(error))
+    if not parts:
+        raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
+    predicted = pd.concat(parts).reindex(range(len(table)))
     predicted["assumed"] = predicted["assumed"].fillna("")
     for flag in ("predicted_fits", "in_domain"):
         predicted[flag] = predicted[flag].eq(True)
