@@ -14,6 +14,7 @@ _VERBS = {
     "propose": "jointopt.workflow",
     "explain": "jointopt.workflow",
     "predict": "jointopt.workflow",
+    "tune": "jointopt.tuning",
 }
 __all__ = ["__version__", *_VERBS]
 

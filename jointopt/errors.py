@@ -6,7 +6,8 @@
     │   ├── CatalogError        an unknown name, or a catalogue cell that is blank and needed
     │   ├── PlanError           a plan that is not a point of the job's space
     │   └── TableError          a table that cannot be read, or a cell of it
-    └── InfeasibleError     a good job that cannot be done: exit code 1
+    ├── InfeasibleError     a good job that cannot be done: exit code 1
+    └── LauncherError       a launcher that cannot run anything: exit code 1
 
 A message is one sentence: what is wrong, where, what was expected, what was got, what to do.
 """
@@ -47,6 +48,10 @@ class TableError(UsageError):
 
 class InfeasibleError(JointOptError):
     """The job is well-formed and nothing satisfies it; the message says why and what would help."""
+
+
+class LauncherError(JointOptError):
+    """No run can be started, whatever the plan; a run that fails is a measurement and no error."""
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,42 @@ class Proposal:
     storage: str | None = None  # Optuna storage URL
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
     assumed: tuple[str, ...] = ()  # sentences: what no source states and what stands in for it
+
+
+@dataclass(frozen=True)
+class TunedRun:
+    """One run of `tune`: what was run, what was expected of it, and what came out."""
+
+    plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
+    row: Mapping[str, Any]  # the measurement, columns of interfaces.md section 3
+    round: int  # from 1; plans of one round were chosen before any of them had run
+    predicted: Mapping[str, float]  # objective, and _low and _high of it, when the plan was chosen
+    probability_fits: float  # in memory, when the plan was chosen
+
+    @property
+    def status(self) -> str:
+        return str(self.row["status"])
+
+    def result(self, name: str) -> float:
+        """A result column as a number, NaN where unknown or where the run failed."""
+        value = self.row.get(name)
+        return math.nan if value is None or self.status != "ok" else float(value)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a budget of runs has found, in the order of the runs."""
+
+    job: Job
+    launcher: str
+    seed: int
+    candidates: int  # plans that could have been run
+    runs: tuple[TunedRun, ...]
+    front: tuple[int, ...]  # indices into runs: no other run beats them in every objective
+    hypervolume: tuple[float, ...]  # after each run, see `jointopt.tuning.volumes`
+    stopped: str  # budget | converged | exhausted | interrupted
+    objectives: tuple[str, ...]  # of the job's, those that the runs measure
+    storage: str | None = None
 
 
 @dataclass(frozen=True)

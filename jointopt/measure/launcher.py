@@ -1,0 +1,76 @@
+"""What runs one plan and measures it: the protocol, and launchers by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from jointopt.errors import UsageError, nearest
+from jointopt.schema import COLUMNS, Columns
+from jointopt.spec.job import Job
+
+GROUP = "jointopt.launchers"
+STATUSES = ("ok", "oom", "failed", "timeout")
+RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
+
+
+class Launcher(Protocol):
+    """Runs plans of a job, one at a time; ``tests/contracts/test_launchers.py`` holds what each must keep."""
+
+    name: str
+
+    def candidates(self, job: Job) -> Columns | None:
+        """The only plans that can be run, with the workload columns they run under; None = any plan of the job.
+
+        Columns are those of a measurement table without its results, blank cells NaN. Raises LauncherError where
+        none can be run.
+        """
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run ``plan`` (plan columns; of candidates all columns) and return its row of the measurement table.
+
+        A run that fails is a row too: ``status`` oom, failed or timeout. Raises LauncherError only where no run
+        of this launcher could be started.
+        """
+
+
+_SHIPPED = {"replay": "jointopt.measure.replay:ReplayLauncher"}
+
+
+def launcher_names() -> tuple[str, ...]:
+    """Shipped launchers, then those that installed packages add under the entry-point group ``jointopt.launchers``."""
+    return tuple(dict.fromkeys([*_SHIPPED, *(entry.name for entry in entry_points(group=GROUP))]))
+
+
+def load_launcher(name: str, **options: Any) -> Launcher:
+    """The launcher of that name, made with ``options`` (those that are None are left out).
+
+    Raises UsageError for an unknown name, an option that the launcher does not have, or one that it needs.
+    """
+    make = _factory(name)
+    given = {key: value for key, value in options.items() if value is not None}
+    parameters = inspect.signature(make).parameters
+    for key in given:
+        if key not in parameters:
+            raise UsageError(f"The launcher {name!r} has no option {key!r}{nearest(key, parameters)}.")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise UsageError(
+                f"The launcher {name!r} needs {key!r}; on the command line --{key.replace('_', '-')}."
+            )
+    return make(**given)
+
+
+def _factory(name: str) -> Callable[..., Launcher]:
+    if name in _SHIPPED:
+        module, _, attribute = _SHIPPED[name].partition(":")
+        shipped: Callable[..., Launcher] = getattr(importlib.import_module(module), attribute)
+        return shipped
+    for entry in entry_points(group=GROUP, name=name):
+        added: Callable[..., Launcher] = entry.load()
+        return added
+    known = launcher_names()
+    raise UsageError(f"--launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")

@@ -1,0 +1,35 @@
+"""The document of ``jointopt tune --json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jointopt.report.plain import plain
+from jointopt.report.results import Tuned, TunedRun
+
+_RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+
+
+def tune_document(tuned: Tuned) -> dict[str, Any]:
+    """All runs in plain lists, numbers and strings; what a failed run did not measure is null."""
+    return {
+        "job": tuned.job.name,
+        "launcher": tuned.launcher,
+        "seed": tuned.seed,
+        "candidates": tuned.candidates,
+        "objectives": list(tuned.objectives),
+        "measured": [_run(run) for run in tuned.runs],
+        "front": list(tuned.front),
+        "hypervolume": list(tuned.hypervolume),
+        "stopped": tuned.stopped,
+        "storage": tuned.storage,
+    }
+
+
+def _run(run: TunedRun) -> dict[str, Any]:
+    results = {name: plain(run.result(name)) for name in _RESULTS}
+    predicted = {f"predicted_{name}": plain(value) for name, value in run.predicted.items()}
+    return {
+        **plain(run.plan), "status": run.status, **results, "round": run.round, **predicted,
+        "probability_fits": run.probability_fits,
+    }  # fmt: skip

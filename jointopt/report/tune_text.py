@@ -1,0 +1,90 @@
+"""What `tune` did, for people: one line per run, the best marked, and why it stopped."""
+
+from __future__ import annotations
+
+import math
+
+from jointopt.report.clocks import short_clocks
+from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.table import (
+    ENERGY_UNITS,
+    TIME_UNITS,
+    TextColumn,
+    lay_out,
+    numbers,
+    unit_of,
+    wrapped,
+)
+
+_DEGREES = ("dp", "tp", "pp", "cp", "vpp")
+_STOPPED = {
+    "budget": "The budget is spent.",
+    "converged": "Converged: no plan that is left is likely to be better by 1 %.",
+    "exhausted": "Exhausted: every plan that can be run has been run.",
+    "interrupted": "Interrupted: the run in flight is lost, all others are kept.",
+}
+_RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
+
+
+def tuned_text(tuned: Tuned) -> str:
+    """The runs in their order, * on those that no other beats, and a summary."""
+    title = (
+        f"{tuned.job.name}: {len(tuned.runs)} of {tuned.candidates:,} plans run by {tuned.launcher}, "
+        f"for {' and '.join(_OBJECTIVE[name] for name in tuned.objectives)}."
+    )
+    table = lay_out(_columns(tuned)) if tuned.runs else ["Nothing was measured."]
+    lines = [*wrapped(title), "", *table, "", *wrapped(_legend(tuned)), *wrapped(_STOPPED[tuned.stopped])]
+    if tuned.storage:
+        lines.append(f"Measurements: {tuned.storage}")
+    return "\n".join(lines)
+
+
+_OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
+
+
+def _columns(tuned: Tuned) -> list[TextColumn]:
+    runs = tuned.runs
+    plans = [run.plan for run in runs]
+    marks = ["*" if i in tuned.front else " " for i in range(len(runs))]
+    return [
+        TextColumn("", marks),
+        TextColumn("run", [str(i + 1) for i in range(len(runs))]),
+        *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in _DEGREES),
+        TextColumn("mbs", [str(plan["micro_batch_size"]) for plan in plans]),
+        TextColumn("sp", ["y" if plan["sequence_parallel"] else "-" for plan in plans]),
+        TextColumn("rc", [_RECOMPUTE[plan["recompute"]] for plan in plans]),
+        TextColumn("Ze\nRO", [str(plan["zero_stage"]) for plan in plans]),
+        TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], 12) for plan in plans]),
+        TextColumn("status", [run.status for run in runs], left=True),
+        *_measured(runs, "iteration_time_s", "time", TIME_UNITS),
+        *_measured(runs, "energy_j", "energy", ENERGY_UNITS),
+        TextColumn("best\nΔ%", _against_best([run.result(tuned.objectives[0]) for run in runs])),
+    ]
+
+
+def _measured(
+    runs: tuple[TunedRun, ...], name: str, header: str, units: tuple[tuple[float, str], ...]
+) -> list[TextColumn]:
+    """What came out, and beside it what had been expected; nothing where no run measured it."""
+    values = [run.result(name) for run in runs]
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return []
+    factor, unit = unit_of(min(known), units)
+    expected = [run.predicted.get(name, math.nan) for run in runs]
+    scale = min(known) / factor
+    return [
+        TextColumn(f"{header}\n{unit}", numbers([value / factor for value in values], scale)),
+        TextColumn(f"expec-\nted {unit}", numbers([value / factor for value in expected], scale)),
+    ]
+
+
+def _against_best(values: list[float]) -> list[str]:
+    known = [value for value in values if math.isfinite(value)]
+    best = min(known, default=math.nan)
+    return [f"{100 * (v / best - 1):.1f}" if math.isfinite(v) else "-" for v in values]
+
+
+def _legend(tuned: Tuned) -> str:
+    first = _OBJECTIVE[tuned.objectives[0]]
+    return f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
