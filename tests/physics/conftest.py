@@ -18,7 +18,7 @@ from jointopt.jobfile import load_job
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.space import enumerate_layouts
 from jointopt.schema import Columns, Floats
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.model import Model
 from jointopt.units import GIB
 
@@ -65,9 +65,7 @@ def job_on(
     )
 
 
-def _clocks(top: float | None) -> Any:
-    from jointopt.spec.job import Search
-
+def _clocks(top: float | None) -> Search:
     return Search(clock_mhz=tuple(np.linspace(0.5, 1.0, 6) * (top or 1.0)))
 
 

@@ -1,0 +1,74 @@
+"""Intervals around predictions: they contain them, widen where nothing was recorded, and say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jointopt.catalog.clusters import build_cluster
+from jointopt.catalog.frameworks import load_framework
+from jointopt.catalog.models import load_model
+from jointopt.intervals import RESULTS, add_intervals, in_domain
+from jointopt.schema import Columns
+from jointopt.spec.job import Job, Training
+
+
+def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
+    cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8})
+    return Job(
+        "j", load_model("llama-3-8b"), Training(4096, 64, framework=load_framework(framework)), cluster
+    )
+
+
+def columns(clock_mhz: float = 1e4, n: int = 2) -> Columns:
+    results: Columns = {name: np.arange(1.0, n + 1) for name in RESULTS}
+    return results | {"pp": np.ones(n, np.int64), "stage_clock_mhz": np.full((n, 1), clock_mhz)}
+
+
+def width(found: Columns, name: str) -> float:
+    return float(found[f"{name}_high"][0] / found[f"{name}_low"][0])
+
+
+def test_every_result_lies_within_its_interval() -> None:
+    found = add_intervals(job(), columns())
+    for name in RESULTS:
+        assert (found[f"{name}_low"] < found[name]).all()
+        assert (found[name] < found[f"{name}_high"]).all()
+
+
+def test_tables_get_the_prefix_on_every_column() -> None:
+    given = {f"predicted_{name}": values for name, values in columns().items() if name in RESULTS}
+    found = add_intervals(job(), columns() | given, "predicted_")
+    assert {f"predicted_{name}_{end}" for name in RESULTS for end in ("low", "high")} <= set(found)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_gpu_or_framework_without_recorded_runs_widens_the_interval(name: str) -> None:
+    known = width(add_intervals(job(), columns()), name)
+    for stranger in (job(gpu="mi300x"), job(framework="generic")):
+        assert width(add_intervals(stranger, columns()), name) > known
+
+
+def test_energy_is_less_certain_than_time_and_than_power() -> None:
+    found = add_intervals(job(), columns())
+    assert width(found, "energy_j") > max(width(found, "iteration_time_s"), width(found, "avg_power_w"))
+
+
+def test_low_clocks_are_inside_only_where_a_clock_sweep_was_published() -> None:
+    low, top = columns(600.0), columns(1e4)
+    assert in_domain(job("a100-sxm4-80gb"), low).all()
+    assert in_domain(job("h100-sxm5-80gb"), top).all()
+    assert not in_domain(job("h100-sxm5-80gb"), low).any()
+
+
+def test_one_slow_stage_is_enough_to_be_outside() -> None:
+    plans = columns(1980.0) | {"stage_clock_mhz": np.array([[1980.0, np.nan], [1980.0, 600.0]])}
+    assert in_domain(job("h100-sxm5-80gb"), plans).tolist() == [True, False]
+
+
+def test_unknown_clocks_are_outside() -> None:
+    known = job("h100-sxm5-80gb")
+    blank = replace(known, cluster=replace(known.cluster, gpu=replace(known.cluster.gpu, clock_max_mhz=None)))
+    assert not in_domain(blank, columns()).any()
