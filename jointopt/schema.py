@@ -19,6 +19,9 @@ Columns = dict[str, npt.NDArray[Any]]
 
 RECOMPUTE_CODES = {"none": 0, "selective": 1, "full": 2}
 RECOMPUTE_NAMES = tuple(RECOMPUTE_CODES)
+DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
+ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
+STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 
 
 @dataclass(frozen=True)

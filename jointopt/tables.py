@@ -1,36 +1,166 @@
-"""Tables of runs between files and pandas; what cannot be read or written is one sentence."""
+"""Tables of runs between files and pandas, and what their cells must be; a refusal is one sentence."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from jointopt.cells import (
+    MEASURED,
+    MOST_GPU_POWER_W,
+    READERS,
+    STRICT_READERS,
+    as_table,
+    is_known,
+    json_rows,
+    read_columns,
+    shown,
+    spelled,
+)
 from jointopt.errors import TableError
-from jointopt.schema import COLUMNS, RECOMPUTE_NAMES
+from jointopt.schema import COLUMNS, STATUSES
+
+_TEXT: dict[Any, Any] = {
+    c.name: "str" for c in COLUMNS.values() if c.dtype == "str"
+}  # group 007 is no number
+_WHITE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why one row of a measurement table is refused; ``line`` as in the CSV file, whose header is line 1."""
+
+    line: int
+    column: str
+    message: str  # what was expected there, and what was got
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A CSV file with a header and at least one row; blank cells are NaN. Raises TableError."""
-    if path.is_dir():
-        raise TableError(f"{path} is a directory; expected a CSV file.")
-    try:
-        table = pd.read_csv(path, low_memory=False)
-    except (OSError, ValueError) as error:  # pandas' parser errors and UnicodeDecodeError are ValueErrors
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise TableError(f"{path} cannot be read as CSV: {reason}.") from error
+    """A CSV or CSV.gz file (UTF-8) with a header and at least one row; blank cells are NaN. Raises TableError."""
+    text = _read_text(path)
+    _header(text, path)
+    table = _parse(text, path)
     if table.empty:
         raise TableError(f"{path} holds no rows; expected a header and one run per row.")
     return table
 
 
+def read_measurements(path: Path) -> tuple[pd.DataFrame, list[Problem]]:
+    """The good rows of a measurement file as `check_measurements` returns them, and what is wrong with the others.
+
+    A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
+    Raises TableError for a file that is no table.
+    """
+    text = _read_text(path)
+    header = _header(text, path)
+    records, lines, ragged = [header], [], []
+    for line, record in _records(text, path):
+        if len(record) == len(header):
+            records.append(record)
+            lines.append(line)
+        else:
+            got = f"expected {len(header)} cells as in the header, got {len(record)}"
+            ragged.append(Problem(line, header[min(len(record), len(header)) - 1], got))
+    if not lines and ragged:
+        return pd.DataFrame(columns=header), ragged
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(records)
+    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines)
+    return good, sorted([*problems, *ragged], key=lambda problem: problem.line)
+
+
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
+    """One text per refused row, with everything that is wrong with it."""
+    by_line: dict[int, list[str]] = {}
+    for problem in problems:
+        by_line.setdefault(problem.line, []).append(f"column {problem.column}: {problem.message}")
+    return [f"line {line}, {'; '.join(texts)}." for line, texts in sorted(by_line.items())]
+
+
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Writes a CSV file that `read_table` reads back, cells of nothing blank. Raises TableError."""
+    """Writes a CSV (or CSV.gz) file that `read_table` reads back, cells of nothing blank. Raises TableError."""
     try:
-        table.to_csv(path, index=False)
+        table.to_csv(path, index=False, compression="gzip" if path.suffix == ".gz" else None)
     except OSError as error:
         raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _read_text(path: Path) -> str:
+    if path.is_dir():
+        raise TableError(f"{path} is a directory; expected a CSV file.")
+    try:
+        raw = path.read_bytes()
+        if raw.startswith(b"\x1f\x8b"):
+            raw = gzip.decompress(raw)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, f"byte {error.start:,} is not UTF-8 text") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or error) from error
+    if "\0" in text:
+        raise _unreadable(path, f"character {text.index(chr(0)):,} is a zero, as in a binary file")
+    if not text.strip():
+        raise _unreadable(path, "the file is empty")
+    return text
+
+
+def _unreadable(path: Path, reason: object) -> TableError:
+    return TableError(f"{path} cannot be read as CSV: {_WHITE.sub(' ', str(reason)).strip(' .')}.")
+
+
+def _header(text: str, path: Path) -> list[str]:
+    _, first = next(_records(text, path, header=True))
+    header = [name.strip() for name in first]
+    named = [name for name in header if name]
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice:
+        raise TableError(f"{path} has the column {twice!r} more than once; expected every column once.")
+    return header
+
+
+def _records(text: str, path: Path, header: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """(line on which it starts, cells) of every record that is not blank; the header alone, or all but it."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    start, headers = 1, 0
+    try:
+        for record in reader:
+            line, start = start, reader.line_num + 1
+            if not any(cell.strip() for cell in record):
+                continue
+            headers += 1
+            if (headers == 1) == header:
+                yield line, record
+    except csv.Error as error:
+        raise _unreadable(path, f"line {start}: {error}") from error
+
+
+def _parse(text: str, path: Path) -> pd.DataFrame:
+    try:
+        with warnings.catch_warnings():
+            # pandas only warns where it cuts off the cells that go beyond the header
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(
+                io.StringIO(text),
+                low_memory=False,
+                index_col=False,
+                dtype=_TEXT,
+                float_precision="round_trip",
+            )
+    except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
+        raise _unreadable(path, error) from error
+    table.columns = table.columns.str.strip()
+    return table
 
 
 def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -41,14 +171,48 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     sense (text where a number belongs, a degree below 1), for a table without rows and for a column given twice.
     """
     _check_columns(table)
-    clean = table.reset_index(drop=True)
-    for name in clean.columns.intersection(pd.Index([*COLUMNS, "clock_mhz"])):
-        column = COLUMNS.get(name, COLUMNS["power_limit_w"])
-        if column.role == "result":
-            continue
-        cells = clean[name].map(lambda v: (v.strip() or None) if isinstance(v, str) else v).astype(object)
-        clean[name] = _READERS.get(name, _READERS.get(column.dtype, lambda c, _: c))(cells, name)
+    names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
+    clean, faults = read_columns(table, names, READERS)
+    for name, wrong, expected in faults:
+        row = int(wrong.to_numpy().argmax())
+        raise TableError(
+            f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}."
+        )
     return clean
+
+
+def check_measurements(
+    frame: pd.DataFrame, lines: Sequence[int] | None = None
+) -> tuple[pd.DataFrame, list[Problem]]:
+    """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
+
+    ``lines`` are the rows' lines in their file; by default row i stands on line i + 2. Checked are the kind and the
+    range of every cell, and what `RULES` says of cells together; a blank cell is unknown and breaks no rule. A result
+    of zero on a run that did not finish becomes blank. Columns that the schema does not know are kept. Raises
+    TableError for a table without rows, without any known column, or with a column twice.
+    """
+    _check_columns(frame)
+    _need_known_columns(frame)
+    table = _without_results_of_unfinished(frame.reset_index(drop=True))
+    clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
+    at = range(2, len(table) + 2) if lines is None else lines
+    problems = [
+        Problem(at[row], name, f"expected {expected}, got {shown(table, row, name)}")
+        for name, wrong, expected in faults
+        for row in np.flatnonzero(wrong).tolist()
+    ]
+    for rule, broken in broken_rules(clean, RULES):
+        rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail)).tolist()
+        problems += [Problem(at[row], rule.columns[0], rule.complaint(clean.iloc[row])) for row in rows]
+    bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
+    good = as_table(json_rows(clean[~bad]), [str(name) for name in table.columns])
+    return good, sorted(problems, key=lambda problem: problem.line)
+
+
+def _unfinished(table: pd.DataFrame) -> pd.Series:
+    if "status" not in table:
+        return pd.Series(False, index=table.index)
+    return table["status"].astype(str).str.strip().str.lower().isin(STATUSES[1:])
 
 
 def _check_columns(table: pd.DataFrame) -> None:
@@ -60,66 +224,119 @@ def _check_columns(table: pd.DataFrame) -> None:
         raise TableError(f"The table has the column {twice[0]!r} more than once; expected every column once.")
 
 
-def _numbers(cells: pd.Series, name: str) -> pd.Series:
-    column = COLUMNS.get(name, COLUMNS["power_limit_w"])
-    low, high = _RANGES.get(name, (1, 10**9))
-    values = pd.to_numeric(cells, errors="coerce").astype(float)
-    wrong = ~values.between(low, high)
-    whole = column.dtype == "int"
-    if whole:
-        wrong |= values % 1 != 0
-    kind = "a whole number" if whole else "a number"
-    _refuse(cells, name, wrong & cells.notna(), f"{kind} from {low:,} to {high:,}, or blank")
-    return values
+def _need_known_columns(table: pd.DataFrame) -> None:
+    if not set(COLUMNS) & set(table.columns):
+        got = ", ".join(map(str, table.columns[:5]))
+        raise TableError(
+            f"The table has no column of a measurement table; expected comma-separated columns such as dp, tp, pp, "
+            f"gpu, status and iteration_time_s, got {got[:100]!r}."
+        )
 
 
-def _flags(cells: pd.Series, name: str) -> pd.Series:
-    values = cells.map(lambda v: _FLAGS.get(str(v).lower()), na_action="ignore").astype(float)
-    _refuse(cells, name, values.isna() & cells.notna(), "true, false or blank")
-    return values
+def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:
+    """Loggers write a time of 0 for a run that crashed; it says nothing, and must not pass for a measurement."""
+    zero = {
+        name: table[name].mask(_unfinished(table) & (pd.to_numeric(table[name], errors="coerce") == 0))
+        for name in MEASURED
+        if name in table
+    }
+    return table.assign(**zero)
 
 
-def _recompute(cells: pd.Series, name: str) -> pd.Series:
-    words = cells.map(lambda v: str(v).lower(), na_action="ignore").replace({"true": "full", "false": "none"})
-    expected = f"one of {', '.join(RECOMPUTE_NAMES)}, or blank"
-    _refuse(cells, name, ~words.isin(RECOMPUTE_NAMES) & cells.notna(), expected)
-    return words
+@dataclass(frozen=True)
+class Rule:
+    """What the cells of one run must agree on. ``broken`` is false wherever a cell that it needs is blank."""
+
+    columns: tuple[str, ...]  # the first one is blamed
+    expected: str
+    broken: Callable[[pd.DataFrame], pd.Series]
+    may_fail: bool = False  # no contradiction where the run failed: that may be just why
+
+    def complaint(self, run: pd.Series) -> str:
+        """What was expected, and the cells that contradict it."""
+        cells = (
+            f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name])
+        )
+        return f"expected {self.expected}, got {' '.join(cells)}"
 
 
-def _clocks(cells: pd.Series, name: str) -> pd.Series:
-    """Tuples of clocks; ``1410;1395`` or one number for all stages."""
-    clocks = cells.map(_clock_tuple, na_action="ignore").astype(object)
-    expected = "clocks in MHz above 0, separated by semicolons, or blank"
-    _refuse(cells, name, clocks.isna() & cells.notna(), expected)
-    return clocks
+def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:
+    """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
+    for rule in rules:
+        yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
 
 
-def _clock_tuple(cell: object) -> tuple[float, ...] | None:
-    try:
-        clocks = tuple(float(word) for word in re.split(r"[;,\s]+", str(cell).strip("[]; ")))
-    except ValueError:
-        return None
-    return clocks if all(0 < clock < 1e5 for clock in clocks) else None
+DEGREES = ("dp", "tp", "pp", "cp")
+_AGREEMENT = (
+    0.2  # between meters: NVML's power and energy counters, and clocks of the wall, differ by up to this
+)
 
 
-def _refuse(cells: pd.Series, name: str, wrong: pd.Series, expected: str) -> None:
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        got = f"{cells.iloc[row]!r:.60}"
-        raise TableError(f"Row {row + 1} of the table: {name} must be {expected}; got {got}.")
+def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
+    degrees = runs[list(DEGREES)]
+    product = degrees.prod(axis=1)  # a blank counts as 1
+    complete = degrees.notna().all(axis=1)
+    return (runs["num_gpus"] % product > 0) | (complete & ((product - runs["num_gpus"]).abs() > 0))
 
 
-_READERS = {
-    "int": _numbers,
-    "float": _numbers,
-    "bool": _flags,
-    "clocks": _clocks,
-    "recompute": _recompute,
-}
-_RANGES = {
-    "zero_stage": (0, 3),
-    "num_experts": (0, 10**9),
-    "moe_router_topk": (0, 10**9),
-    "clock_mhz": (1, 10**5),
-}
-_FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
+def _clocks_miscounted(runs: pd.DataFrame) -> pd.Series:
+    count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
+    return (count > 1) & ((count - runs["pp"]).abs() > 0)
+
+
+def _energy_contradicts(runs: pd.DataFrame) -> pd.Series:
+    by_power = runs["avg_power_w"] * runs["iteration_time_s"] * runs["num_gpus"]
+    return (runs["energy_j"] / by_power - 1).abs() > _AGREEMENT
+
+
+def _energy_excessive(runs: pd.DataFrame) -> pd.Series:
+    power_w = runs["energy_j"] / runs["iteration_time_s"] / runs["num_gpus"]
+    return (power_w > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
+
+
+def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
+    """Whether one column exceeds ``factor`` times another."""
+    return lambda runs: runs[larger] > factor * runs[smaller]
+
+
+RUN_RULES = (
+    Rule(("num_gpus", *DEGREES), "dp*tp*pp*cp to be num_gpus", _degrees_contradict),
+    Rule(
+        ("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size")
+    ),
+    Rule(
+        ("num_attention_heads", "hidden_size"),
+        "num_attention_heads to be at most hidden_size",
+        above("num_attention_heads", "hidden_size"),
+    ),
+    Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
+)
+RULES = (
+    *RUN_RULES,
+    Rule(("ep", "num_gpus"), "ep to be at most num_gpus", above("ep", "num_gpus")),
+    Rule(
+        ("num_query_groups", "num_attention_heads"),
+        "num_query_groups to be at most num_attention_heads",
+        above("num_query_groups", "num_attention_heads"),
+    ),
+    Rule(
+        ("moe_router_topk", "num_experts"),
+        "moe_router_topk to be at most num_experts",
+        lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0),
+    ),
+    Rule(
+        ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
+        f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}",
+        _energy_contradicts,
+    ),
+    Rule(
+        ("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
+        f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W",
+        _energy_excessive,
+    ),
+    Rule(
+        ("peak_power_w", "avg_power_w"),
+        f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
+        above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT)),
+    ),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +12,14 @@ import pandas as pd
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
+from jointopt.cells import named_attention, named_dtype
 from jointopt.errors import CatalogError, TableError, UsageError
 from jointopt.schema import RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import ATTENTIONS, Job, Training
+from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
-from jointopt.tables import clean_runs
+from jointopt.tables import RUN_RULES, Rule, above, broken_rules, clean_runs
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
@@ -32,6 +32,8 @@ _USUAL_TOP_K = 2
 _PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 _DEGREES = ("cp", "pp", "tp", "dp")
+# nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
+_ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     missing = [c for c in _REQUIRED if c not in table]
     if missing:
         raise TableError(f"The table lacks the column {missing[0]!r}, without which no run can be predicted.")
-    runs = _with_whole_batches(_with_degrees(clean_runs(table)))
+    runs = _with_degrees(clean_runs(table))
     reasons = _impossible(runs)
     found = []
-    good = runs.drop(index=list(reasons))
+    good = _with_whole_batches(runs.drop(index=list(reasons)))
     for _, rows in good.groupby([c for c in _WORKLOAD if c in good], dropna=False, sort=False):
         try:
             found.append(_workload(rows))
@@ -97,28 +99,18 @@ def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     batch = np.ceil(runs["global_batch_size"] / step) * step
     assumed = assumed.mask(cut < size, assumed + "micro_batch_size ")
     assumed = assumed.mask(batch > runs["global_batch_size"], assumed + "global_batch_size ")
-    too_small = runs["global_batch_size"] < runs["dp"]
-    return runs.assign(
-        micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed, idle_ranks=too_small
-    )
+    return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
 
 
 def _impossible(runs: pd.DataFrame) -> dict[int, str]:
     """Rows by position that no physics can price, and the first reason of each."""
-    product = runs[list(_DEGREES)].prod(axis=1)
-    heads = runs.get("num_attention_heads", pd.Series(1.0, index=runs.index)).fillna(1.0)
     checks = {f"{name} is blank.": runs[name].isna() for name in _REQUIRED}
     checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
-    checks["dp*tp*pp*cp is not num_gpus."] = product != runs["num_gpus"]
-    checks["pp is larger than num_layers."] = runs["pp"] > runs["num_layers"]
-    checks["global_batch_size is smaller than dp."] = runs["idle_ranks"]
-    checks["num_attention_heads is larger than hidden_size."] = heads > runs["hidden_size"]
-    if "stage_clock_mhz" in runs:
-        count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
-        checks["stage_clock_mhz has another number of clocks than pp."] = (count > 1) & (count != runs["pp"])
     reasons: dict[int, str] = {}
     for reason, rows in checks.items():
         reasons = {int(row): reason for row in runs.index[rows]} | reasons
+    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS)):
+        reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
     return reasons
 
 
@@ -163,17 +155,12 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
     return build_cluster(where)
 
 
-# In this order: what a table calls a precision, and what it means.
-_DTYPE_FRAGMENTS = {
-    "fp4": "fp4", "float4": "fp4", "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16",
-    "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",
-}  # fmt: skip
 _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
 
 
 def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
     """The precision that a cell means, or the next wider one that the GPU has a rate for; 16 bit where none is said."""
-    named = next((d for fragment, d in _DTYPE_FRAGMENTS.items() if fragment in text), None)
+    named = named_dtype(text)
     dtype = named or "bf16"
     while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
         dtype = _NEXT_WIDER[dtype]
@@ -184,14 +171,11 @@ def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
 
 def _attention(text: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
     """The attention kernel that a cell means; a flash kernel without a version, or an unknown word, is assumed."""
-    if text in ATTENTIONS:
-        return text
-    version = re.search(r"(?:flash|fa)\D*([123])", text)
-    if version:
-        return f"flash{version[1]}"
-    assumed.append("attention")
-    if "flash" in text or "sdpa" in text:
-        return "flash2"
+    named, stated = named_attention(text)
+    if not stated:
+        assumed.append("attention")
+    if named is not None:
+        return named
     # no flash kernel was ever released for Volta
     return "fused" if gpu.architecture.lower() == "volta" else framework.default_attention
 

@@ -11,15 +11,13 @@ import datetime
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
 
-from jointopt.errors import UsageError
+from jointopt.database import database_errors
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.search.nsga2 import distributions_of, experimental_is_meant, parameters_of
 from jointopt.search.pareto import OBJECTIVES, front_order, objectives, take
@@ -65,7 +63,7 @@ def save_study(
     chosen = take(plans, choose(plans, max_trials, seed))
     trials = finished_trials(chosen)
     content = _content_hash(trials)
-    with _storage_errors(url):
+    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
         storage = _open(url)
         title, known = _free_name(storage, f"{name}-{job_hash[:8]}", content)
         if known:
@@ -284,36 +282,3 @@ def _open(url: str) -> optuna.storages.BaseStorage:
         return optuna.storages.get_storage(url)
     except ValueError as error:  # for example a port that is not a number
         raise OSError(f"the URL makes no sense ({error})") from error
-
-
-@contextmanager
-def _storage_errors(url: str) -> Iterator[None]:
-    """One sentence instead of a database's traceback; a password in the URL is not repeated."""
-    import sqlalchemy
-
-    known = (
-        sqlalchemy.exc.SQLAlchemyError,
-        optuna.exceptions.OptunaError,
-        ImportError,
-        RuntimeError,
-        OSError,
-    )
-    try:
-        yield
-    except known as error:
-        cause = error.__cause__ if isinstance(error, optuna.exceptions.OptunaError) else error
-        reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
-        raise UsageError(
-            f"The study storage {_without_password(url)!r} cannot be used: {reason}; expected a database URL such as "
-            f"sqlite:///studies.db in a folder that exists and can be written, or postgresql+psycopg://user@host/name "
-            f"with its driver installed."
-        ) from error
-
-
-def _without_password(url: str) -> str:
-    import sqlalchemy
-
-    try:
-        return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
-    except (sqlalchemy.exc.ArgumentError, ValueError):
-        return re.sub(r"(//[^/:@]*):[^@]*@", r"\1:***@", url)

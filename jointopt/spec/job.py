@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jointopt.schema import ATTENTIONS as ATTENTIONS
+from jointopt.schema import DTYPES as DTYPES
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
 
-DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
-ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 RECOMPUTES = ("none", "selective", "full")
 OBJECTIVES = ("iteration_time_s", "energy_j")
 

@@ -1,0 +1,53 @@
+"""Databases by URL: opened in one way, and every failure one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from jointopt.errors import UsageError
+
+_FAILURES: tuple[type[Exception], ...] = (SQLAlchemyError, ImportError, RuntimeError, OSError, ValueError)
+_LOCK_WAIT_S = (
+    30  # SQLite lets one writer in; another waits so long before it is told that the database is locked
+)
+
+
+def open_database(url: str) -> sqlalchemy.Engine:
+    """The engine of a URL; nothing is connected, and no file made, before its first use."""
+    parsed = sqlalchemy.engine.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return sqlalchemy.create_engine(parsed)
+    in_memory = parsed.database in (None, "", ":memory:")
+    pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
+    return sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+
+
+@contextmanager
+def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
+
+    ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is what is told.
+    """
+    try:
+        yield
+    except (*_FAILURES, *wrappers) as error:
+        cause = error.__cause__ if isinstance(error, wrappers) else error
+        reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"The {what} {without_password(url)!r} cannot be used: {reason}; expected a database URL such as "
+            f"sqlite:///jointopt.db in a folder that exists and can be written, or postgresql+psycopg://user@host/name "
+            f"with its driver installed."
+        ) from error
+
+
+def without_password(url: str) -> str:
+    """The URL as a message may show it."""
+    try:
+        return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):
+        return re.sub(r"(//[^/:@]*):[^@]*@", r"\1:***@", url)

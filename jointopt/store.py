@@ -1,0 +1,145 @@
+"""Measurements that stay: one append-only table, in the same database as the studies.
+
+A row is what was measured, where it came from and when it was added; nothing is ever changed or deleted. Rows are
+told apart by a hash of their content, so that a table can be added again as it grows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+
+from jointopt.cells import as_table, json_rows
+from jointopt.database import database_errors, open_database
+from jointopt.schema import COLUMNS
+
+PROVENANCE = ("origin", "recorded_at")
+_ATTEMPTS = 6  # SQLite has waited half a minute for its lock by then, each time
+_ROWS_PER_STATEMENT = 500  # SQLite takes at most 999 parameters in versions before 3.32
+
+_MEASUREMENTS = sa.Table(
+    "jointopt_measurements",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
+    sa.Column("origin", sa.Text, nullable=False),
+    sa.Column("recorded_at", sa.String(32), nullable=False),
+    sa.Column("content", sa.JSON, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class Added:
+    """What became of the rows that were given to a store."""
+
+    new: int
+    known: int  # there already, or given twice
+
+
+class Store:
+    """The measurements of a database (an SQLAlchemy URL, as Optuna takes it). Several processes may write at once."""
+
+    def __init__(self, url: str = "sqlite:///jointopt.db") -> None:
+        self._url = url
+        with database_errors(url, "measurement store"):
+            self._engine = open_database(url)
+
+    def add(self, rows: pd.DataFrame, origin: str) -> Added:
+        """Adds the rows that are not there yet, all of them or, where that fails, none.
+
+        ``rows`` are measurements as `jointopt.tables.check_measurements` lets them pass; blank rows and the columns
+        ``origin`` and ``recorded_at`` of an earlier `read` are left out. Raises TableError for a cell that its column
+        cannot hold, UsageError where the database cannot be written.
+        """
+        records = [r for r in json_rows(rows.drop(columns=list(PROVENANCE), errors="ignore")) if r]
+        by_hash = {_content_hash(record): record for record in records}
+        if not by_hash:
+            return Added(0, 0)
+        with database_errors(self._url, "measurement store"):
+            self._make_table()
+            new = self._insert_patiently(by_hash, origin)
+        return Added(new, len(records) - new)
+
+    def read(self) -> pd.DataFrame:
+        """Every measurement in the order of adding; no rows where nothing was ever added.
+
+        Columns are those of the schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and
+        ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
+        """
+        with database_errors(self._url, "measurement store"):
+            rows = self._rows()
+        records = [row.content for row in rows]
+        extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
+        table = as_table(records, [*COLUMNS, *extras])
+        return table.assign(
+            origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows]
+        )
+
+    def _rows(self) -> list[sa.Row[Any]]:
+        file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
+        if file and file != ":memory:" and not file.startswith("file:") and not Path(file).exists():
+            return []  # connecting would leave an empty file under a mistyped name
+        if not sa.inspect(self._engine).has_table(_MEASUREMENTS.name):
+            return []
+        with self._engine.connect() as connection:
+            return list(connection.execute(sa.select(_MEASUREMENTS).order_by(_MEASUREMENTS.c.id)))
+
+    def _make_table(self) -> None:
+        try:
+            _MEASUREMENTS.metadata.create_all(self._engine)
+        except DBAPIError:  # another process made it between looking and making
+            if not sa.inspect(self._engine).has_table(_MEASUREMENTS.name):
+                raise
+
+    def _insert_patiently(self, by_hash: Mapping[str, dict[str, Any]], origin: str) -> int:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._insert(by_hash, origin)
+            except (IntegrityError, OperationalError) as error:
+                if attempt == _ATTEMPTS - 1 or not _is_passing(error):
+                    raise
+            time.sleep(random.uniform(0.5, 1.0) * 0.05 * 2**attempt)
+        return 0
+
+    def _insert(self, by_hash: Mapping[str, dict[str, Any]], origin: str) -> int:
+        """Number of new rows, after one transaction."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with self._engine.begin() as connection:
+            known = _known_hashes(connection, list(by_hash))
+            rows = [
+                {"content_hash": content_hash, "origin": origin, "recorded_at": now, "content": content}
+                for content_hash, content in by_hash.items()
+                if content_hash not in known
+            ]
+            for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+                connection.execute(sa.insert(_MEASUREMENTS), rows[start : start + _ROWS_PER_STATEMENT])
+        return len(rows)
+
+
+def _known_hashes(connection: sa.Connection, hashes: list[str]) -> set[str]:
+    column = _MEASUREMENTS.c.content_hash
+    found: set[str] = set()
+    for start in range(0, len(hashes), _ROWS_PER_STATEMENT):
+        wanted = column.in_(hashes[start : start + _ROWS_PER_STATEMENT])
+        found.update(connection.scalars(sa.select(column).where(wanted)))
+    return found
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    """Whether another writer is the reason: it added the same row meanwhile, or holds a lock."""
+    return isinstance(error, IntegrityError) or "lock" in str(error.orig).lower()
+
+
+def _content_hash(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
