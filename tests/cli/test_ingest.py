@@ -1,0 +1,78 @@
+"""``jointopt ingest`` as people run it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
+from jointopt.store import Store
+
+GOOD = "dp,tp,num_gpus,status,iteration_time_s,notes\n1,2,2,ok,1.5,fast\n1,2,2,oom,,\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ingest(text: str, *options: str) -> Result:
+    Path("runs.csv").write_text(text)
+    return CliRunner().invoke(jointopt, ["ingest", "runs.csv", *options])
+
+
+def test_runs_are_added_once_and_counted(folder: Path) -> None:
+    first, second = ingest(GOOD), ingest(GOOD + "1,2,2,ok,1.6,slow\n")
+    assert (first.exit_code, first.stdout, first.stderr) == (
+        0,
+        "2 rows added, 0 known already, 0 refused.\n",
+        "",
+    )
+    assert (second.exit_code, second.stdout) == (0, "1 rows added, 2 known already, 0 refused.\n")
+    assert Store("sqlite:///jointopt.db").read().origin.tolist() == [str(folder / "runs.csv")] * 3
+
+
+def test_a_bad_row_is_named_and_the_good_ones_are_kept(folder: Path) -> None:
+    done = ingest(GOOD + "1,2,4,fine,1.5,x\n1,2\n", "--storage", "sqlite:///other.db")
+    assert done.exit_code == 2
+    assert done.stdout == "2 rows added, 0 known already, 2 refused.\n"
+    first, second = done.stderr.splitlines()
+    assert first.startswith(
+        "runs.csv, line 4, column status: expected one of ok, oom, failed, timeout, or blank, got 'fi"
+    )
+    assert second == "runs.csv, line 5, column tp: expected 6 cells as in the header, got 2."
+    assert len(Store("sqlite:///other.db").read()) == 2
+    assert not Path("jointopt.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "complaint"),
+    [
+        ("", (), "the file is empty"),
+        ("a,b\n1,2\n", (), "no column of a measurement table"),
+        ("dp,dp\n1,2\n", (), "more than once"),
+        (GOOD, ("--storage", "sqlite:////no/such/folder/x.db"), "unable to open database file"),
+    ],
+)
+def test_what_cannot_be_read_or_kept_is_one_line(
+    folder: Path, text: str, options: tuple[str, ...], complaint: str
+) -> None:
+    done = ingest(text, *options)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert complaint in done.stderr
+
+
+def test_a_directory_and_a_missing_file_are_one_line(folder: Path) -> None:
+    for name, complaint in ((".", "is a directory"), ("missing.csv", "No such file")):
+        done = CliRunner().invoke(jointopt, ["ingest", name])
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert complaint in done.stderr
+
+
+def test_a_table_from_a_pipe_is_read(folder: Path) -> None:
+    command = [sys.executable, "-c", "from jointopt.cli.main import main; main()", "ingest", "/dev/stdin"]
+    done = subprocess.run(command, input=GOOD, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "2 rows added, 0 known already, 0 refused.\n")
