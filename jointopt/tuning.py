@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jointopt.store import Store
 
 Say = Callable[[str], None]
-LEAST_CHANCE = 0.01  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
 _HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval

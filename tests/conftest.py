@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from jointopt.report.results import Explanation, Proposal, Stage
@@ -86,3 +87,33 @@ def make_explanation(job: Job) -> Callable[..., Explanation]:
         return Explanation(**(given | fields))
 
     return explanation
+
+
+@pytest.fixture
+def make_runs(job: Job) -> Callable[..., pd.DataFrame]:
+    """A measurement table of ten recorded plans of ``job``, the largest micro-batches out of memory.
+
+    Keyword arguments replace columns.
+    """
+
+    def runs(**columns: Any) -> pd.DataFrame:
+        plans = [
+            (dp, tp, 8 // dp // tp, size)
+            for dp, tp in ((8, 1), (4, 2), (4, 1), (2, 2), (2, 1))
+            for size in (1, 64)
+        ]
+        table = pd.DataFrame(plans, columns=["dp", "tp", "pp", "micro_batch_size"])
+        model, training, cluster = job.model, job.training, job.cluster
+        table = table.assign(
+            source="test", group="tiny", num_layers=model.num_layers, hidden_size=model.hidden_size,
+            ffn_hidden_size=model.ffn_hidden_size, num_attention_heads=model.num_attention_heads,
+            vocab_size=model.vocab_size, gated_mlp=False, seq_length=training.seq_length,
+            global_batch_size=training.global_batch_size, dtype=training.dtype, framework="megatron-lm",
+            gpu=cluster.gpu.id, gpus_per_node=cluster.gpus_per_node, num_gpus=cluster.num_gpus, zero_stage=1,
+        )  # fmt: skip
+        fits = table["micro_batch_size"] < 64
+        times = 10.0 + table["tp"] + 0.5 * table["pp"]
+        table = table.assign(status=np.where(fits, "ok", "oom"), iteration_time_s=times.where(fits))
+        return table.assign(**columns)
+
+    return runs

@@ -30,12 +30,12 @@ SHAPE = (
 TINY = 1e-6
 POLICIES = {
     "default": Spread(),
-    "physics order": Spread(shared=TINY, local=TINY),
-    "scale alone": Spread(local=TINY),
-    "far reach": Spread(reach=3.0),
-    "strong": Spread(local=0.12, noise=0.05),
-    "strong, far": Spread(local=0.12, noise=0.05, reach=3.0),
-    "stronger": Spread(local=0.2, noise=0.05),
+    "physics order": Spread(shared=TINY, trend=TINY),
+    "scale alone": Spread(trend=TINY),
+    "half the trend": Spread(trend=0.015),
+    "twice the trend": Spread(trend=0.06),
+    "half the noise": Spread(noise=0.025),
+    "twice the noise": Spread(noise=0.1),
 }
 
 
@@ -99,6 +99,9 @@ def summary(name: str, counts: list[float]) -> str:
 
 def main(policy: str) -> None:
     found = list(groups())
+    unknown = [(group, rows.assign(framework="unknown")) for group, rows in found]
+    print("framework not told:", end=" ")
+    print(summary("", [runs_needed(rows, POLICIES["default"])[0] for _, rows in unknown]))
     for name in POLICIES if policy == "all" else [policy]:
         counts, ooms = [], 0
         for group, rows in found:

@@ -1,0 +1,94 @@
+"""The command around the loop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
+from jointopt.measure.replay import ReplayLauncher
+
+JOB = """
+model: {num_layers: 24, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 16, vocab_size: 50272}
+training: {seq_length: 2048, global_batch_size: 256}
+cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4}
+objectives: [iteration_time_s]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_runs, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a job and its recorded runs."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    make_runs().to_csv(tmp_path / "runs.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*flags: object) -> Result:
+    return CliRunner().invoke(jointopt, ["tune", "job.yaml", "--launcher", "replay", *map(str, flags)])
+
+
+def test_json_holds_every_run_with_its_plan_status_and_results(folder: Path) -> None:
+    result = run("--table", "runs.csv", "--budget", 3, "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert [entry["round"] for entry in document["measured"]] == [1, 2, 3]
+    assert {"dp", "tp", "pp", "stage_clock_mhz", "status", "iteration_time_s", "energy_j"} <= set(
+        document["measured"][0]
+    )
+    assert len(document["hypervolume"]) == 3
+    assert document["stopped"] == "budget"
+    assert all(0 <= index < 3 for index in document["front"])
+
+
+def test_progress_goes_to_stderr_and_the_table_to_stdout(folder: Path) -> None:
+    result = run("--table", "runs.csv", "--budget", 2)
+    assert "run 1: dp=" in result.stderr
+    assert "* " in result.stdout
+    assert "The budget is spent." in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(folder: Path) -> None:
+    run("--table", "runs.csv", "--budget", 2, "--storage", "none")
+    assert not (folder / "jointopt.db").exists()
+    run("--table", "runs.csv", "--budget", 2)
+    assert (folder / "jointopt.db").exists()
+
+
+def test_an_interrupt_prints_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = ReplayLauncher.run, []
+
+    def interrupted(self, job, plan):
+        calls.append(plan)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return original(self, job, plan)
+
+    monkeypatch.setattr(ReplayLauncher, "run", interrupted)
+    result = run("--table", "runs.csv", "--budget", 5, "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["stopped"] == "interrupted"
+    assert len(json.loads(result.stdout)["measured"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--budget", 3], 2, "--table"),
+        (["--budget", 0, "--table", "runs.csv"], 2, "--budget"),
+        (["--budget", 3, "--table", "missing.csv"], 2, "missing.csv"),
+        (["--budget", 3, "--table", "other.csv"], 1, "seq_length"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(
+    folder: Path, make_runs, flags, code, words
+) -> None:
+    make_runs(seq_length=1024).to_csv(folder / "other.csv", index=False)
+    result = run(*flags)
+    assert result.exit_code == code
+    assert words in result.stderr.splitlines()[-1]

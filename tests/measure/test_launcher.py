@@ -1,0 +1,59 @@
+"""Launchers by name, shipped and from other packages."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jointopt.errors import UsageError
+from jointopt.measure import launcher as module
+from jointopt.measure.launcher import launcher_names, load_launcher
+from jointopt.measure.replay import ReplayLauncher
+
+
+def mine(cores: int = 2) -> SimpleNamespace:
+    return SimpleNamespace(name="mine", cores=cores)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that adds the launcher ``mine``."""
+    entry = SimpleNamespace(name="mine", load=lambda: mine)
+
+    def entry_points(group: str, name: str = "mine") -> list[SimpleNamespace]:
+        return [entry] if (group, name) == ("jointopt.launchers", "mine") else []
+
+    monkeypatch.setattr(module, "entry_points", entry_points)
+
+
+def test_a_shipped_launcher_is_made_with_its_options(make_runs, tmp_path: Path) -> None:
+    make_runs().to_csv(tmp_path / "runs.csv", index=False)
+    assert isinstance(load_launcher("replay", table=tmp_path / "runs.csv"), ReplayLauncher)
+
+
+def test_an_installed_package_adds_a_launcher(installed: None) -> None:
+    assert launcher_names() == ("replay", "mine")
+    assert load_launcher("mine", cores=4, table=None).cores == 4
+
+
+def test_an_unknown_name_lists_the_known_and_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"one of replay; got 'relpay' \(did you mean 'replay'\?\)"):
+        load_launcher("relpay")
+
+
+def test_a_missing_option_is_named_as_on_the_command_line() -> None:
+    with pytest.raises(UsageError, match="--table"):
+        load_launcher("replay", table=None)
+
+
+def test_an_option_of_another_launcher_is_refused(installed: None) -> None:
+    with pytest.raises(UsageError, match=r"has no option 'core' .did you mean 'cores'"):
+        load_launcher("mine", core=4)
+
+
+def test_real_entry_points_have_the_shape_the_test_uses() -> None:
+    entry = EntryPoint("mine", "types:SimpleNamespace", "jointopt.launchers")
+    assert entry.load() is SimpleNamespace

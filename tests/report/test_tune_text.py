@@ -1,0 +1,69 @@
+"""What `tune` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.tune_json import tune_document
+from jointopt.report.tune_text import tuned_text
+from jointopt.spec.job import Job
+
+
+@pytest.fixture
+def make_tuned(job: Job) -> Callable[..., Tuned]:
+    """Three runs of 16-stage plans, the second out of memory; keyword arguments replace fields."""
+
+    def tuned(**fields: Any) -> Tuned:
+        plan = {
+            "dp": 128, "tp": 8, "pp": 16, "cp": 2, "ep": 1, "vpp": 2, "micro_batch_size": 16, "recompute": "selective",
+            "sequence_parallel": True, "zero_stage": 1, "stage_clock_mhz": [1410.0 - 15 * i for i in range(16)],
+        }  # fmt: skip
+        predicted = {"iteration_time_s": 1234.5, "energy_j": 2.5e9}
+        good = {"status": "ok", "iteration_time_s": 1300.25, "energy_j": 2.6e9}
+        rows = [good, {"status": "oom"}, good | {"iteration_time_s": 1200.0}]
+        runs = tuple(TunedRun(plan, row, i + 1, predicted, 0.9) for i, row in enumerate(rows))
+        given = {
+            "job": job, "launcher": "replay", "seed": 0, "candidates": 40, "runs": runs, "front": (2,),
+            "hypervolume": (0.1, 0.1, 0.2), "stopped": "budget", "objectives": job.objectives,
+        }  # fmt: skip
+        return Tuned(**(given | fields))
+
+    return tuned
+
+
+def test_the_widest_table_fits_a_terminal_of_100_columns(make_tuned: Callable[..., Tuned]) -> None:
+    assert max(map(len, tuned_text(make_tuned()).splitlines())) <= 100
+
+
+def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Callable[..., Tuned]) -> None:
+    lines = tuned_text(make_tuned()).splitlines()
+    (best,) = [line for line in lines if line.startswith("* ") and line.endswith("0.0")]
+    assert " 1200 " in best
+    assert any(line.endswith(" 8.4") for line in lines)
+
+
+def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
+    runs = make_tuned().runs
+    timed = tuple(TunedRun(r.plan, {**r.row, "energy_j": None}, r.round, r.predicted, 0.9) for r in runs)
+    assert "energy" not in tuned_text(make_tuned(runs=timed, objectives=("iteration_time_s",)))
+
+
+@pytest.mark.parametrize("stopped", ["budget", "converged", "exhausted", "interrupted"])
+def test_every_reason_to_stop_is_said(make_tuned: Callable[..., Tuned], stopped: str) -> None:
+    said = tuned_text(make_tuned(stopped=stopped)).lower()
+    assert stopped in said
+
+
+def test_nothing_measured_is_said(make_tuned: Callable[..., Tuned]) -> None:
+    assert "Nothing was measured." in tuned_text(make_tuned(runs=(), front=(), hypervolume=()))
+
+
+def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[..., Tuned]) -> None:
+    failed = tune_document(make_tuned())["measured"][1]
+    assert failed["status"] == "oom"
+    assert failed["iteration_time_s"] is failed["energy_j"] is None
+    assert failed["predicted_iteration_time_s"] == 1234.5

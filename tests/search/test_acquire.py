@@ -1,0 +1,112 @@
+"""Which plan is worth a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.search.acquire import acquire, added_area, expected_gain
+from jointopt.search.pareto import front_order, hypervolume
+
+TIME = ("iteration_time_s",)
+BOTH = ("iteration_time_s", "energy_j")
+NOTHING = {name: np.empty(0) for name in BOTH}
+
+
+def outlook(time, energy=None, spread=0.1, fits=1.0):
+    columns = {"iteration_time_s": np.array(time, float)}
+    columns["energy_j"] = np.array(energy if energy is not None else time, float)
+    for name in BOTH:
+        columns |= {f"{name}_low": columns[name] * np.exp(-1.645 * spread)}
+        columns |= {f"{name}_high": columns[name] * np.exp(1.645 * spread)}
+    return columns | {"probability_fits": np.broadcast_to(np.asarray(fits, float), len(time))}
+
+
+def measured(time, energy=()):
+    return {"iteration_time_s": np.array(time, float), "energy_j": np.array(energy or time, float)}
+
+
+def chosen(predicted, known=NOTHING, k=1, objectives=TIME, allowed=None, costs=None, **options):
+    size = len(predicted["probability_fits"])
+    allowed = np.ones(size, bool) if allowed is None else np.array(allowed)
+    costs = np.ones(size) if costs is None else np.array(costs, float)
+    rng = np.random.default_rng(0)
+    return acquire(
+        predicted, known, costs, k, rng, objectives=objectives, allowed=allowed, **options
+    ).tolist()
+
+
+def test_the_fastest_plan_is_first_and_the_order_is_that_of_the_predictions():
+    assert chosen(outlook([3.0, 1.0, 2.0]), k=2) == [1, 2]
+
+
+def test_a_plan_that_is_not_allowed_is_never_chosen():
+    assert chosen(outlook([1.0, 2.0]), allowed=[False, True], k=2) == [1]
+
+
+def test_a_plan_that_hardly_fits_gives_way_to_one_that_does():
+    assert chosen(outlook([1.0, 1.05, 2.0], fits=[0.05, 1.0, 1.0])) == [1]
+
+
+def test_of_two_equal_plans_the_less_certain_gains_more():
+    predicted = outlook([1.1, 1.1])
+    predicted["iteration_time_s_low"] = np.array([1.0, 0.8])
+    predicted["iteration_time_s_high"] = np.array([1.2, 1.5])
+    assert chosen(predicted, measured([1.0])) == [1]
+
+
+def test_a_dear_run_must_gain_more():
+    predicted = outlook([1.0, 1.01])
+    assert chosen(predicted, measured([1.2])) == [0]
+    assert chosen(predicted, measured([1.2]), costs=[2.0, 1.0]) == [1]
+
+
+def test_nothing_is_chosen_where_no_plan_is_likely_to_be_better():
+    assert chosen(outlook([2.0, 3.0]), measured([1.0]), least_chance=0.01) == []
+
+
+def test_expected_improvement_is_the_published_formula():
+    gain, _ = expected_gain(outlook([1.0]), measured([1.0]), np.random.default_rng(0), objectives=TIME)
+    # at the incumbent itself: deviation times the normal density at zero
+    assert gain[0] == pytest.approx(0.1 / np.sqrt(2 * np.pi), rel=1e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=8), st.floats(0.5, 4.0))
+def test_gain_and_chance_are_never_negative_and_fall_with_time(times, incumbent):
+    predicted = outlook(sorted(times))
+    gain, chance = expected_gain(predicted, measured([incumbent]), np.random.default_rng(0), objectives=TIME)
+    assert (gain >= 0).all()
+    assert ((chance >= 0) & (chance <= 1)).all()
+    assert (np.diff(gain) <= 1e-12).all()
+
+
+def test_in_two_objectives_a_gap_of_the_front_is_worth_more_than_its_neighbourhood():
+    known = measured([1.0, 4.0], [4.0, 1.0])
+    predicted = outlook([1.01, 2.0, 4.0], [4.0, 2.0, 1.01], spread=0.01)
+    assert chosen(predicted, known, objectives=BOTH) == [1]
+
+
+def test_in_two_objectives_a_dominated_plan_has_no_gain():
+    known = measured([1.0], [1.0])
+    gain, chance = expected_gain(
+        outlook([2.0], [2.0], spread=0.01), known, np.random.default_rng(0), objectives=BOTH
+    )
+    assert gain[0] == chance[0] == 0.0
+
+
+POINTS = st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0.1, 3.0)), min_size=1, max_size=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(POINTS, POINTS)
+def test_added_area_is_the_difference_of_hypervolumes(known, new):
+    known, new = np.array(known), np.array(new)
+    front = known[front_order(known[:, 0], known[:, 1])]
+    reference = (2.5, 2.5)
+    before = hypervolume(known[:, 0], known[:, 1], reference)
+    both = [np.vstack([known, point]) for point in new]
+    after = [hypervolume(points[:, 0], points[:, 1], reference) for points in both]
+    np.testing.assert_allclose(added_area(front, new, reference), np.array(after) - before, atol=1e-9)
