@@ -188,14 +188,18 @@ def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _json_column(cells: pd.Series, name: str) -> list[Any]:
     convert = _JSON[_column(name).dtype] if name in (*COLUMNS, "clock_mhz") else _json_unknown
+    seen: dict[tuple[type, object], Any] = {}  # most columns repeat a few values
     values = []
-    for row, cell in enumerate(cells):
+    for row, (cell, known) in enumerate(zip(cells.tolist(), cells.notna().tolist(), strict=True)):
+        key = (type(cell), repr(cell) if isinstance(cell, list | np.ndarray) else cell)
         try:
-            values.append(convert(cell) if is_known(cell) else None)
+            if known and key not in seen:
+                seen[key] = convert(cell)
         except (ValueError, TypeError, OverflowError) as error:
             got = f"{cell!r:.60}"
             message = f"Row {row + 1} of the table: {name} must be {_column(name).dtype}; got {got}."
             raise TableError(message) from error
+        values.append(seen[key] if known else None)
     return values
 
 
