@@ -19,6 +19,11 @@ surrogate = click.option(
     help="Learned correction of the physics; none = physics alone.",
 )  # fmt: skip
 
+learned = click.option(
+    "--surrogate", default="default", show_default=True,
+    help="Shipped surrogate, folder of one, or none = physics alone.",
+)  # fmt: skip
+
 _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--model", {"help": "Catalogue name, or path to a Hugging Face config.json."}),
     ("--gpu", {"help": "Catalogue id of the GPU."}),

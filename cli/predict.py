@@ -12,8 +12,11 @@ from jointopt.cli import common
 @click.command(short_help="Predict the runs of a table.")
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="CSV file to write.")
-@common.surrogate
-def predict(table: Path, out: Path, surrogate: str) -> None:
+@common.learned
+@click.option(
+    "--measured", type=click.Path(path_type=Path), help="Measured runs of that cluster to adapt to first."
+)
+def predict(table: Path, out: Path, surrogate: str, measured: Path | None) -> None:
     """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
 
     Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's habit and are
@@ -22,10 +25,12 @@ def predict(table: Path, out: Path, surrogate: str) -> None:
     \b
     Example:
       jointopt predict runs.csv --out predicted.csv
+      jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
     from jointopt import workflow
     from jointopt.tables import read_table, write_table
 
-    predicted = workflow.predict(read_table(table))
+    known = read_table(measured) if measured else None
+    predicted = workflow.predict(read_table(table), surrogate, known)
     write_table(predicted, out)
     click.echo(f"{len(predicted):,} rows written to {out}.", err=True)

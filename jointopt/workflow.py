@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
+from jointopt.correcting import correct, load_surrogate
 from jointopt.errors import InfeasibleError, JointOptError, PlanError, TableError
 from jointopt.intervals import RESULTS, add_intervals
 from jointopt.jobfile import dump_job
@@ -215,9 +216,13 @@ def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> 
         raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")
 
 
-def predict(table: pd.DataFrame) -> pd.DataFrame:
+def predict(
+    table: pd.DataFrame, surrogate: str = "none", measured: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays.
 
+    ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
+    columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate.
     A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
     Raises TableError for a cell that makes no sense, and where no row can be predicted.
     """
@@ -233,12 +238,17 @@ def predict(table: pd.DataFrame) -> pd.DataFrame:
         except JointOptError as error:
             reasons |= dict.fromkeys(work.rows.tolist(), str(error))
     if not parts:
-        raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
+        raise TableError(
+            f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}"
+        )
     predicted = pd.concat(parts).reindex(range(len(table)))
     predicted["assumed"] = predicted["assumed"].fillna("")
     for flag in ("predicted_fits", "in_domain"):
         predicted[flag] = predicted[flag].eq(True)
     predicted["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
+    learned = load_surrogate(surrogate if measured is None or surrogate != "none" else "default")
+    if learned is not None:
+        predicted = correct(table, predicted, learned, measured)
     predicted.index = table.index
     return pd.concat([table.drop(columns=[c for c in predicted if c in table]), predicted], axis=1)
 

@@ -1,0 +1,31 @@
+"""``jointopt evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Compare predictions with a table of measurements.")
+@click.argument("table", type=click.Path(path_type=Path))
+@common.learned
+@common.as_json
+def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
+    """Compare predictions with the measurements in TABLE, per group of comparable runs.
+
+    Median and mean error of iteration time, Kendall's tau, top-1 regret, out-of-memory precision and recall, and the
+    share of rows that the 90 % intervals cover.
+
+    \b
+    Example:
+      jointopt evaluate runs.csv --surrogate none
+    """
+    from jointopt.evaluation import evaluate as evaluate_on
+    from jointopt.report.plain import json_text
+    from jointopt.tables import read_table
+
+    scores = evaluate_on(read_table(table), surrogate)
+    click.echo(json_text(scores.to_json()) if as_json else scores.to_text())

@@ -1,0 +1,36 @@
+"""``jointopt retrain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Train a surrogate on measurements.")
+@click.option(
+    "--table", "tables", multiple=True, type=click.Path(path_type=Path), help="Measurement table; repeatable."
+)
+@click.option("--storage", help="Store of measurements to train on as well (Optuna URL).")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
+@click.option("--force", is_flag=True, help="Replace a better surrogate too.")
+def retrain(
+    tables: tuple[Path, ...],
+    storage: str | None,
+    out: Path,
+    seed: int,
+    licences: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Train a surrogate on all given measurements and print its error on held-out groups and sources.
+
+    \b
+    Example:
+      jointopt retrain --table runs.csv --table published.csv --out my-surrogate
+    """
+    from jointopt.retraining import retrain as retrain_on
+
+    report = retrain_on(tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force)
+    click.echo(report)

@@ -1,0 +1,92 @@
+"""``evaluate``: predictions against a table of measurements, per group of comparable runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import kendalltau
+
+from jointopt.errors import TableError
+from jointopt.workflow import predict
+
+LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One row of figures per group, and over all rows; blanks where a group does not tell."""
+
+    groups: pd.DataFrame
+    overall: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        rows = self.groups.to_dict("records")
+        return {"groups": [_known(row) for row in rows], "overall": _known(self.overall)}
+
+    def to_text(self) -> str:
+        head = self.groups.round(3).to_string(index=False, na_rep="")
+        return (
+            head
+            + "\n\n"
+            + ", ".join(f"{k.replace('_', ' ')} {v:.3f}" for k, v in _known(self.overall).items())
+        )
+
+
+def _known(row: dict[Any, Any]) -> dict[str, Any]:
+    return {str(k): v for k, v in row.items() if not (isinstance(v, float) and np.isnan(v))}
+
+
+def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
+    """Errors of ``surrogate`` on ``table``; rows that ran out of memory count for feasibility only.
+
+    Raises TableError for a table without measured times. Rows that the surrogate was trained on say nothing about it.
+    """
+    if "iteration_time_s" not in table or not (table["iteration_time_s"] > 0).any():
+        raise TableError(
+            "The table has no measured iteration_time_s to compare with; expected at least one row."
+        )
+    group = table["group"].fillna("") if "group" in table else pd.Series("", index=table.index)
+    status = table["status"].fillna("ok") if "status" in table else pd.Series("ok", index=table.index)
+    judged = predict(table, surrogate).assign(group=group, status=status)
+    groups = pd.DataFrame(
+        [{"group": name, **_figures(rows)} for name, rows in judged.groupby("group", sort=False)]
+    )
+    return Evaluation(groups, _figures(judged, ranked=False))
+
+
+def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, float]:
+    ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
+    time_s, predicted = ran["iteration_time_s"], ran["predicted_iteration_time_s"]
+    error = (predicted / time_s - 1.0).abs()
+    inside = time_s.between(ran["predicted_iteration_time_s_low"], ran["predicted_iteration_time_s_high"])
+    enough = ranked and len(ran) >= LEAST_TO_RANK and predicted.notna().any()
+    return {
+        "rows": float(len(ran)),
+        "median_error": float(error.median()),
+        "mean_error": float(error.mean()),
+        "kendall_tau": float(kendalltau(predicted, time_s, nan_policy="omit")[0]) if enough else np.nan,
+        "top1_regret": float(time_s.to_numpy()[int(np.nanargmin(predicted))] / time_s.min() - 1.0)
+        if enough
+        else np.nan,
+        "covered": float(inside.mean()) if len(ran) else np.nan,
+        **_out_of_memory(rows),
+    }
+
+
+def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:
+    """How much slower the plan predicted fastest is than the fastest."""
+    chosen = int(np.nanargmin(predicted.to_numpy(float)))
+    return float(time_s.to_numpy(float)[chosen] / time_s.min() - 1.0)
+
+
+def _out_of_memory(rows: pd.DataFrame) -> dict[str, float]:
+    known = rows[rows["status"].isin(["ok", "oom"])]
+    was, said = known["status"] == "oom", ~known["predicted_fits"].astype(bool)
+    hit = float((was & said).sum())
+    return {
+        "oom_recall": hit / was.sum() if was.any() else np.nan,
+        "oom_precision": hit / said.sum() if said.any() and was.any() else np.nan,
+    }

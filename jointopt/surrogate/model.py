@@ -1,0 +1,180 @@
+"""A surrogate: trees for what sources share, a Gaussian process for what each of them is, calibrated intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.errors import TableError
+from jointopt.schema import Bools, Columns, Floats
+from jointopt.surrogate.gaussian import Kernel, Runs, condition
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.boost import ResidualBooster
+
+CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Conformal factors on the process's own 90 % half-width, by how much is known of a run's source."""
+
+    measured: float = 1.0  # runs of the same source are known
+    fitted: float = 1.0  # none are, but its framework has a profile
+    unknown: float = 1.0
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """Learned correction of the physics. ``known`` and ``unknown`` are kernels with and without a fitted profile."""
+
+    known: Kernel
+    unknown: Kernel
+    booster: ResidualBooster | None
+    feature_names: tuple[str, ...]
+    support: Runs
+    residual: Floats
+    widths: Widths = field(default_factory=Widths)
+    memory_log_sd: float = 0.18
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    def predict(
+        self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None
+    ) -> tuple[Floats, Floats, Bools]:
+        """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of one source, (n,) each.
+
+        ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals, which are
+        conditioned on together with the supporting runs of that source.
+        """
+        trees = self._trees(runs)
+        known, residual = self._related(runs.source[0], measured)
+        posterior = condition(self.known if fitted else self.unknown, known, residual - self._trees(known))
+        mean, deviation = posterior.predict(runs)
+        factor = self.widths.measured if len(known) else self.widths.fitted if fitted else self.widths.unknown
+        return mean + trees, 1.645 * factor * deviation, self._inside(runs) & (fitted or len(known) > 0)
+
+    def _related(self, source: str, measured: tuple[Runs, Floats] | None) -> tuple[Runs, Floats]:
+        rows = np.flatnonzero(self.support.source == source).astype(np.int64)
+        runs, residual = self.support.take(rows), self.residual[rows]
+        if measured is None:
+            return runs, residual
+        own = np.flatnonzero(measured[0].source == source).astype(np.int64)
+        return joined(measured[0].take(own), runs), np.concatenate([measured[1][own], residual])
+
+    def _trees(self, runs: Runs) -> Floats:
+        if self.booster is None or not self.booster.strength or not len(runs):
+            return np.zeros(len(runs))
+        return self.booster.predict(runs.matrix(self.feature_names))
+
+    def _inside(self, runs: Runs) -> Bools:
+        if self.booster is None:
+            return np.ones(len(runs), bool)
+        return np.asarray(self.booster.gate(runs.matrix(self.feature_names)) > 0.5)
+
+
+def joined(first: Runs, second: Runs) -> Runs:
+    """Both sets of runs, ``first`` first; features that only one has are 0 in the other."""
+    names = {**first.features, **second.features}
+    columns: Columns = {
+        name: np.concatenate([r.features.get(name, np.zeros(len(r))) for r in (first, second)])
+        for name in names
+    }
+    return Runs(
+        np.concatenate([first.sensitivity, second.sensitivity]),
+        columns,
+        np.concatenate([first.source, second.source]),
+        np.concatenate([first.group, second.group]),
+    )
+
+
+def save(surrogate: Surrogate, folder: Path) -> None:
+    """Write card (JSON), trees (XGBoost's own UBJ) and supporting runs (plain arrays) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = surrogate.support
+    names = sorted(runs.features)
+    residual = surrogate.residual.astype(np.float32)
+    np.savez_compressed(
+        folder / SUPPORT, sensitivity=runs.sensitivity.astype(np.float32), residual=residual,
+        features=np.column_stack([runs.features[n] for n in names]).astype(np.float32), source=runs.source.astype(str),
+        group=runs.group.astype(str),
+    )  # fmt: skip
+    if surrogate.booster is not None:
+        surrogate.booster.booster_.get_booster().save_model(folder / TREES)
+    model = {
+        "format": FORMAT,
+        "known": dataclasses.asdict(surrogate.known),
+        "unknown": dataclasses.asdict(surrogate.unknown),
+        "feature_names": list(surrogate.feature_names),
+        "support_features": names,
+        "widths": dataclasses.asdict(surrogate.widths),
+        "memory_log_sd": surrogate.memory_log_sd,
+        "booster": None if surrogate.booster is None else _booster_settings(surrogate.booster),
+    }
+    text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
+    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def _booster_settings(booster: ResidualBooster) -> dict[str, Any]:
+    return {"parameters": booster.get_params(), "low": booster.low_.tolist(), "high": booster.high_.tolist()}
+
+
+def load(folder: Path) -> Surrogate:
+    """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
+
+    Raises TableError where a file is missing or is not what it should be.
+    """
+    try:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        model = card.pop("model")
+        if model["format"] != FORMAT:
+            raise ValueError(f"format {model['format']}, expected {FORMAT}")
+        with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
+            support = {name: arrays[name] for name in arrays.files}
+        return Surrogate(
+            known=_kernel(model["known"]),
+            unknown=_kernel(model["unknown"]),
+            booster=_booster(folder / TREES, model["booster"]),
+            feature_names=tuple(model["feature_names"]),
+            support=_support(support, model["support_features"]),
+            residual=support["residual"].astype(np.float64),
+            widths=Widths(**model["widths"]),
+            memory_log_sd=float(model["memory_log_sd"]),
+            card=card,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TableError(
+            f"{folder} holds no surrogate ({error}); expected a folder that `jointopt retrain --out` wrote."
+        ) from error
+
+
+def _kernel(values: dict[str, Any]) -> Kernel:
+    read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
+    return Kernel(**read)
+
+
+def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
+    features = {name: arrays["features"][:, i].astype(np.float64) for i, name in enumerate(names)}
+    sensitivity = arrays["sensitivity"].astype(np.float64)
+    return Runs(sensitivity, features, arrays["source"], arrays["group"])
+
+
+def _booster(path: Path, settings: dict[str, Any] | None) -> ResidualBooster | None:
+    if settings is None:
+        return None
+    import xgboost
+
+    from jointopt.surrogate.boost import ResidualBooster
+
+    booster = ResidualBooster(**settings["parameters"])
+    booster.booster_ = xgboost.XGBRegressor()
+    booster.booster_.load_model(path)
+    booster.low_, booster.high_ = np.asarray(settings["low"]), np.asarray(settings["high"])
+    booster.n_features_in_ = len(booster.low_)
+    return booster

@@ -1,0 +1,319 @@
+"""Training a surrogate on recorded runs, and what it is worth on runs that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.errors import TableError
+from jointopt.learning import Priced, price
+from jointopt.schema import Floats, Ints
+from jointopt.surrogate.boost import ResidualBooster
+from jointopt.surrogate.gaussian import LARGEST_RESIDUAL, Kernel, Runs, learn
+from jointopt.surrogate.model import Surrogate, Widths
+
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FOLDS = 5
+MOST_SUPPORT = 500  # runs kept per source
+COVERAGE = 0.9
+LEAST_ROWS = 20
+BROKEN = 2.0
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Timed runs with their residuals, as the physics sees them with and without framework profiles."""
+
+    source: np.ndarray[Any, Any]  # where the rows came from, (n,)
+    known: Priced
+    known_residual: Floats
+    unknown: Priced
+    unknown_residual: Floats
+
+    def of(self, names: set[str]) -> Ints:
+        return np.flatnonzero(np.isin(self.source, list(names))).astype(np.int64)
+
+
+def training_set(table: pd.DataFrame) -> TrainingSet:
+    """Rows of ``table`` with status ok and a time; the column ``source`` tells the origins apart.
+
+    Runs that took more than `BROKEN` times what the physics says, or less than its inverse, are left out: allocator
+    retries, a link down, a gradient synchronisation per micro-batch are no smooth correction of anything.
+    """
+    timed = table[(table.get("status", "ok") == "ok") & (table["iteration_time_s"] > 0)].reset_index(
+        drop=True
+    )
+    known, unknown = price(timed), price(timed.assign(framework=""))
+    time_s = timed["iteration_time_s"].to_numpy(float)
+    origin = timed.get("source", pd.Series("table", index=timed.index)).astype(str).to_numpy()
+    both = np.intersect1d(known.rows, unknown.rows)
+    at, plain = (np.searchsorted(p.rows, both, sorter=np.argsort(p.rows)) for p in (known, unknown))
+    at, plain = np.argsort(known.rows)[at], np.argsort(unknown.rows)[plain]
+    sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(BROKEN)
+    at, plain, both = at[sound], plain[sound], both[sound]
+    return TrainingSet(
+        source=origin[both],
+        known=replace(known, rows=both, runs=known.runs.take(at)),
+        known_residual=known.residual(time_s[known.rows])[at],
+        unknown=replace(unknown, rows=both, runs=unknown.runs.take(plain)),
+        unknown_residual=unknown.residual(time_s[unknown.rows])[plain],
+    )
+
+
+def _by_source(data: TrainingSet, rows: Ints, priced: Priced, residual: Floats) -> list[tuple[Runs, Floats]]:
+    names = np.unique(data.source[rows])
+    parts = [rows[data.source[rows] == name] for name in names]
+    return [(priced.runs.take(part), residual[part]) for part in parts]
+
+
+def _weights(source: np.ndarray[Any, Any]) -> Floats:
+    """Each source counts with the root of its size, so that a big one does not drown the rest."""
+    _, inverse, count = np.unique(source, return_inverse=True, return_counts=True)
+    weight = 1.0 / np.sqrt(count[inverse])
+    return np.asarray(weight / weight.mean())
+
+
+def _booster(
+    data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int
+) -> ResidualBooster:
+    features = data.known.runs.take(rows).matrix(names)
+    target = np.clip(data.known_residual[rows], -1.0, 1.0)
+    booster = ResidualBooster(strength=strength, random_state=seed)
+    return booster.fit(features, target, sample_weight=_weights(data.source[rows]))
+
+
+def learn_kernels(data: TrainingSet, rows: Ints, seed: int = 0) -> tuple[Kernel, Kernel]:
+    """Kernels for frameworks with a profile and without, from the same runs."""
+    known = learn(_by_source(data, rows, data.known, data.known_residual), seed=seed)
+    return known, learn(_by_source(data, rows, data.unknown, data.unknown_residual), seed=seed)
+
+
+def fit(
+    data: TrainingSet,
+    rows: Ints,
+    kernels: tuple[Kernel, Kernel],
+    seed: int = 0,
+    strength: float | None = None,
+) -> Surrogate:
+    """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
+    names = tuple(sorted(data.known.runs.features))
+    known, unknown = kernels
+    best = _best_strength(data, rows, names, seed) if strength is None else strength
+    kept = _support(data, rows, seed)
+    return Surrogate(
+        known=known,
+        unknown=unknown,
+        booster=_booster(data, rows, names, best, seed),
+        feature_names=names,
+        support=data.known.runs.take(kept),
+        residual=np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL),
+    )
+
+
+def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: int) -> float:
+    errors = np.zeros(len(STRENGTHS))
+    for name in np.unique(data.source[rows]):
+        held = rows[data.source[rows] == name]
+        rest = rows[data.source[rows] != name]
+        if not len(rest):
+            return 0.0
+        full = _booster(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
+        y = data.known_residual[held]
+        errors += [float(np.median(np.abs(np.expm1(s * full - y)))) for s in STRENGTHS]
+    return STRENGTHS[int(errors.argmin())]
+
+
+def _support(data: TrainingSet, rows: Ints, seed: int) -> Ints:
+    rng = np.random.default_rng(seed)
+    parts = []
+    for name in np.unique(data.source[rows]):
+        own = rows[data.source[rows] == name]
+        parts.append(np.sort(rng.choice(own, min(len(own), MOST_SUPPORT), replace=False)))
+    return np.concatenate(parts).astype(np.int64)
+
+
+def group_folds(group: np.ndarray[Any, Any], seed: int = 0) -> Iterator[tuple[Ints, Ints]]:
+    """(train, test) positions with whole groups held out, at most `FOLDS` times."""
+    groups = np.random.default_rng(seed).permutation(np.unique(group))
+    if len(groups) < 2:
+        return
+    for held in np.array_split(groups, min(FOLDS, len(groups))):
+        test = np.isin(group, held)
+        yield np.flatnonzero(~test).astype(np.int64), np.flatnonzero(test).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions of the log residual for runs not seen: truth, mean and 90 % half-width, (n,)."""
+
+    truth: Floats
+    mean: Floats
+    half_width: Floats
+    rows: Ints
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median(np.abs(np.expm1(self.mean - self.truth))))
+
+    @property
+    def coverage(self) -> float:
+        return float((np.abs(self.mean - self.truth) <= self.half_width).mean())
+
+
+def _predict_rows(
+    surrogate: Surrogate, priced: Priced, residual: Floats, test: Ints, measured: Ints | None, fitted: bool
+) -> HeldOut:
+    mean, width = np.empty(len(test)), np.empty(len(test))
+    runs = priced.runs
+    given = None
+    if measured is not None and len(measured):
+        given = (runs.take(measured), residual[measured])
+    for source in np.unique(runs.source[test]):
+        at = np.flatnonzero(runs.source[test] == source)
+        mean[at], width[at], _ = surrogate.predict(runs.take(test[at]), fitted, given)
+    return HeldOut(residual[test], mean, width, test)
+
+
+def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
+    """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
+    rows = data.of({name})
+    group = data.known.runs.group[rows]
+    parts = [
+        _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[train], True)
+        for train, test in group_folds(group)
+    ]
+    return _together(parts)
+
+
+def leave_source_out(
+    data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0
+) -> HeldOut | None:
+    """Nothing of the source known but ``per_group`` measured runs of each of its groups, scored on the others."""
+    rows = data.of({name})
+    group = data.known.runs.group[rows]
+    rng = np.random.default_rng(seed)
+    picked = [
+        rng.choice(np.flatnonzero(group == g), per_group, replace=False)
+        for g in np.unique(group)
+        if per_group and (group == g).sum() > per_group
+    ]
+    if per_group and not picked:
+        return None
+    chosen = np.concatenate(picked).astype(np.int64) if picked else np.zeros(0, np.int64)
+    test = np.setdiff1d(np.arange(len(rows)), chosen)
+    if per_group:
+        test = test[np.isin(group[test], group[chosen])]
+    return _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[chosen], True)
+
+
+def _together(parts: list[HeldOut]) -> HeldOut | None:
+    if not parts:
+        return None
+    names = ("truth", "mean", "half_width", "rows")
+    return HeldOut(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
+
+
+def calibrated(surrogate: Surrogate, parts: dict[str, list[HeldOut]]) -> Surrogate:
+    """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
+
+    ``parts``: held-out predictions per source under ``measured``, ``fitted`` and ``unknown``.
+    """
+    factors = {kind: _conformal(held) for kind, held in parts.items() if held}
+    return replace(surrogate, widths=replace(surrogate.widths, **factors))
+
+
+def _conformal(held: list[HeldOut]) -> float:
+    scores = np.concatenate([np.abs(h.mean - h.truth) / h.half_width for h in held])
+    weight = np.concatenate([np.full(len(h.truth), 1.0 / len(h.truth)) for h in held])
+    order = np.argsort(scores)
+    below = np.cumsum(weight[order]) / weight.sum()
+    at = min(int(np.searchsorted(below, COVERAGE)), len(order) - 1)
+    return float(scores[order][at])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Held-out errors of one source, and the held-out predictions behind them."""
+
+    source: str
+    physics: float
+    group_out: HeldOut | None
+    source_out: HeldOut | None
+    three: HeldOut | None
+    ten: HeldOut | None
+    stranger: HeldOut | None  # as source_out, under a framework that nobody knows
+
+
+def cross_validate(
+    data: TrainingSet, allowed: set[str], kernels: tuple[Kernel, Kernel], strength: float, seed: int = 0
+) -> list[Scores]:
+    """Every source judged by a surrogate without it; the kernels' few numbers and the strength are shared by all."""
+    scores = []
+    for name in np.unique(data.source).tolist():
+        surrogate = fit(data, data.of(allowed - {name}), kernels, seed, strength)
+        rows = data.of({name})
+        scores.append(
+            Scores(
+                source=name,
+                physics=float(np.median(np.abs(np.expm1(-data.known_residual[rows])))),
+                group_out=leave_group_out(data, surrogate, name),
+                source_out=leave_source_out(data, surrogate, name, 0, seed),
+                three=leave_source_out(data, surrogate, name, 3, seed),
+                ten=leave_source_out(data, surrogate, name, 10, seed),
+                stranger=_predict_rows(surrogate, data.unknown, data.unknown_residual, rows, None, False),
+            )
+        )
+    return scores
+
+
+def score_table(scores: list[Scores]) -> pd.DataFrame:
+    """Median errors and coverage per source, one row each, and their means."""
+    rows = []
+    for s in scores:
+        held = {"group out": s.group_out, "source out": s.source_out, "+3 runs": s.three, "+10 runs": s.ten}
+        held["framework unknown"] = s.stranger
+        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
+        row |= {name: h.median_error if h else np.nan for name, h in held.items()}
+        row |= {f"{name} covered": h.coverage if h else np.nan for name, h in held.items()}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    mean = table.drop(columns="source").mean()
+    return pd.concat([table, pd.DataFrame([{"source": "mean", **mean.to_dict()}])], ignore_index=True)
+
+
+def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
+    """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
+
+    Raises TableError where fewer than two sources or 20 timed rows are left to learn from and to judge by.
+    """
+    data = training_set(table)
+    everything = np.arange(len(data.source)).astype(np.int64)
+    names = set(data.source.tolist())
+    if len(everything) < LEAST_ROWS or len(names) < 2:
+        raise TableError(
+            f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
+            f"rows of {len(names)}: add tables, or adapt to the rows with `jointopt predict --measured` instead."
+        )
+    kernels = learn_kernels(data, everything, seed)
+    surrogate = fit(data, everything, kernels, seed)
+    strength = surrogate.booster.strength if surrogate.booster else 0.0
+    scores = cross_validate(data, names, kernels, strength, seed)
+    surrogate = calibrated(surrogate, _held_out(scores))
+    return surrogate, score_table(scores)
+
+
+def _held_out(scores: list[Scores]) -> dict[str, list[HeldOut]]:
+    """Held-out predictions by how much was known: runs of the source, a profile of its framework, neither."""
+    kinds: dict[str, list[HeldOut]] = {"measured": [], "fitted": [], "unknown": []}
+    for s in scores:
+        kinds["measured"] += [h for h in (s.group_out, s.three) if h]
+        kinds["fitted"] += [s.source_out] if s.source_out else []
+        kinds["unknown"] += [s.stranger] if s.stranger else []
+    return kinds
+
+
+__all__ = ["Scores", "TrainingSet", "Widths", "cross_validate", "score_table", "train", "training_set"]
