@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.physics import costs as pc
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.stage_memory import memory_parts
 from jointopt.plans.space import enumerate_layouts
 from jointopt.schema import LAYOUT_COLUMNS, Columns
 from jointopt.spec.job import Job
@@ -44,7 +44,7 @@ def _shortage(job: Job, layouts: Columns) -> str:
     needed = peak_memory_bytes(job, layouts)
     row = int(needed.argmin())
     layout = {name: values[[row]] for name, values in layouts.items()}
-    stage = int(np.sum(list(pc.memory_parts(job, layout).values()), axis=0)[0].argmax())
+    stage = int(np.sum(list(memory_parts(job, layout).values()), axis=0)[0].argmax())
     missing = needed[row] / GIB - memory_limit_gib(job)
     degrees = " ".join(
         f"{name}={int(layout[name][0])}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size")

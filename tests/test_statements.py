@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def test_5_below_some_clock_the_slower_pipeline_uses_less_energy_than_the_fastes
 @pytest.mark.parametrize("layout", ["dp=8 pp=4 tp=1", "dp=16 pp=2 tp=1", "dp=32 pp=1 tp=1"])
 def test_6_more_expert_parallelism_draws_more_power_for_less_time_and_energy(layout: str) -> None:
     plans = [at_top(MOE, f"{layout} ep={ep} micro_batch_size=1") for ep in (1, 2, 4)]
-    for fewer, more in zip(plans, plans[1:], strict=False):
+    for fewer, more in itertools.pairwise(plans):
         assert more["avg_power_w"] > fewer["avg_power_w"]
         assert more["iteration_time_s"] < fewer["iteration_time_s"]
         assert more["energy_j"] < fewer["energy_j"]

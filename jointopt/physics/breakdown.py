@@ -8,6 +8,7 @@ import numpy as np
 
 from jointopt.physics import costs as pc
 from jointopt.physics.estimate import Estimator, StageTimes
+from jointopt.physics.stage_memory import memory_parts
 from jointopt.schema import Floats, Ints
 
 
@@ -37,7 +38,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
     layout = {k: v[rows] for k, v in costs.layouts.items()}
-    memory = {k: v[0] for k, v in pc.memory_parts(estimator.job, layout).items()}
+    memory = {k: v[0] for k, v in memory_parts(estimator.job, layout).items()}
     stage_memory = np.sum(list(memory.values()), axis=0)
     heaviest = int(stage_memory.argmax())
     batches = int(costs.num_micro_batches[rows[0]])

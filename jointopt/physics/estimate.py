@@ -17,6 +17,8 @@ from jointopt.physics import costs as pc
 from jointopt.physics import power, slack
 from jointopt.physics.cooler import cooler
 from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.stage_memory import memory_parts
+from jointopt.physics.stage_traffic import hardware
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
@@ -33,7 +35,7 @@ def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     """Memory of the heaviest rank of every layout, (n,) bytes."""
     out = np.empty(len(layouts["pp"]))
     for rows, group in _by_depth(layouts):
-        out[rows] = np.sum(list(pc.memory_parts(job, group).values()), axis=0).max(axis=1)
+        out[rows] = np.sum(list(memory_parts(job, group).values()), axis=0).max(axis=1)
     return out
 
 
@@ -92,7 +94,7 @@ class Estimator:
     def __init__(self, job: Job, constants: KernelConstants, layouts: Columns) -> None:
         self.job = job
         self.layouts = layouts
-        self.hardware = pc.hardware(job, constants)
+        self.hardware = hardware(job, constants)
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
         self.limit_w = min(job.cluster.power_limit_w, self.cooler.throttle_power_w)

@@ -9,44 +9,44 @@ import numpy as np
 import pytest
 
 from jointopt.catalog.kernels import kernel_constants
-from jointopt.physics import costs as pc
+from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.layout_arrays import dense_layers_of, stage_layers
+from jointopt.physics.stage_traffic import hardware
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 
 @pytest.fixture
-def costs_of(
-    make_job: Callable[..., Job], layouts_of: Callable[..., Columns]
-) -> Callable[..., pc.StageCosts]:
-    def costs(job: Job | None = None, **cells: object) -> pc.StageCosts:
+def costs_of(make_job: Callable[..., Job], layouts_of: Callable[..., Columns]) -> Callable[..., StageCosts]:
+    def costs(job: Job | None = None, **cells: object) -> StageCosts:
         job = job or make_job()
-        return pc.stage_costs(job, pc.hardware(job, kernel_constants(job.cluster.gpu)), layouts_of(**cells))
+        return stage_costs(job, hardware(job, kernel_constants(job.cluster.gpu)), layouts_of(**cells))
 
     return costs
 
 
 def test_without_tensor_parallelism_there_is_no_tensor_parallel_traffic(
-    costs_of: Callable[..., pc.StageCosts],
+    costs_of: Callable[..., StageCosts],
 ) -> None:
     traffic = costs_of(dp=[8, 4, 1], tp=[1, 2, 8]).comm_parts_s["tp_comm"][:, 0]
     assert traffic[0] == 0.0
     assert (np.diff(traffic) > 0).all()
 
 
-def test_one_data_parallel_rank_reduces_no_gradients(costs_of: Callable[..., pc.StageCosts]) -> None:
+def test_one_data_parallel_rank_reduces_no_gradients(costs_of: Callable[..., StageCosts]) -> None:
     costs = costs_of(dp=[1, 8], tp=[8, 1], zero_stage=[0, 1])
     assert costs.reduce_s[0, 0] == costs.iteration_link_j[0, 0] == 0.0
     assert costs.reduce_s[1, 0] > 0.0
 
 
-def test_without_a_pipeline_nothing_crosses_stages(costs_of: Callable[..., pc.StageCosts]) -> None:
+def test_without_a_pipeline_nothing_crosses_stages(costs_of: Callable[..., StageCosts]) -> None:
     assert costs_of(dp=8).p2p_s.tolist() == [0.0]
     assert costs_of(dp=4, pp=2).p2p_s.min() > 0.0
 
 
 def test_without_context_or_expert_parallelism_neither_has_traffic(
-    costs_of: Callable[..., pc.StageCosts],
+    costs_of: Callable[..., StageCosts],
     make_job: Callable[..., Job],
     catalogue_model: Callable[[str], Model],
 ) -> None:
@@ -56,37 +56,37 @@ def test_without_context_or_expert_parallelism_neither_has_traffic(
     assert (parts["cp_comm"][:, 0] > 0).tolist() == [False, False, True]
 
 
-def test_full_recompute_adds_one_forward_pass_of_the_layers(costs_of: Callable[..., pc.StageCosts]) -> None:
+def test_full_recompute_adds_one_forward_pass_of_the_layers(costs_of: Callable[..., StageCosts]) -> None:
     costs = costs_of(dp=8, recompute=[0, 2])
     weights, scores = 4 * 12 * 1024**2, 4 * 2 * 2048 * 1024 / 2  # of 4 layers; causal
     assert costs.flops[1, 0] - costs.flops[0, 0] == pytest.approx(2 * 2048 * (weights + scores), rel=1e-9)
 
 
-def test_stages_share_the_work_of_the_whole_model(costs_of: Callable[..., pc.StageCosts]) -> None:
+def test_stages_share_the_work_of_the_whole_model(costs_of: Callable[..., StageCosts]) -> None:
     whole, split = costs_of(dp=8), costs_of(dp=2, pp=4)
     assert split.flops.sum() == pytest.approx(whole.flops.sum())
     assert split.layers.sum() == 4
 
 
-def test_tensor_context_and_data_parallelism_conserve_flops(costs_of: Callable[..., pc.StageCosts]) -> None:
+def test_tensor_context_and_data_parallelism_conserve_flops(costs_of: Callable[..., StageCosts]) -> None:
     costs = costs_of(dp=[8, 1, 1, 2], tp=[1, 8, 1, 2], cp=[1, 1, 8, 2])
     done = costs.flops[:, 0] * costs.num_micro_batches * costs.replicas
     assert done.tolist() == pytest.approx([done[0]] * 4)
 
 
-def test_many_layouts_at_once_equal_each_alone(costs_of: Callable[..., pc.StageCosts]) -> None:
+def test_many_layouts_at_once_equal_each_alone(costs_of: Callable[..., StageCosts]) -> None:
     cells = {"dp": [4, 2, 1], "tp": [1, 2, 4], "pp": 2, "recompute": [0, 2, 1], "zero_stage": [1, 0, 0]}
     together = costs_of(**cells)
     for i in range(3):
         alone = costs_of(**{k: v[i] if isinstance(v, list) else v for k, v in cells.items()})
-        for f in fields(pc.StageCosts):
+        for f in fields(StageCosts):
             many, one = getattr(together, f.name), getattr(alone, f.name)
             if isinstance(many, np.ndarray) and f.name != "layers":
                 np.testing.assert_allclose(many[i], one[0], rtol=1e-12, err_msg=f.name)
 
 
 def test_sequence_parallelism_moves_the_bytes_of_the_all_reduce(
-    costs_of: Callable[..., pc.StageCosts],
+    costs_of: Callable[..., StageCosts],
 ) -> None:
     # an all-reduce is a reduce-scatter and an all-gather: arXiv:2205.05198 section 4.2.2
     costs = costs_of(tp=8, sequence_parallel=[False, True])
@@ -94,7 +94,7 @@ def test_sequence_parallelism_moves_the_bytes_of_the_all_reduce(
 
 
 def test_zero_3_gathers_weights_for_every_micro_batch_and_zero_1_does_not(
-    costs_of: Callable[..., pc.StageCosts], make_job: Callable[..., Job]
+    costs_of: Callable[..., StageCosts], make_job: Callable[..., Job]
 ) -> None:
     costs = costs_of(make_job(framework="fsdp"), dp=8, zero_stage=[0, 1, 2, 3])
     assert (costs.gather_s[:, 0] > 0).tolist() == [False, False, False, True]
@@ -102,7 +102,7 @@ def test_zero_3_gathers_weights_for_every_micro_batch_and_zero_1_does_not(
 
 
 def test_a_pipeline_that_syncs_every_micro_batch_reduces_as_often(
-    costs_of: Callable[..., pc.StageCosts], make_job: Callable[..., Job]
+    costs_of: Callable[..., StageCosts], make_job: Callable[..., Job]
 ) -> None:
     job = make_job(framework="nanotron")
     once = replace(job.training.framework, gradient_sync_per_micro_batch=False)
@@ -116,7 +116,7 @@ def test_a_pipeline_that_syncs_every_micro_batch_reduces_as_often(
 def test_the_head_makes_the_last_of_uneven_stages_lighter(
     make_job: Callable[..., Job], layouts_of: Callable[..., Columns], gpt_model: Callable[..., Model]
 ) -> None:
-    layers = pc.stage_layers(make_job(model=gpt_model(26, vocab=256000)), layouts_of(pp=4))
+    layers = stage_layers(make_job(model=gpt_model(26, vocab=256000)), layouts_of(pp=4))
     assert layers.sum() == 26
     assert layers[-1] < layers[0]
 
@@ -125,4 +125,4 @@ def test_leading_dense_layers_of_an_moe_model_sit_on_the_first_stages(
     catalogue_model: Callable[[str], Model], make_job: Callable[..., Job]
 ) -> None:
     job = make_job(model=catalogue_model("deepseek-v3"))  # 3 dense, 58 MoE
-    assert pc._dense_layers(job, np.array([2.0, 29.0, 30.0])).tolist() == [2.0, 1.0, 0.0]
+    assert dense_layers_of(job, np.array([2.0, 29.0, 30.0])).tolist() == [2.0, 1.0, 0.0]

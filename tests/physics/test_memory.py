@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jointopt.catalog.models import load_model, model_names
-from jointopt.physics import costs as pc
 from jointopt.physics import memory as mem
 from jointopt.physics.estimate import peak_memory_bytes
+from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
+from jointopt.physics.stage_memory import memory_parts, stage_parameters
 from jointopt.schema import Columns, Floats
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
@@ -105,7 +106,7 @@ def test_the_ranks_of_a_layout_hold_the_parameters_of_the_model(
 ) -> None:
     model = load_model(name)
     job, layouts = make_job(model=model), layouts_of()
-    held = pc.stage_parameters(job, pc._Layouts(job, layouts), pc.stage_layers(job, layouts))
+    held = stage_parameters(job, LayoutArrays(job, layouts), stage_layers(job, layouts))
     assert float(held.dense.sum() + held.expert.sum()) == pytest.approx(model.parameters, rel=0.001)
 
 
@@ -118,14 +119,14 @@ def test_a_tied_head_is_a_second_copy_on_the_last_stage(
     def held(pp: int) -> float:
         layouts = layouts_of(pp=pp)
         return float(
-            pc.stage_parameters(job, pc._Layouts(job, layouts), pc.stage_layers(job, layouts)).dense.sum()
+            stage_parameters(job, LayoutArrays(job, layouts), stage_layers(job, layouts)).dense.sum()
         )
 
     assert held(2) - held(1) == model.vocab_size * model.hidden_size
 
 
 def parts(job: Job, layouts: Columns) -> dict[str, Floats]:
-    return {name: values.max(axis=1) for name, values in pc.memory_parts(job, layouts).items()}
+    return {name: values.max(axis=1) for name, values in memory_parts(job, layouts).items()}
 
 
 def test_each_zero_stage_needs_less_memory_than_the_one_before(

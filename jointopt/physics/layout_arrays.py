@@ -1,0 +1,53 @@
+"""Layouts of one pipeline depth as float arrays, and how their layers lie on the stages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jointopt.plans.stages import layers_per_stage
+from jointopt.schema import RECOMPUTE_CODES, Columns, Floats
+from jointopt.spec.job import Job
+
+
+class LayoutArrays:
+    """Layout columns as floats, and what every formula asks of them."""
+
+    def __init__(self, job: Job, layouts: Columns) -> None:
+        f = {k: v.astype(float) for k, v in layouts.items()}
+        self.tp, self.cp, self.ep, self.dp, self.vpp = f["tp"], f["cp"], f["ep"], f["dp"], f["vpp"]
+        self.sp = layouts["sequence_parallel"].astype(bool)
+        self.recompute = layouts["recompute"]
+        self.full = self.recompute == RECOMPUTE_CODES["full"]
+        self.selective = self.recompute == RECOMPUTE_CODES["selective"]
+        self.zero = layouts["zero_stage"]
+        self.pp = int(layouts["pp"][0])
+        self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
+        self.micro_batches = (
+            job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])
+        ).astype(np.int64)
+        whole = job.training.framework.expert_tensor_parallel
+        self.expert_tp = self.tp if whole else np.ones_like(self.tp)
+        self.token_share = np.ones_like(self.tp) if whole else 1.0 / self.tp
+        self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
+
+
+def stage_layers(job: Job, layouts: Columns) -> Floats:
+    """Layers per stage (pp,), the head counted as the layers that its flops are worth where layers do not divide."""
+    model = job.model
+    per_layer = model.attention_parameters + model.dense_mlp_parameters
+    if model.is_moe:
+        experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
+        per_layer = model.attention_parameters + experts
+    head = model.vocab_size * model.hidden_size / per_layer
+    return np.asarray(
+        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head)[0],
+        dtype=float,
+    )
+
+
+def dense_layers_of(job: Job, layers: Floats) -> Floats:
+    """Of each stage's layers, how many are dense: all, or the leading ones of an MoE model."""
+    if not job.model.is_moe:
+        return layers
+    before = np.concatenate(([0.0], np.cumsum(layers)[:-1]))
+    return np.asarray(np.clip(job.model.num_dense_layers - before, 0.0, layers))

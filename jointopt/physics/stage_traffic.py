@@ -1,0 +1,144 @@
+"""Collectives of every stage: what each kind of parallelism moves, how long, and for how many joules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.physics import comms
+from jointopt.physics import compute as c
+from jointopt.physics import memory as mem
+from jointopt.physics.collectives import collective_time_s, link_bytes
+from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.plans.placement import Group
+from jointopt.schema import Floats
+from jointopt.spec.job import Job
+from jointopt.spec.kernels import KernelConstants, Links
+from jointopt.units import BITS_PER_BYTE, GB, MICRO, PICO
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The job's cluster and software in the units of the formulas."""
+
+    kernels: c.Kernels
+    constants: KernelConstants
+    links: Links
+    intra_j_per_byte: float
+    inter_j_per_byte: float
+
+
+def hardware(job: Job, constants: KernelConstants) -> Hardware:
+    cluster, habits = job.cluster, job.training.framework
+    links = Links(
+        cluster.intra_node_gbytes_per_s * GB,
+        cluster.inter_node_gbytes_per_s * GB * habits.network_efficiency,
+        cluster.inter_node_latency_us * MICRO,
+    )
+    per_bit = BITS_PER_BYTE * PICO
+    return Hardware(
+        c.kernels(job, constants),
+        constants,
+        links,
+        cluster.intra_node_pj_per_bit * per_bit,
+        cluster.inter_node_pj_per_bit * per_bit,
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one layer: seconds and joules of the forward pass and of the backward pass, (L,)."""
+
+    forward_s: Floats
+    backward_s: Floats
+    joules: Floats
+
+
+def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> tuple[Floats, Floats]:
+    time = collective_time_s(kind, moved, group.size, group.local, hw.constants.collectives, hw.links)
+    intra, inter = link_bytes(kind, moved, group.size, group.local)
+    return time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte
+
+
+def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> Traffic:
+    """Two all-reduces of the residual stream per pass (or gather + scatter under SP), one more pair on recompute."""
+    moved = comms.hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
+    reduce_s, reduce_j = _collective(hw, "all_reduce", moved, groups["tp"])
+    gather_s, gather_j = _collective(hw, "all_gather", moved, groups["tp"])
+    scatter_s, scatter_j = _collective(hw, "reduce_scatter", moved, groups["tp"])
+    pair_s = np.where(lay.sp, gather_s + scatter_s, reduce_s)
+    pair_j = np.where(lay.sp, gather_j + scatter_j, reduce_j)
+    repeat = 1.0 + lay.full
+    exposed = 1.0 - job.training.framework.tp_overlap
+    return Traffic(2 * pair_s * exposed, 2 * pair_s * exposed * repeat, 2 * pair_j * (1.0 + repeat))
+
+
+def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> Traffic:
+    """Keys and values gathered forward; gathered again and their gradients scattered backward."""
+    e = hw.kernels.element_bytes
+    moved = comms.context_bytes(job.model, lay.tokens, lay.cp, lay.tp, e)
+    once_s, once_j = _collective(hw, "all_gather", moved, groups["cp"])
+    exposed = 1.0 - job.training.framework.cp_overlap
+    return Traffic(once_s * exposed, (2.0 + lay.full) * once_s * exposed, (3.0 + lay.full) * once_j)
+
+
+def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> Traffic:
+    """Dispatch and combine, forward and backward (and again under full recompute)."""
+    moved = comms.routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
+    moved = np.where(
+        lay.expert_tp > 1, moved / lay.tp, moved
+    )  # each tensor rank sends its slice of the tokens
+    once_s, once_j = _collective(hw, "all_to_all", moved, groups["ep"])
+    exposed = 1.0 - job.training.framework.ep_overlap
+    return Traffic(
+        2 * once_s * exposed, 2 * once_s * exposed * (1.0 + lay.full), 2 * once_j * (2.0 + lay.full)
+    )
+
+
+def gradient_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], params: mem.Parameters
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), shape (L, pp)."""
+    habits = job.training.framework
+    weight = 4.0 if job.training.dtype == "fp32" else 2.0
+
+    def column(group: Group) -> Group:
+        return Group(group.size[:, None], group.local[:, None])
+
+    zero = lay.zero[:, None]
+    seconds, joules = np.zeros(params.dense.shape), np.zeros(params.dense.shape)
+    gather_s, gather_j = np.zeros(params.dense.shape), np.zeros(params.dense.shape)
+    updated_s, updated_j = np.zeros(params.dense.shape), np.zeros(params.dense.shape)
+    for count, name in ((params.dense, "dp_cp"), (params.expert, "expert_dp")):
+        if not np.any(count):
+            continue
+        group = column(groups[name])
+        grads = count * max(habits.gradient_comm_bytes, 1)
+        reduce_s, reduce_j = _collective(hw, "all_reduce", grads, group)
+        scatter_s, scatter_j = _collective(hw, "reduce_scatter", grads, group)
+        once_s, once_j = _collective(hw, "all_gather", weight * count, group)
+        update_s = np.where(zero == 3, 0.0, once_s)
+        update_j = np.where(zero == 3, 0.0, once_j)
+        whole = (zero == 0) | (zero == 1) & habits.zero1_reduces_whole
+        seconds = seconds + np.where(whole, reduce_s, scatter_s)
+        joules = joules + np.where(whole, reduce_j, scatter_j)
+        updated_s, updated_j = (
+            updated_s + np.where(zero > 0, update_s, 0.0),
+            updated_j + np.where(zero > 0, update_j, 0.0),
+        )
+        gather_s = gather_s + np.where(zero == 3, once_s, 0.0)
+        gather_j = gather_j + np.where(zero == 3, 2 * once_j, 0.0)
+    # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
+    every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & habits.gradient_sync_per_micro_batch
+    repeats = np.where(every, lay.micro_batches[:, None], 1.0)
+    return seconds * repeats + updated_s, joules * repeats + updated_j, gather_s, gather_j
+
+
+def pipeline_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]
+) -> tuple[Floats, Floats]:
+    if lay.pp == 1:
+        return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
+    moved = comms.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, hw.kernels.element_bytes)
+    return _collective(hw, "p2p", moved, groups["pp"])
