@@ -26,6 +26,9 @@ _TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training))
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
+_PANDAS_ROW = (
+    "object"  # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables do it
+)
 _MOST_GPUS = 10_000_000
 
 
@@ -75,10 +78,14 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     clocks, sentence = read_clocks(search_section, cluster.gpu)
     if sentence:
         cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, sentence))
+    training = _training(section, cluster.gpu)
+    if training.dtype_assumed:
+        said = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
+        cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, said))
     return Job(
         name=name,
         model=model,
-        training=_training(section, cluster.gpu),
+        training=training,
         cluster=cluster,
         search=_search(search_section, clocks),
         constraints=_constraints(section),
@@ -148,7 +155,7 @@ def _config_path(text: str, base_dir: Path) -> Path | None:
 
 def _training(section: Section, gpu: Gpu) -> Training:
     training = section.section("training", _TRAINING_KEYS)
-    dtype = training.choice("dtype", DTYPES, "bf16")
+    dtype = _dtype(training, gpu)
     if dtype not in gpu.peak_tflops:
         raise JobError(
             f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
@@ -158,10 +165,19 @@ def _training(section: Section, gpu: Gpu) -> Training:
         seq_length=training.whole("seq_length"),
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
+        dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
         attention=training.choice("attention", ATTENTIONS, "flash2"),
         fused_norm=training.flag("fused_norm", True),
         framework=load_framework(training.choice("framework", framework_names(), "generic")),
     )
+
+
+def _dtype(training: Section, gpu: Gpu) -> str:
+    """The job's precision; the GPU's own 16-bit format where none is stated."""
+    usual = "bf16" if "bf16" in gpu.peak_tflops else "fp16"
+    if training.values.get("dtype") == _PANDAS_ROW:
+        return usual
+    return training.choice("dtype", DTYPES, usual)
 
 
 def _cluster(section: Section) -> Cluster:

@@ -337,3 +337,18 @@ def test_loading_a_job_imports_nothing_heavy() -> None:
     code = f"{load}; print(set('{heavy}'.split()) & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_precision_that_nobody_states_is_the_gpus_own_16_bit_format(tmp_path: Path) -> None:
+    shape = {"model": "opt-350m", "training": {"seq_length": 128, "global_batch_size": 8}}
+    for gpu, dtype in (("v100-sxm2-16gb", "fp16"), ("a100-sxm4-80gb", "bf16")):
+        job = parse_job({**shape, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}}, "job", tmp_path)
+        assert job.training.dtype == dtype
+
+
+def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_in(tmp_path: Path) -> None:
+    training = {"seq_length": 128, "global_batch_size": 8, "dtype": "object"}
+    cluster = {"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8}
+    job = parse_job({"model": "opt-350m", "training": training, "cluster": cluster}, "job", tmp_path)
+    assert job.training.dtype == "bf16"
+    assert any("pandas" in sentence for sentence in job.cluster.assumed)

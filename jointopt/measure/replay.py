@@ -131,6 +131,7 @@ def _workload(job: Job) -> dict[str, Any]:
         "num_layers": model.num_layers, "hidden_size": model.hidden_size, "ffn_hidden_size": model.ffn_hidden_size,
         "num_attention_heads": model.num_attention_heads, "num_query_groups": model.num_query_groups,
         "gated_mlp": float(model.gated_mlp), "vocab_size": model.vocab_size,
-        "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.dtype,
+        "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
+        "dtype": np.nan if training.dtype_assumed else training.dtype,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
     }  # fmt: skip

@@ -24,6 +24,7 @@ class Training:
     attention: str = "flash2"
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
+    dtype_assumed: bool = False  # nobody stated it; the GPU's 16-bit format stands in
 
     @property
     def selective_is_none(self) -> bool:
