@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.errors import UsageError, nearest
-from jointopt.learning import Priced, price
+from jointopt.learning import Priced, price, timed_runs, with_results
 from jointopt.schema import Floats, Ints
 
 if TYPE_CHECKING:
@@ -64,9 +64,11 @@ def correct(
     return out
 
 
-def _measured(measured: pd.DataFrame) -> tuple[Runs, Floats]:
-    """Runs with a measured time and their residuals."""
-    timed = measured[measured["iteration_time_s"] > 0].reset_index(drop=True)
+def _measured(measured: pd.DataFrame) -> tuple[Runs, Floats] | None:
+    """Runs with a measured time and their residuals; None where no run was timed."""
+    timed = timed_runs(measured)
+    if timed.empty:
+        return None
     priced: Priced = price(timed)
     return priced.runs, priced.residual(timed["iteration_time_s"].to_numpy(float)[priced.rows])
 
@@ -90,17 +92,19 @@ def _move(out: pd.DataFrame, rows: Ints, mean: Floats, half: Floats, inside: Any
 
 
 def _move_memory(out: pd.DataFrame, priced: Priced, measured: pd.DataFrame) -> None:
-    """Shift memory by what the measured runs' memory says, trusted as one source is (a normal prior on the scale)."""
+    """Shift memory by what the measured runs of the same source say, trusted as a normal prior on the scale has it."""
     if "peak_memory_gib" not in measured:
         return
-    known = measured[measured["peak_memory_gib"] > 0].reset_index(drop=True)
+    known = with_results(measured)
+    known = known[known["peak_memory_gib"] > 0].reset_index(drop=True)
     if known.empty:
         return
     seen = price(known)
     ratio = np.log(known["peak_memory_gib"].to_numpy(float)[seen.rows] / seen.physics["peak_memory_gib"])
-    trust = len(ratio) * MEMORY_SD**2 / (len(ratio) * MEMORY_SD**2 + MEMORY_NOISE**2)
-    factor = float(np.exp(trust * np.median(ratio))) if len(ratio) else 1.0
-    for suffix in ("", "_low", "_high"):
-        out[f"predicted_peak_memory_gib{suffix}"] *= factor
     index = out.index[priced.rows]
+    columns = [f"predicted_peak_memory_gib{suffix}" for suffix in ("", "_low", "_high")]
+    for source in np.unique(seen.runs.source):
+        own = ratio[seen.runs.source == source]
+        trust = len(own) * MEMORY_SD**2 / (len(own) * MEMORY_SD**2 + MEMORY_NOISE**2)
+        out.loc[index[priced.runs.source == source], columns] *= float(np.exp(trust * np.median(own)))
     out.loc[index, "predicted_fits"] = out.loc[index, "predicted_peak_memory_gib"] <= priced.memory_limit_gib

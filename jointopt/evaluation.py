@@ -10,6 +10,7 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from jointopt.errors import TableError
+from jointopt.learning import with_results
 from jointopt.workflow import predict
 
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
@@ -44,13 +45,13 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
 
     Raises TableError for a table without measured times. Rows that the surrogate was trained on say nothing about it.
     """
-    if "iteration_time_s" not in table or not (table["iteration_time_s"] > 0).any():
+    table = with_results(table)
+    if not (table["iteration_time_s"] > 0).any():
         raise TableError(
             "The table has no measured iteration_time_s to compare with; expected at least one row."
         )
     group = table["group"].fillna("") if "group" in table else pd.Series("", index=table.index)
-    status = table["status"].fillna("ok") if "status" in table else pd.Series("ok", index=table.index)
-    judged = predict(table, surrogate).assign(group=group, status=status)
+    judged = predict(table, surrogate).assign(group=group)
     groups = pd.DataFrame(
         [{"group": name, **_figures(rows)} for name, rows in judged.groupby("group", sort=False)]
     )
@@ -58,19 +59,20 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
 
 
 def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, float]:
+    unpredicted = rows["predicted_iteration_time_s"].isna()
+    rows = rows[~unpredicted]
     ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
     time_s, predicted = ran["iteration_time_s"], ran["predicted_iteration_time_s"]
     error = (predicted / time_s - 1.0).abs()
     inside = time_s.between(ran["predicted_iteration_time_s_low"], ran["predicted_iteration_time_s_high"])
-    enough = ranked and len(ran) >= LEAST_TO_RANK and predicted.notna().any()
+    enough = ranked and len(ran) >= LEAST_TO_RANK
     return {
         "rows": float(len(ran)),
+        "not_predicted": float(unpredicted.sum()),
         "median_error": float(error.median()),
         "mean_error": float(error.mean()),
-        "kendall_tau": float(kendalltau(predicted, time_s, nan_policy="omit")[0]) if enough else np.nan,
-        "top1_regret": float(time_s.to_numpy()[int(np.nanargmin(predicted))] / time_s.min() - 1.0)
-        if enough
-        else np.nan,
+        "kendall_tau": float(kendalltau(predicted, time_s)[0]) if enough else np.nan,
+        "top1_regret": _regret(time_s, predicted) if enough else np.nan,
         "covered": float(inside.mean()) if len(ran) else np.nan,
         **_out_of_memory(rows),
     }
@@ -78,7 +80,7 @@ def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, float]:
 
 def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:
     """How much slower the plan predicted fastest is than the fastest."""
-    chosen = int(np.nanargmin(predicted.to_numpy(float)))
+    chosen = int(predicted.to_numpy(float).argmin())
     return float(time_s.to_numpy(float)[chosen] / time_s.min() - 1.0)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from jointopt.catalog.kernels import kernel_constants
-from jointopt.errors import JointOptError
+from jointopt.cells import MEASURED, floats, shown
+from jointopt.errors import JointOptError, TableError
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.estimate import Estimator, memory_limit_gib
 from jointopt.schema import Columns, Floats, Ints
@@ -35,8 +36,33 @@ class Priced:
         return np.asarray(np.log(time_s / self.physics["iteration_time_s"]))
 
 
+def with_results(table: pd.DataFrame) -> pd.DataFrame:
+    """A copy, rows numbered from 0, with numbers or NaN as iteration time and other results, and a blank status as ok.
+
+    Raises TableError that names row, column and value where a result is no number.
+    """
+    clean = table.reset_index(drop=True)
+    for name in clean.columns.intersection(pd.Index(MEASURED)):
+        values = floats(clean[name])
+        wrong = values.isna() & clean[name].notna() & (clean[name].astype(str).str.strip() != "")
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            raise TableError(
+                f"Row {row + 1} of the table: {name} must be a number or blank; got {shown(clean, row, name)}."
+            )
+        clean[name] = values
+    status = clean["status"].fillna("ok") if "status" in clean else "ok"
+    return clean.reindex(columns=clean.columns.union(["iteration_time_s"], sort=False)).assign(status=status)
+
+
+def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows that ran and have an iteration time, numbered from 0, as `with_results` reads them; perhaps none."""
+    clean = with_results(table)
+    return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
+
+
 def price(table: pd.DataFrame) -> Priced:
-    """The physics' predictions and features of every row that can be priced."""
+    """The physics' predictions and features of every row that can be priced; TableError where none can."""
     found, reasons = workloads(table)
     works: list[Workload] = []
     parts: list[tuple[Columns, Columns, Floats]] = []
@@ -46,6 +72,10 @@ def price(table: pd.DataFrame) -> Priced:
             works.append(work)
         except JointOptError as error:
             reasons |= dict.fromkeys(work.rows.tolist(), str(error))
+    if not works:
+        raise TableError(
+            f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}"
+        )
     rows = np.concatenate([w.rows for w in works])
     names = {name: None for _, features, _ in parts for name in features}
     lengths = [len(w.rows) for w in works]
@@ -99,4 +129,4 @@ def _kinship(table: pd.DataFrame, works: list[Workload]) -> tuple[Any, Any]:
     return np.asarray(source, dtype=str), np.asarray(group, dtype=str)
 
 
-__all__ = ["CONSTANTS", "Priced", "price"]
+__all__ = ["CONSTANTS", "Priced", "price", "timed_runs", "with_results"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import math
 import platform
 import shlex
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ import pandas as pd
 
 from jointopt.correcting import load_surrogate
 from jointopt.errors import InfeasibleError, TableError
-from jointopt.surrogate.model import CARD, save
+from jointopt.learning import timed_runs
+from jointopt.surrogate.model import CARD, load, save
 from jointopt.tables import read_table
 from jointopt.training import train
 
+Errors = dict[str, dict[str, float]]  # by source and kind of held-out prediction
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
 
 
@@ -30,22 +33,23 @@ def retrain(
     """Train on tables and store, write the surrogate into ``out``, and return a report of held-out errors.
 
     Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on held-out groups, unless ``force``;
-    raises TableError where there is too little to train on.
+    both are compared on the sources that they share, if any. Raises TableError where there is too little to train on.
     """
     data = _gathered(tables, storage)
     surrogate, scores = train(data, seed)
-    before = _before(out)
-    now = float(scores.iloc[-1]["group out"])
-    card = _card(data, tables, scores, seed, licences, storage, out)
+    error = _per_source(scores)
+    now, before = _comparable(error, _before(out, force))
+    card = _card(data, tables, error, seed, licences, storage, out)
     report = f"{scores.round(3).to_string(index=False, na_rep='')}\n\n"
     report += (
-        f"held-out groups: median error {now:.1%}, physics alone {float(scores.iloc[-1]['physics']):.1%}"
+        f"held-out groups: median error {_percent(now)}, physics alone {_percent(error['mean']['physics'])}"
     )
     if before is not None:
-        report += f", the surrogate now in {out} {before:.1%}"
-        if now > before and not force:
+        report += f", the surrogate now in {out} {_percent(before)}"
+        if not now <= before:
             raise InfeasibleError(
-                f"{report}: the new surrogate is worse and was not written; --force replaces the old one."
+                f"{report}: the new surrogate is not known to be as good and was not written; --force replaces the "
+                "old one."
             )
     save(replace(surrogate, card=card), out)
     load_surrogate.cache_clear()
@@ -57,7 +61,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
     if storage is not None:
         from jointopt.store import Store
 
-        parts.append(Store(storage).read())
+        stored = Store(storage).read()
+        parts.append(stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"])))
     if not parts:
         raise TableError(
             "Nothing to train on; expected at least one --table, or a --storage with measurements."
@@ -72,29 +77,56 @@ def _named(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     return table.assign(source=table["source"].fillna(path.stem))
 
 
-def _before(folder: Path) -> float | None:
-    """Error on held-out groups of the surrogate in ``folder``, as its card says."""
+def _per_source(scores: pd.DataFrame) -> Errors:
+    """The scores as a card keeps them: by source and kind, four decimals, blanks left out."""
+    rows = scores.set_index("source").round(4).T.to_dict()
+    return {str(name): {str(k): v for k, v in row.items() if v == v} for name, row in rows.items()}
+
+
+def _before(folder: Path, force: bool) -> Errors:
+    """The held-out errors of the surrogate in ``folder``, as its card says; empty where there is none."""
     if not (folder / CARD).is_file():
-        return None
-    surrogate = load_surrogate(str(folder))
-    value = surrogate.card.get("error", {}).get("mean", {}).get("group out") if surrogate else None
-    return None if value is None else float(value)
+        return {}
+    try:
+        errors: Errors = load(folder).card.get("error", {})
+    except TableError:
+        if force:
+            return {}
+        raise
+    return errors
+
+
+def _comparable(new: Errors, old: Errors) -> tuple[float, float | None]:
+    """(new, old) error on held-out groups, over the sources that both were judged on, else each over its own."""
+    judged = [
+        {n: row["group out"] for n, row in errors.items() if "group out" in row} for errors in (new, old)
+    ]
+    common = sorted(judged[0].keys() & judged[1].keys() - {"mean"}) or ["mean"]
+    now, before = ([values[n] for n in common if n in values] for values in judged)
+    return _mean(now), _mean(before) if before else None
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _percent(value: float) -> str:
+    return "unknown (no source has two groups)" if math.isnan(value) else f"{value:.1%}"
 
 
 def _card(
-    data: pd.DataFrame, tables: Sequence[Path], scores: pd.DataFrame, seed: int, licences: Sequence[str],
+    data: pd.DataFrame, tables: Sequence[Path], error: Errors, seed: int, licences: Sequence[str],
     storage: str | None, out: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """What a surrogate was made of, and how to make it again."""
     arguments = [f"--table {shlex.quote(path.name)}" for path in tables]
     arguments += [f"--storage {shlex.quote(storage)}"] if storage else []
-    timed = data[data["iteration_time_s"] > 0]
-    error = scores.set_index("source").round(4).T.to_dict()
+    timed = timed_runs(data)
     return {
         "data": {str(name): int(count) for name, count in timed.groupby("source").size().items()},
         "files_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tables},
         "licences": list(licences),
-        "error": {name: {k: v for k, v in row.items() if v == v} for name, row in error.items()},
+        "error": error,
         "target": "log(measured / physics) of iteration time",
         "date": datetime.date.today().isoformat(),
         "seed": seed,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.errors import TableError
-from jointopt.learning import Priced, price
+from jointopt.learning import Priced, price, timed_runs
 from jointopt.schema import Floats, Ints
 from jointopt.surrogate.boost import ResidualBooster
 from jointopt.surrogate.gaussian import LARGEST_RESIDUAL, Kernel, Runs, learn
@@ -43,10 +43,11 @@ def training_set(table: pd.DataFrame) -> TrainingSet:
 
     Runs that took more than `BROKEN` times what the physics says, or less than its inverse, are left out: allocator
     retries, a link down, a gradient synchronisation per micro-batch are no smooth correction of anything.
+    Raises TableError for a table without a timed row.
     """
-    timed = table[(table.get("status", "ok") == "ok") & (table["iteration_time_s"] > 0)].reset_index(
-        drop=True
-    )
+    timed = timed_runs(table)
+    if timed.empty:
+        raise TableError("No row has status ok and an iteration_time_s; training needs runs that were timed.")
     known, unknown = price(timed), price(timed.assign(framework=""))
     time_s = timed["iteration_time_s"].to_numpy(float)
     origin = timed.get("source", pd.Series("table", index=timed.index)).astype(str).to_numpy()

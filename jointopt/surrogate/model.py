@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +15,18 @@ import numpy as np
 
 from jointopt.errors import TableError
 from jointopt.schema import Bools, Columns, Floats
-from jointopt.surrogate.gaussian import Kernel, Runs, condition
+from jointopt.surrogate.gaussian import CLASSES, Kernel, Runs, condition
 
 if TYPE_CHECKING:
     from jointopt.surrogate.boost import ResidualBooster
 
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
 FORMAT = 1
+# what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
+_DAMAGED = (
+    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,21 +144,43 @@ def load(folder: Path) -> Surrogate:
             raise ValueError(f"format {model['format']}, expected {FORMAT}")
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
-        return Surrogate(
+        surrogate = Surrogate(
             known=_kernel(model["known"]),
             unknown=_kernel(model["unknown"]),
             booster=_booster(folder / TREES, model["booster"]),
             feature_names=tuple(model["feature_names"]),
             support=_support(support, model["support_features"]),
             residual=support["residual"].astype(np.float64),
-            widths=Widths(**model["widths"]),
+            widths=Widths(**{name: float(width) for name, width in model["widths"].items()}),
             memory_log_sd=float(model["memory_log_sd"]),
             card=card,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _check_sizes(surrogate)
+    except _DAMAGED as error:
+        reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
         raise TableError(
-            f"{folder} holds no surrogate ({error}); expected a folder that `jointopt retrain --out` wrote."
+            f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
         ) from error
+    return surrogate
+
+
+def _check_sizes(surrogate: Surrogate) -> None:
+    """ValueError where parts that were read one by one do not belong together."""
+    runs, booster = surrogate.support, surrogate.booster
+    count, constants = runs.sensitivity.shape
+    kernels = (surrogate.known, surrogate.unknown)
+    sizes = {
+        "residuals": {count, *surrogate.residual.shape, *runs.source.shape, *runs.group.shape},
+        "supporting features": {count, *(len(values) for values in runs.features.values())},
+        "constants": {constants, *(len(kernel.constants) for kernel in kernels)},
+        "lengths": {len(CLASSES), *(len(kernel.lengths) for kernel in kernels)},
+    }
+    if booster is not None:
+        trees = booster.booster_.n_features_in_
+        sizes["features"] = {len(surrogate.feature_names), trees, *booster.low_.shape, *booster.high_.shape}
+    wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
+    if wrong:
+        raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")
 
 
 def _kernel(values: dict[str, Any]) -> Kernel:
@@ -160,6 +189,10 @@ def _kernel(values: dict[str, Any]) -> Kernel:
 
 
 def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
+    if arrays["features"].shape[1] != len(names):
+        raise ValueError(
+            f"{len(names)} names for {arrays['features'].shape[1]} columns of supporting features"
+        )
     features = {name: arrays["features"][:, i].astype(np.float64) for i, name in enumerate(names)}
     sensitivity = arrays["sensitivity"].astype(np.float64)
     return Runs(sensitivity, features, arrays["source"], arrays["group"])
