@@ -19,6 +19,7 @@ from jointopt.jobfile import dump_job
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.check import check_plan
+from jointopt.plans.clocks import uniform_stage_clocks
 from jointopt.plans.parse import parse_plan, plan_records
 from jointopt.plans.space import Space, enumerate_layouts
 from jointopt.remedy import remedy
@@ -83,12 +84,13 @@ def propose(
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
         front, seen = _search(problem, exact, trials, seed)
+    reference = _reference(physics)
     proposal = Proposal(
         job=job, seed=seed, surrogate="none", considered=space.considered, layouts=space.size,
         feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_answer(job, physics, _wanted(job, front)), reference=_answer(job, physics, _reference(problem)),
+        front=_answer(job, physics, _wanted(job, front)), reference=_answer(job, physics, reference),
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
-        seconds=watch.seconds, assumed=_assumptions(job),
+        seconds=watch.seconds, assumed=_assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
     return proposal if storage is None else _stored(proposal, problem, seen, storage, study, watch)
 
@@ -145,13 +147,15 @@ def _search(problem: Problem, exact: ExactFront, trials: int, seed: int) -> tupl
     return front, concat([front, result.plans])
 
 
-def _reference(problem: Problem) -> Columns:
-    """The fastest feasible plan with every clock at its maximum; without feasible ones, simply the fastest."""
-    everything = np.arange(problem.num_layouts)
-    top = np.full(problem.num_layouts, problem.num_clocks - 1)
-    plans = problem.plans(everything, top, np.zeros(problem.num_layouts))
-    rank = np.where(plans["violation"] <= 0, plans["iteration_time_s"], np.inf)
-    best = int(rank.argmin()) if np.isfinite(rank.min()) else int(plans["iteration_time_s"].argmin())
+def _reference(physics: Estimator) -> Columns:
+    """What a job does without jointopt: the fastest plan that fits in memory, at the GPU's own clock.
+
+    Constraints and the clocks to search do not matter here; savings are relative to this row.
+    """
+    pp = physics.layouts["pp"]
+    everything, clocks = np.arange(len(pp)), uniform_stage_clocks(pp, physics.top_mhz)
+    plans = physics.evaluate(everything, clocks) | {"layout_index": everything, "stage_clock_mhz": clocks}
+    best = int(plans["iteration_time_s"].argmin())
     return {name: values[[best]] for name, values in plans.items()}
 
 
@@ -168,6 +172,8 @@ def _answer(job: Job, physics: Estimator, plans: Columns) -> Columns:
 def _assumptions(job: Job) -> tuple[str, ...]:
     gpu = job.cluster.gpu
     power = gpu.power.assumed if gpu.power else ()
+    if job.training.dtype == "fp32" and not job.training.framework.tf32:
+        power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
     return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed)
 
 

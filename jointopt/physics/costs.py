@@ -85,14 +85,15 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     habits = job.training.framework
     layers = stage_layers(job, layouts)
     groups = placement(layouts, even_domain(job.cluster))
-    work = work_per_stage(job, layers, lay, layer_costs(job, hw, lay))
+    layer = layer_costs(job, hw, lay)
+    work = work_per_stage(job, layers, lay, layer)
     traffic = {
-        "tp_comm": tp_traffic(job, hw, lay, groups),
-        "cp_comm": cp_traffic(job, hw, lay, groups),
+        "tp_comm": tp_traffic(job, hw, lay, groups, layer.dense),
+        "cp_comm": cp_traffic(job, hw, lay, groups, layer.core),
     }
     per_stage = {"tp_comm": layers, "cp_comm": layers}
     if job.model.is_moe:
-        traffic["ep_comm"] = ep_traffic(job, hw, lay, groups)
+        traffic["ep_comm"] = ep_traffic(job, hw, lay, groups, layer.moe)
         per_stage["ep_comm"] = layers - dense_layers_of(job, layers)
     forward_comm = _summed(t.forward_s[:, None] * per_stage[n] for n, t in traffic.items())
     backward_comm = _summed(t.backward_s[:, None] * per_stage[n] for n, t in traffic.items())

@@ -97,7 +97,10 @@ class Estimator:
         self.hardware = hardware(job, constants)
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
-        self.limit_w = min(job.cluster.power_limit_w, self.cooler.throttle_power_w)
+        # what kernels may draw at the reference temperature, so that a hot GPU meets its limit with leakage
+        at_zero, gain = self.cooler.leakage_line
+        cooled = (job.cluster.power_limit_w - at_zero) / (1.0 + gain)
+        self.limit_w = min(job.cluster.power_limit_w, cooled, self.cooler.throttle_power_w)
         if self.limit_w <= self.power.static_w:
             raise InfeasibleError(
                 f"A power limit of {self.limit_w:.4g} W per GPU leaves nothing to compute with: "
@@ -325,12 +328,13 @@ class Estimator:
         return out
 
     def _burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
-        """Power while a micro-batch's kernels run, (n, pp), never above the limit."""
+        """Power while a micro-batch's kernels run, leakage included, (n, pp), never above the limit."""
         costs = self.groups[g]
         burst = power.busy_power_w(
             self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         )
-        return np.minimum(burst, self.limit_w)
+        burst = np.minimum(burst, self.limit_w)
+        return np.asarray(burst + self.cooler.leakage_w(burst))
 
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """What is bounded: predicted values (n,) and the bound, by the constraint's name."""

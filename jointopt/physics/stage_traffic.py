@@ -61,8 +61,16 @@ def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> tuple[F
     return time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte
 
 
-def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> Traffic:
-    """Two all-reduces of the residual stream per pass (or gather + scatter under SP), one more pair on recompute."""
+def _exposed(time_s: Floats, overlap: float, window_s: Floats) -> Floats:
+    """What is left of traffic that may hide its share ``overlap``, but not under more compute than there is."""
+    return np.asarray(time_s - np.minimum(overlap * time_s, window_s))
+
+
+def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: c.Pass) -> Traffic:
+    """Two all-reduces of the residual stream per pass (or gather + scatter under SP), one more pair on recompute.
+
+    What a framework overlaps hides under the kernels of the ``layer``, at their top clock.
+    """
     moved = comms.hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
     reduce_s, reduce_j = _collective(hw, "all_reduce", moved, groups["tp"])
     gather_s, gather_j = _collective(hw, "all_gather", moved, groups["tp"])
@@ -70,29 +78,39 @@ def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     pair_s = np.where(lay.sp, gather_s + scatter_s, reduce_s)
     pair_j = np.where(lay.sp, gather_j + scatter_j, reduce_j)
     repeat = 1.0 + lay.full
-    exposed = 1.0 - job.training.framework.tp_overlap
-    return Traffic(2 * pair_s * exposed, 2 * pair_s * exposed * repeat, 2 * pair_j * (1.0 + repeat))
+    overlap = job.training.framework.tp_overlap
+    return Traffic(
+        _exposed(2 * pair_s, overlap, layer.forward.time_s),
+        _exposed(2 * pair_s * repeat, overlap, layer.backward.time_s),
+        2 * pair_j * (1.0 + repeat),
+    )
 
 
-def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> Traffic:
-    """Keys and values gathered forward; gathered again and their gradients scattered backward."""
+def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: c.Pass) -> Traffic:
+    """Keys and values gathered forward; gathered again and their gradients scattered backward; hidden by the core."""
     e = hw.kernels.element_bytes
     moved = comms.context_bytes(job.model, lay.tokens, lay.cp, lay.tp, e)
     once_s, once_j = _collective(hw, "all_gather", moved, groups["cp"])
-    exposed = 1.0 - job.training.framework.cp_overlap
-    return Traffic(once_s * exposed, (2.0 + lay.full) * once_s * exposed, (3.0 + lay.full) * once_j)
+    overlap, again = job.training.framework.cp_overlap, 2.0 + lay.full
+    return Traffic(
+        _exposed(once_s, overlap, core.forward.time_s),
+        _exposed(again * once_s, overlap, core.backward.time_s),
+        (1.0 + again) * once_j,
+    )
 
 
-def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> Traffic:
+def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: c.Pass) -> Traffic:
     """Dispatch and combine, forward and backward (and again under full recompute)."""
     moved = comms.routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
     moved = np.where(
         lay.expert_tp > 1, moved / lay.tp, moved
     )  # each tensor rank sends its slice of the tokens
     once_s, once_j = _collective(hw, "all_to_all", moved, groups["ep"])
-    exposed = 1.0 - job.training.framework.ep_overlap
+    overlap, again = job.training.framework.ep_overlap, 1.0 + lay.full
     return Traffic(
-        2 * once_s * exposed, 2 * once_s * exposed * (1.0 + lay.full), 2 * once_j * (2.0 + lay.full)
+        _exposed(2 * once_s, overlap, layer.forward.time_s),
+        _exposed(2 * once_s * again, overlap, layer.backward.time_s),
+        2 * once_j * (1.0 + again),
     )
 
 

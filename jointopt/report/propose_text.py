@@ -57,6 +57,11 @@ def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
         "",
         *plan_table(rows, reference),
         *_legend(rows, reference, proposal.surrogate),
+        *(
+            line
+            for sentence in proposal.reference_breaks
+            for line in wrapped(f"The = row breaks a constraint: {sentence}")
+        ),
     ]
     hidden = total - len(rows)
     if hidden:
@@ -146,7 +151,7 @@ _OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
 
 def _legend(rows: Sequence[Row], reference: Row | None, surrogate: str) -> list[str]:
     if reference:
-        lines = ["= the fastest plan with all clocks at their maximum; Δ% is relative to it."]
+        lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(row.get("in_domain", True) for row in rows):

@@ -31,6 +31,7 @@ class Proposal:
     infeasible: Mapping[str, int]  # reason -> layouts dropped for it
     front: Columns
     reference: Columns
+    reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
     covered_plans: int = 0  # plans of the joint space that the answer speaks for
     evaluated_plans: int = 0  # plans whose time and energy were really computed
     study_name: str | None = None

@@ -270,3 +270,31 @@ def test_kernel_constants_of_every_shipped_gpu_price_a_job(
         assert kernel_constants(job.cluster.gpu)
         found = price(job, dp=8).evaluate(np.zeros(1, np.int64), np.full((1, 1), 1e5))
         assert all(np.isfinite(found[name][0]) for name in PREDICTIONS), gpu
+
+
+@pytest.mark.parametrize("inlet_c", [20.0, 40.0, 60.0])
+def test_a_hot_gpu_meets_its_power_limit_with_leakage(
+    make_job: Callable[..., Job], price: Callable[..., Estimator], inlet_c: float
+) -> None:
+    job = make_job()
+    cluster = replace(job.cluster, inlet_temperature_c=inlet_c, power_limit_w=250.0)
+    physics = price(replace(job, cluster=cluster), dp=8)
+    clocks = np.full((1, 1), physics.top_mhz)
+    plan = physics.evaluate(np.zeros(1, np.int64), clocks) | physics.heat(np.zeros(1, np.int64), clocks)
+    assert plan["avg_power_w"][0] <= plan["peak_power_w"][0] <= 250.0 * (1 + 1e-5)
+
+
+def test_traffic_hides_under_no_more_compute_than_there_is(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    job = make_job()
+    slow = replace(job, cluster=replace(job.cluster, intra_node_gbytes_per_s=0.01))
+    hiding = replace(
+        slow, training=replace(slow.training, framework=replace(slow.training.framework, cp_overlap=1.0))
+    )
+    for name, habit in (("shown", slow), ("hidden", hiding)):
+        physics = price(habit, cp=8)
+        costs = physics.groups[0]
+        kernels = costs.forward_sm_s + costs.forward_memory_s + costs.backward_sm_s + costs.backward_memory_s
+        exposed = costs.comm_parts_s["cp_comm"]
+        assert (exposed > 10.0 * kernels).all(), name
