@@ -20,17 +20,34 @@ def _errors() -> dict[str, Any]:
 
 
 def in_domain(job: Job, columns: Columns) -> Bools:
-    """Whether recorded runs support a plan: a fitted framework profile, a GPU among the runs, a clock that was swept.
+    """Whether recorded runs support a plan (n,): a fitted framework profile; GPU, model and layout among the runs.
 
     Clocks below the maximum count only on GPUs with a published clock response.
     """
     errors, gpu = _errors(), job.cluster.gpu
-    known = job.training.framework.fitted and gpu.id in errors["seen_gpus"]
+    inside = np.full(len(columns["pp"]), _workload_seen(job, errors))
+    for name in ("dp", "tp", "pp", "cp"):
+        if name in columns:
+            low, high = errors["ranges"][name]
+            inside &= (columns[name] >= low) & (columns[name] <= high)
     if gpu.id in errors["clock_response_gpus"]:
-        return np.full(len(columns["pp"]), known)
-    top = gpu.clock_max_mhz or np.inf
+        return inside
     lowest = np.nanmin(columns["stage_clock_mhz"], axis=1)
-    return np.asarray(known & (lowest >= 0.95 * top))
+    return np.asarray(inside & (lowest >= 0.95 * (gpu.clock_max_mhz or np.inf)))
+
+
+def _workload_seen(job: Job, errors: dict[str, Any]) -> bool:
+    """Whether runs of such a model on such a cluster under that framework were recorded."""
+    sizes = {
+        "num_gpus": job.cluster.num_gpus,
+        "seq_length": job.training.seq_length,
+        "hidden_size": job.model.hidden_size,
+    }
+    spanned = all(
+        errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes.items()
+    )
+    known = job.training.framework.fitted and job.cluster.gpu.id in errors["seen_gpus"]
+    return bool(spanned and known and not job.model.is_moe and job.training.dtype in errors["dtypes"])
 
 
 def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:

@@ -266,11 +266,11 @@ def _predicted(work: Workload) -> pd.DataFrame:
     physics = estimator(work.job, work.plans)
     values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
     columns: Columns = {f"predicted_{name}": values[name] for name in RESULTS}
-    columns |= {"pp": work.plans["pp"], "stage_clock_mhz": work.stage_clock_mhz}
+    columns |= work.plans | {"stage_clock_mhz": work.stage_clock_mhz}
     columns = add_intervals(work.job, columns, "predicted_")
     columns["predicted_fits"] = values["peak_memory_gib"] <= memory_limit_gib(work.job)
     columns["assumed"] = np.array(work.assumed, dtype=object)
-    kept = {name: v for name, v in columns.items() if name not in ("pp", "stage_clock_mhz")}
+    kept = {name: v for name, v in columns.items() if name not in work.plans and name != "stage_clock_mhz"}
     return pd.DataFrame(kept, index=work.rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,3 +73,12 @@ def test_unknown_clocks_are_outside() -> None:
     known = job("h100-sxm5-80gb")
     blank = replace(known, cluster=replace(known.cluster, gpu=replace(known.cluster.gpu, clock_max_mhz=None)))
     assert not in_domain(blank, columns()).any()
+
+
+@pytest.mark.parametrize("beyond", [{"seq_length": 4_000_000}, {"dtype": "fp4"}])
+def test_a_workload_that_no_recorded_run_spans_is_out_of_domain(beyond: dict[str, Any]) -> None:
+    known = job()
+    assert in_domain(known, columns()).all()
+    assert not in_domain(replace(known, training=replace(known.training, **beyond)), columns()).any()
+    assert not in_domain(replace(known, model=load_model("mixtral-8x7b")), columns()).any()
+    assert not in_domain(known, columns() | {"cp": np.full(2, 128)}).any()
