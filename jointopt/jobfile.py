@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jointopt.catalog.architectures import attention_kernels, usual_attention
 from jointopt.catalog.clusters import FIGURES, KEYS, build_cluster
 from jointopt.catalog.frameworks import framework_names, load_framework
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.models import load_model
 from jointopt.errors import CatalogError, JobError, UsageError, nearest
+from jointopt.spec.abilities import check_abilities
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
@@ -82,12 +84,14 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     if training.dtype_assumed:
         said = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
         cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, said))
+    search = _search(search_section, clocks)
+    check_abilities(search, training)
     return Job(
         name=name,
         model=model,
         training=training,
         cluster=cluster,
-        search=_search(search_section, clocks),
+        search=search,
         constraints=_constraints(section),
         objectives=_objectives(section),
     )
@@ -102,6 +106,7 @@ def job_from_options(
     gpus_per_node: int | None = None,
     dtype: str = "bf16",
     framework: str = "generic",
+    inter_node_gbytes_per_s: float | None = None,
 ) -> Job:
     """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
 
@@ -118,7 +123,9 @@ def job_from_options(
             f"{total} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}, or give "
             f"--gpus-per-node."
         )
-    cluster = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
+    cluster: dict[str, Any] = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
+    if inter_node_gbytes_per_s is not None:
+        cluster["inter_node_gbytes_per_s"] = inter_node_gbytes_per_s
     training: dict[str, Any] = {"seq_length": seq_length, "global_batch_size": global_batch_size}
     training |= {"dtype": dtype, "framework": framework}
     mapping = {"model": model, "training": training, "cluster": cluster}
@@ -166,10 +173,21 @@ def _training(section: Section, gpu: Gpu) -> Training:
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
         dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
-        attention=training.choice("attention", ATTENTIONS, "flash2"),
+        attention=_attention(training, gpu),
         fused_norm=training.flag("fused_norm", True),
         framework=load_framework(training.choice("framework", framework_names(), "generic")),
     )
+
+
+def _attention(training: Section, gpu: Gpu) -> str:
+    """The job's attention kernel, one that the GPU can run; by default flash2 where it runs, else fused."""
+    kernel, able = training.choice("attention", ATTENTIONS, usual_attention(gpu)), attention_kernels(gpu)
+    if kernel not in able:
+        raise JobError(
+            f"{training.at('attention')}: {kernel} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
+            f"expected one of {', '.join(able)}."
+        )
+    return kernel
 
 
 def _dtype(training: Section, gpu: Gpu) -> str:

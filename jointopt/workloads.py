@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jointopt.catalog.architectures import usual_attention
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
@@ -170,14 +171,12 @@ def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
 
 
 def _attention(text: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
-    """The attention kernel that a cell means; a flash kernel without a version, or an unknown word, is assumed."""
+    """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
     named, stated = named_attention(text)
-    if not stated:
+    kernel = usual_attention(gpu, named or framework.default_attention)
+    if not stated or kernel != named:
         assumed.append("attention")
-    if named is not None:
-        return named
-    # no flash kernel was ever released for Volta
-    return "fused" if gpu.architecture.lower() == "volta" else framework.default_attention
+    return kernel
 
 
 def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 import jointopt
 from jointopt.errors import JobError, JointOptError, UsageError
 from jointopt.jobfile import dump_job, job_from_options, load_job, parse_job, shipped_job, shipped_jobs
+from jointopt.plans.space import enumerate_layouts
+from jointopt.spec.abilities import check_abilities
 from jointopt.spec.clocks import clock_grid_mhz
 from jointopt.spec.files import parse_yaml
-from jointopt.spec.job import ATTENTIONS, OBJECTIVES, Job
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import ATTENTIONS, OBJECTIVES, Job, Search, Training
 
 FULL: dict[str, Any] = {
     "name": "opt-350m-2x4-a100",
@@ -223,7 +226,7 @@ ANY_SEARCH = st.fixed_dictionaries(
     dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), DEGREES),
     optional={
         "clock_mhz": CLOCKS,
-        "zero_stage": st.lists(st.integers(0, 3), min_size=1),
+        "zero_stage": st.lists(st.integers(0, 1), min_size=1),
         "per_stage_clocks": st.booleans(),
         "recompute": st.sampled_from(["none", "full", ["full", "none"]]),
         "sequence_parallel": st.booleans(),
@@ -352,3 +355,65 @@ def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_
     job = parse_job({"model": "opt-350m", "training": training, "cluster": cluster}, "job", tmp_path)
     assert job.training.dtype == "bf16"
     assert any("pandas" in sentence for sentence in job.cluster.assumed)
+
+
+@pytest.mark.parametrize(
+    ("framework", "search", "sentence"),
+    [
+        (
+            "megatron-lm",
+            {"zero_stage": 3},
+            "search.zero_stage 3: megatron-lm has no .*; expected 0, 1, got 3",
+        ),
+        ("megatron-lm", {"zero_stage": [0, 2]}, "search.zero_stage 2: .* got 0, 2"),
+        ("torchtitan", {"zero_stage": [1]}, "expected 0, 2, 3, got 1"),
+        ("megatron-deepspeed", {"vpp": [1, 2]}, "search.vpp 2: .*; expected 1, got 1, 2"),
+    ],
+)
+def test_a_searched_value_that_the_framework_lacks_is_refused(
+    framework: str, search: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(JobError, match=sentence):
+        parse({**SMALL, "training": {**SMALL["training"], "framework": framework}, "search": search})
+
+
+def test_a_framework_with_zero_3_keeps_layouts_that_have_nothing_to_shard() -> None:
+    one_gpu = {"gpu": "a100-sxm4-40gb", "nodes": 1, "gpus_per_node": 1}
+    training = {**SMALL["training"], "framework": "deepspeed"}
+    job = parse({**SMALL, "training": training, "cluster": one_gpu, "search": {"zero_stage": 3}})
+    assert set(enumerate_layouts(job).layouts["zero_stage"].tolist()) == {0}
+
+
+def test_recompute_sequence_and_context_parallelism_are_checked_alike() -> None:
+    framework = Framework(recomputes=("full",), sequence_parallel=(True,), context_parallel=False)
+    training = Training(2048, 8, attention="unfused", framework=framework)
+    for search in (Search(recompute=("none",)), Search(sequence_parallel=(False,)), Search(cp=(2,))):
+        with pytest.raises(JobError, match="generic has no such"):
+            check_abilities(search, training)
+    check_abilities(Search(recompute=("full",), sequence_parallel=(True,), cp=(1,)), training)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernel"),
+    [
+        ("v100-sxm2-32gb", "flash2"), ("v100-sxm2-32gb", "flash1"), ("a100-sxm4-40gb", "flash3"),
+        ("b200-sxm-180gb", "flash3"), ("mi300x", "flash3"),
+    ],
+)  # fmt: skip
+def test_an_attention_kernel_that_the_gpu_cannot_run_is_refused(gpu: str, kernel: str) -> None:
+    mapping = changed(changed(SMALL, "cluster.gpu", gpu), "training.attention", kernel)
+    with pytest.raises(JobError, match=f"training.attention: {kernel} does not run on GPU '{gpu}'"):
+        parse(mapping)
+
+
+@pytest.mark.parametrize(("gpu", "kernel"), [("v100-sxm2-32gb", "fused"), ("h100-sxm5-80gb", "flash2")])
+def test_the_usual_attention_kernel_is_one_that_runs(gpu: str, kernel: str) -> None:
+    assert parse(changed(SMALL, "cluster.gpu", gpu)).training.attention == kernel
+
+
+def test_a_gpu_without_a_usual_network_needs_the_option_that_its_error_names() -> None:
+    size = {"gpus_per_node": 4, "framework": "megatron-lm"}
+    with pytest.raises(JobError, match="--inter-node-gbytes-per-s"):
+        job_from_options("opt-350m", "l40s", 8, 64, 2048, **size)
+    job = job_from_options("opt-350m", "l40s", 8, 64, 2048, **size, inter_node_gbytes_per_s=12.5)
+    assert job.cluster.inter_node_gbytes_per_s == 12.5

@@ -161,7 +161,8 @@ def test_a_table_without_rows_and_a_column_given_twice_are_refused() -> None:
 def test_precisions_are_understood_or_the_next_wider_one_is_assumed(
     gpu: str, dtype: str, same_as: str, assumed: str
 ) -> None:
-    found = predict({"gpu": gpu, "dtype": dtype}, {"gpu": gpu, "dtype": same_as})
+    run = {"gpu": gpu, "attention": "fused"}
+    found = predict(run | {"dtype": dtype}, run | {"dtype": same_as})
     assert found.assumed[0] == assumed
     assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
 
@@ -294,3 +295,10 @@ def test_whatever_a_cell_holds_there_is_a_prediction_a_reason_or_one_sentence(ch
     if not sentence:
         assert len(found) == 2
         assert np.isfinite(found[PREDICTED].iloc[0]).all() != bool(found.not_predicted[0])
+
+
+@pytest.mark.parametrize(("gpu", "kernel"), [("v100-sxm2-32gb", "fused"), ("a100-sxm4-80gb", "flash2")])
+def test_an_attention_kernel_that_the_gpu_cannot_run_gives_way_and_is_named(gpu: str, kernel: str) -> None:
+    change = {"gpu": gpu, "attention": "flash3", "dtype": "fp16"}
+    (found,), _ = workloads(table(change))
+    assert (found.job.training.attention, found.assumed) == (kernel, ["attention"])

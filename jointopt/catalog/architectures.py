@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from jointopt.schema import ATTENTIONS
 from jointopt.spec.cluster import Gpu
 from jointopt.units import TERA
 
@@ -34,6 +35,18 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def _row(gpu: Gpu) -> dict[str, Any]:
     return _table().get(gpu.architecture.lower(), _table()["ampere"])
+
+
+def attention_kernels(gpu: Gpu) -> tuple[str, ...]:
+    """The attention kernels that run on that GPU; on one of an unknown architecture, all of them."""
+    known = _table().get(gpu.architecture.lower())
+    return tuple(known["attention_kernels"]) if known else ATTENTIONS
+
+
+def usual_attention(gpu: Gpu, wanted: str = "flash2") -> str:
+    """The wanted kernel where it runs; else flash2, the newest that most GPUs run; else fused."""
+    able = attention_kernels(gpu)
+    return next(kernel for kernel in (wanted, "flash2", "fused") if kernel in able)
 
 
 def training_factor(gpu: Gpu) -> float:

@@ -148,7 +148,8 @@ def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
     if usual is None:
         raise JobError(
             f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
-            f"expected the bandwidth between nodes, per GPU and direction, in GB/s."
+            f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
+            f"(without a job file: --inter-node-gbytes-per-s)."
         )
     return usual, (
         f"inter_node_gbytes_per_s is not given; {usual:g} GB/s per GPU are assumed, as in the reference "

@@ -56,8 +56,9 @@ def enumerate_layouts(job: Job) -> Space:
     Canonical: a choice without effect has one value, so ``sequence_parallel`` is false where tp = 1,
     ``zero_stage`` is 0 where dp*cp = 1, and ``recompute`` is none instead of selective under flash attention
     (which never stores what selective recompute drops). ``job.search`` is read in the same form:
-    ``zero_stage: [1]`` keeps dp*cp = 1. Nothing is raised where nothing is left: the space is then empty and
-    its ``dropped`` says why.
+    ``zero_stage: [1]`` keeps dp*cp = 1, as ZeRO 0; that the framework has a listed value at all is checked when
+    the job is loaded (see `jointopt.spec.abilities`). Nothing is raised where nothing is left: the space is then
+    empty and its ``dropped`` says why.
     """
     sieve = _Sieve(_factorisations(job.cluster.num_gpus), {c: _candidates(job, c) for c in _EXPANDED})
     sieve.keep(_degree_rules(job, sieve.columns))
