@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,14 +22,17 @@ def uniform_stage_clocks(pp: Ints, clock_mhz: float | Floats) -> Floats:
 
 
 def parse_stage_clocks(text: object, where: str = "stage_clock_mhz") -> list[float]:
-    """``1410;1395`` (or one number, or a list of numbers) as floats in MHz; a blank cell is an empty list."""
+    """``1410;1395`` (or one number, or a list of numbers) as floats in MHz; a blank cell is an empty list.
+
+    A run of equal clocks may be written as tables print it, ``1800×7,1860`` or ``1800x7,1860``.
+    """
     if isinstance(text, list | tuple):
         parts: Sequence[object] = text
     elif text is None or text != text or not str(text).strip():  # NaN is pandas' blank
         return []
     else:
-        parts = str(text).split(";")
-    return [_clock(part, where) for part in parts]
+        parts = re.split("[;,]", str(text))
+    return [clock for part in parts for clock in _run(part, where)]
 
 
 def format_stage_clocks(clocks_mhz: Iterable[float]) -> str:
@@ -53,6 +57,14 @@ def stage_clocks_to_text(stage_clock_mhz: npt.ArrayLike) -> list[str]:
 def plain_number(value: float) -> str:
     """The shortest decimal that reads back as ``value``, whole numbers without a point."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _run(part: object, where: str) -> list[float]:
+    """One clock, or as many as a part such as ``1800×7`` says."""
+    run = (
+        re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
+    )
+    return [_clock(run[1], where)] * int(run[2]) if run else [_clock(part, where)]
 
 
 def _clock(part: object, where: str) -> float:

@@ -1,8 +1,12 @@
-"""One plan from and to text: ``dp=4 tp=2 pp=1 micro_batch_size=1 clock_mhz=1410``, or a JSON mapping."""
+"""One plan from and to text: ``dp=4 tp=2 pp=1 micro_batch_size=1 clock_mhz=1410``, or a JSON mapping.
+
+A row of a printed table reads back too: its short names, ``y`` and ``-``, and clocks such as ``1800×7,1860``.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +21,18 @@ from jointopt.spec.job import Job
 PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w")
 _LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_ALIASES = {
+    "mbs": "micro_batch_size",
+    "sp": "sequence_parallel",
+    "rc": "recompute",
+    "zero": "zero_stage",
+    "clock": "clock_mhz",
+}
+_SHORT_WORDS = {
+    "sequence_parallel": {"y": "true", "n": "false", "-": "false"},
+    "recompute": {"-": "none", "sel": "selective", "all": "full"},
+}
+_BETWEEN_PAIRS = re.compile(r"\s+|,(?=\s*[^\s=,]+=)")  # a comma within a value separates clocks
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,9 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     elif plan.lstrip().startswith("{"):
         pairs = _json_pairs(plan)
     else:
-        pairs = [_pair(word) for word in plan.replace(",", " ").split()]
+        words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
+        pairs = [_pair(word) for word in words if word]
+    pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
     for key, _ in pairs:
         if key not in PLAN_KEYS:
             known = ", ".join(PLAN_KEYS)
@@ -131,6 +149,7 @@ def _value(key: str, value: Any) -> int | bool:
 
 def _choice(key: str, value: Any, known: Mapping[str, int]) -> int:
     word = str(value).strip().lower()
+    word = _SHORT_WORDS[key].get(word, word)
     if word not in known:
         names = ", ".join(known)
         raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, known)}.")

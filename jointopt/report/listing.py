@@ -38,6 +38,7 @@ def _gpu(name: str) -> Row:
     return {
         "gpu": gpu.id,
         "bf16_tflops": gpu.peak_tflops.get("bf16"),
+        "fp16_tflops": gpu.peak_tflops.get("fp16"),
         "fp8_tflops": gpu.peak_tflops.get("fp8"),
         "memory_gib": gpu.memory_gib,
         "memory_gbytes_per_s": gpu.memory_gbytes_per_s,
@@ -116,6 +117,7 @@ _LISTINGS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Row]]]
 # Headers of columns whose names are no headers; the others are their own, one line per word.
 _HEADERS = {
     "bf16_tflops": "bf16\nTFLOP/s",
+    "fp16_tflops": "fp16\nTFLOP/s",
     "fp8_tflops": "fp8\nTFLOP/s",
     "memory_gib": "memory\nGiB",
     "memory_gbytes_per_s": "memory\nGB/s",

@@ -41,7 +41,7 @@ _LAYOUT: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     ("micro-batch", "mbs", lambda row: str(row["micro_batch_size"])),
     ("sequence parallel", "sp", lambda row: "y" if row["sequence_parallel"] else "-"),
     ("recompute", "rc", lambda row: _RECOMPUTE[row["recompute"]]),
-    ("ZeRO", "Ze\nRO", lambda row: str(row["zero_stage"])),
+    ("ZeRO", "ZeRO", lambda row: str(row["zero_stage"])),
 )
 _ALWAYS_SHOWN = ("dp", "tp", "pp", "micro-batch")
 
@@ -90,7 +90,10 @@ def plan_table(rows: Sequence[Row], reference: Row | None) -> list[str]:
     marks = [_mark(row, row is reference) for row in every]
     layout = [(name, TextColumn(header, [cell(row) for row in every])) for name, header, cell in _LAYOUT]
     same = [(n, c) for n, c in layout if n not in _ALWAYS_SHOWN and len(every) > 1 and len(set(c.cells)) == 1]
-    left = [TextColumn("", marks), *(column for name, column in layout if (name, column) not in same)]
+    left = [
+        TextColumn("", marks, left=True),
+        *(column for name, column in layout if (name, column) not in same),
+    ]
     right = _results(every)
     room = max(_SHORTEST_CLOCKS, WIDTH - table_width([*left, *right]) - 1)
     clocks = TextColumn("clock\nMHz", [short_clocks(row["stage_clock_mhz"], room) for row in every])
@@ -103,9 +106,8 @@ def _word(cell: str) -> str:
 
 
 def _mark(row: Row, is_reference: bool) -> str:
-    if is_reference:
-        return "="
-    return " " if row.get("in_domain", True) else "?"
+    known = "" if row.get("in_domain", True) else "?"
+    return "=" + known if is_reference else known
 
 
 def _results(every: Sequence[Row]) -> list[TextColumn]:
@@ -154,7 +156,7 @@ def _legend(rows: Sequence[Row], reference: Row | None, surrogate: str) -> list[
         lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
-    if not all(row.get("in_domain", True) for row in rows):
+    if not all(row.get("in_domain", True) for row in (*rows, reference or {})):
         known = "the physics was checked against" if surrogate == "none" else f"{surrogate} was trained on"
         lines.append(f"? outside of what {known}: its interval (±) is wider.")
     return lines
@@ -181,7 +183,8 @@ def _dropped(infeasible: Mapping[str, int]) -> list[str]:
     shown = [(count, reason) for reason, count in common[:REASONS_FOR_PEOPLE]]
     others = sum(count for _, count in common[REASONS_FOR_PEOPLE:])
     if others:
-        shown.append((others, f"for {len(common) - REASONS_FOR_PEOPLE} other reasons"))
+        count = len(common) - REASONS_FOR_PEOPLE
+        shown.append((others, f"for {count} other reason{'s' if count > 1 else ''}"))
     cells = [f"{count:,}" for count, _ in shown]
     width = max(map(len, cells), default=0)
     lines = [f"  {cell.rjust(width)}  {reason}" for cell, (_, reason) in zip(cells, shown, strict=True)]

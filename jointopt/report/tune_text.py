@@ -53,7 +53,7 @@ def _columns(tuned: Tuned) -> list[TextColumn]:
         TextColumn("mbs", [str(plan["micro_batch_size"]) for plan in plans]),
         TextColumn("sp", ["y" if plan["sequence_parallel"] else "-" for plan in plans]),
         TextColumn("rc", [_RECOMPUTE[plan["recompute"]] for plan in plans]),
-        TextColumn("Ze\nRO", [str(plan["zero_stage"]) for plan in plans]),
+        TextColumn("ZeRO", [str(plan["zero_stage"]) for plan in plans]),
         TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], 12) for plan in plans]),
         TextColumn("status", [run.status for run in runs], left=True),
         *_measured(runs, "iteration_time_s", "time", TIME_UNITS),

@@ -80,3 +80,9 @@ def test_a_command_is_short() -> None:
         first = constants.co_firstlineno
         lines = {line for _, _, line in constants.co_lines() if line}
         assert len(lines - {first}) <= 15, name
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "jointopt", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("jointopt, version")

@@ -50,7 +50,7 @@ def test_numbers_blanks_and_lists_are_read_too():
 
 
 @pytest.mark.parametrize(
-    "bad", ["fast", "1410;;1395", "-5", "0", "inf", "1410;nan", True, [1410, None], "1410,1395"]
+    "bad", ["fast", "1410;;1395", "-5", "0", "inf", "1410;nan", True, [1410, None], "1410..1395", "1410x0"]
 )
 def test_what_is_no_clock_is_named_with_its_row(bad):
     with pytest.raises(PlanError, match="stage_clock_mhz of row 2 must be MHz such as 1410"):

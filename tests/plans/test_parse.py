@@ -146,3 +146,21 @@ def test_no_text_ever_raises_anything_but_a_plan_error(make_job, words, json_lik
 def test_no_mapping_ever_raises_anything_but_a_plan_error(make_job, plan):
     with contextlib.suppress(PlanError):
         parse_plan(plan, make_job())
+
+
+def test_a_row_of_the_table_reads_back(make_job):
+    row = "dp=1 tp=2 pp=4 mbs=2 sp=y rc=all ZeRO=0 clock=1400×3,1310"
+    plan = record(parse_plan(row, make_job()))
+    assert (plan["micro_batch_size"], plan["sequence_parallel"], plan["recompute"]) == (2, True, "full")
+    assert plan["stage_clock_mhz"] == [1400.0, 1400.0, 1400.0, 1310.0]
+    assert record(parse_plan(row.replace("×", "x").replace(" ", ","), make_job())) == plan
+
+
+def test_a_short_name_beside_the_long_one_gives_the_key_twice(make_job):
+    with pytest.raises(PlanError, match="gives each key once"):
+        parse_plan("mbs=1 micro_batch_size=1", make_job())
+
+
+def test_what_the_table_prints_for_no_is_no(make_job):
+    plan = record(parse_plan("tp=2, sp=-, rc=-, clock_mhz=1410", make_job()))
+    assert (plan["sequence_parallel"], plan["recompute"]) == (False, "none")

@@ -116,3 +116,17 @@ def test_every_line_fits_100_columns_whatever_the_plans(
         make_proposal(front=make_front(n, **columns), reference=make_front(1)), show_all=True
     )
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_reference_outside_of_what_was_checked_shows_it_too(
+    make_front: Fronts, make_proposal: Proposals
+) -> None:
+    unknown = make_front(1, in_domain=np.array([False]))
+    text = proposal_text(make_proposal(front=make_front(2), reference=unknown))
+    assert "\n=? " in text
+    assert "\n? outside of what" in text
+
+
+def test_one_more_reason_is_a_reason(make_proposal: Proposals) -> None:
+    text = proposal_text(make_proposal(infeasible={f"reason {i}": 10 for i in range(9)}))
+    assert "for 1 other reason\n" in text + "\n"
