@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.candidates import Candidates, listed, searched
-from jointopt.measure.launcher import STATUSES, Launcher, load_launcher
+from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.schema import STATUSES, Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.spec.job import Job

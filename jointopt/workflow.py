@@ -16,6 +16,7 @@ from jointopt.correcting import correct, load_surrogate
 from jointopt.errors import InfeasibleError, JointOptError, PlanError, TableError
 from jointopt.intervals import RESULTS, add_intervals
 from jointopt.jobfile import dump_job
+from jointopt.physics import thermal
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.check import check_plan
@@ -174,7 +175,7 @@ def _assumptions(job: Job) -> tuple[str, ...]:
     power = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
-    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed)
+    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)
 
 
 def explain(job: Job, plan: str) -> Explanation:

@@ -1,5 +1,5 @@
 """Launchers: what runs a plan and measures it; `jointopt.measure.launcher` is the protocol."""
 
-from jointopt.measure.launcher import RESULTS, STATUSES, Launcher, load_launcher
+from jointopt.measure.launcher import RESULTS, Launcher, load_launcher
 
-__all__ = ["RESULTS", "STATUSES", "Launcher", "load_launcher"]
+__all__ = ["RESULTS", "Launcher", "load_launcher"]

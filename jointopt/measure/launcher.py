@@ -13,7 +13,6 @@ from jointopt.schema import COLUMNS, Columns
 from jointopt.spec.job import Job
 
 GROUP = "jointopt.launchers"
-STATUSES = ("ok", "oom", "failed", "timeout")
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from jointopt.errors import LauncherError, TableError
-from jointopt.measure.launcher import RESULTS, STATUSES
-from jointopt.schema import COLUMNS, Bools, Columns
+from jointopt.measure.launcher import RESULTS
+from jointopt.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.spec.job import DTYPES, Job
 from jointopt.tables import clean_runs, read_table
 

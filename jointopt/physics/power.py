@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from jointopt.schema import Floats
 from jointopt.spec.cluster import PowerConstants
-from jointopt.units import BITS_PER_BYTE, PICO
+from jointopt.units import PICO
 
 Array = npt.NDArray[np.float64] | float
 
@@ -192,7 +192,7 @@ def energy_parts_j(
 ) -> dict[str, Floats]:
     """Energy of one rank over ``total_s``, of which kernels run for ``busy_s`` at ``clock_mhz``, by part, in J.
 
-    ``comm_j`` comes from `link_energy_j`. The parts add up to the rank's energy. Waiting is what blocking on others
+    The parts add up to the rank's energy. Waiting is what blocking on others
     draws above the static power, clamped at zero.
     """
     v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
@@ -210,20 +210,3 @@ def energy_parts_j(
         "communication": np.asarray(comm_j, dtype=np.float64),
         "waiting": np.asarray(waiting),
     }
-
-
-def link_energy_j(sent_bytes: Array, pj_per_bit: Array) -> Floats:
-    """Energy of moving ``sent_bytes`` over a link; the SM clock does not matter."""
-    return np.asarray(np.multiply(sent_bytes, BITS_PER_BYTE * PICO) * pj_per_bit)
-
-
-def peak_power_w(
-    busy_w: Array, mean_w: Array, burst_s: Array, limit_w: Array, settle_s: float = 0.1
-) -> Floats:
-    """Highest power a meter shows in a burst of ``burst_s`` that draws ``busy_w``, never over the limit.
-
-    The reading moves from the mean to ``busy_w`` with time constant ``settle_s``, so only the bursts of large
-    micro-batches reach it; 0.1 s is an assumption, of the order of the averaging windows of NVIDIA's readings.
-    """
-    reached = -np.expm1(np.divide(burst_s, -settle_s))
-    return np.asarray(np.minimum(mean_w + np.subtract(busy_w, mean_w) * reached, limit_w))

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.schema import Floats
-from jointopt.spec.cluster import Cluster
 
 Array = npt.NDArray[np.float64] | float
 
@@ -61,27 +60,3 @@ def throttle_power_w(
     """
     drawn_w = np.subtract(throttle_c, inlet_c) / resistance_k_per_w
     return np.asarray(np.maximum(drawn_w - leakage_w_per_k * (throttle_c - reference_c), 0.0))
-
-
-def _cooling(cluster: Cluster) -> tuple[float, float, float]:
-    gpu = cluster.gpu
-    throttle_c = gpu.throttle_temperature_c or THROTTLE_C
-    static_w = gpu.power.static_w if gpu.power else gpu.idle_w or 0.0
-    tdp_w = gpu.need("tdp_w", "predict the temperature")
-    return throttle_c, thermal_resistance_k_per_w(tdp_w, throttle_c), LEAKAGE_PER_K * static_w
-
-
-def steady_temperature_c(cluster: Cluster, mean_power_w: Array) -> Floats:
-    """Steady temperature of a GPU of the cluster that draws ``mean_power_w`` (stated for the reference temperature).
-
-    Raises `CatalogError` for a GPU without a TDP. The cooling is assumed, see ``ASSUMED``.
-    """
-    _, resistance, leakage = _cooling(cluster)
-    return temperature_c(mean_power_w, cluster.inlet_temperature_c, resistance, leakage)
-
-
-def cooled_power_limit_w(cluster: Cluster) -> float:
-    """The cluster's power limit per GPU, or the lower power at which its GPUs reach the throttle temperature."""
-    throttle_c, resistance, leakage = _cooling(cluster)
-    throttled = throttle_power_w(throttle_c, cluster.inlet_temperature_c, resistance, leakage)
-    return min(cluster.power_limit_w, float(throttled))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from jointopt.measure.launcher import RESULTS, STATUSES, Launcher
+from jointopt.measure.launcher import RESULTS, Launcher
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.schema import COLUMNS
+from jointopt.schema import COLUMNS, STATUSES
 from jointopt.spec.job import Job
 
 

@@ -20,10 +20,25 @@ def a100(make_job: Callable[..., Job]) -> Cooler:
     return cooler(cluster, cluster.gpu.power)
 
 
-def test_it_is_the_thermal_model_of_the_cluster(a100: Cooler, make_job: Callable[..., Job]) -> None:
-    cluster, watts = make_job().cluster, np.array([100.0, 250.0, 400.0])
-    np.testing.assert_allclose(a100.temperature_c(watts), thermal.steady_temperature_c(cluster, watts))
-    assert min(a100.throttle_power_w, cluster.power_limit_w) == thermal.cooled_power_limit_w(cluster)
+def test_the_cooler_holds_the_tdp_at_the_design_inlet_with_the_margin_left(
+    make_job: Callable[..., Job],
+) -> None:
+    cluster = replace(make_job().cluster, inlet_temperature_c=thermal.DESIGN_INLET_C)
+    assert cluster.gpu.power is not None
+    assert cluster.gpu.tdp_w is not None
+    hot = float(cooler(cluster, cluster.gpu.power).temperature_c(np.array(cluster.gpu.tdp_w)))
+    throttle = cluster.gpu.throttle_temperature_c or thermal.THROTTLE_C
+    assert hot == pytest.approx(throttle - thermal.DESIGN_MARGIN_K, abs=2.0)  # the rest is leakage
+
+
+def test_warmer_air_lowers_the_throttle_power(make_job: Callable[..., Job]) -> None:
+    cluster = make_job().cluster
+    assert cluster.gpu.power is not None
+    limits = [
+        cooler(replace(cluster, inlet_temperature_c=inlet), cluster.gpu.power).throttle_power_w
+        for inlet in (20.0, 35.0, 50.0, 60.0)
+    ]
+    assert limits == sorted(limits, reverse=True)
 
 
 def test_many_powers_at_once_equal_each_alone(a100: Cooler) -> None:

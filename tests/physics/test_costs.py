@@ -126,3 +126,9 @@ def test_leading_dense_layers_of_an_moe_model_sit_on_the_first_stages(
 ) -> None:
     job = make_job(model=catalogue_model("deepseek-v3"))  # 3 dense, 58 MoE
     assert dense_layers_of(job, np.array([2.0, 29.0, 30.0])).tolist() == [2.0, 1.0, 0.0]
+
+
+def test_one_gigabyte_over_infiniband_costs_what_the_rack_study_says(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    links = hardware(job, kernel_constants(job.cluster.gpu))
+    assert links.inter_j_per_byte * 1e9 == pytest.approx(0.16 * job.cluster.inter_node_pj_per_bit / 20.0)

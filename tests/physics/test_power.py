@@ -152,14 +152,3 @@ def test_waiting_never_gives_energy_back():
     parts = power.energy_parts_j(cheap, TOP, TOP, 2.0, 1.0, 0.0, 0.0, 0.0)
     assert parts["waiting"] == pytest.approx(0.0)
     assert power.energy_parts_j(A100, TOP, TOP, 1.0, 2.0, 0.0, 0.0, 0.0)["waiting"] == pytest.approx(0.0)
-
-
-def test_one_gigabyte_over_infiniband_costs_what_the_rack_study_says():
-    assert power.link_energy_j(1e9, 20.0) == pytest.approx(0.16)
-
-
-def test_longer_bursts_come_closer_to_their_own_power_and_never_exceed_the_limit():
-    burst_s = np.array([0.0, 0.01, 0.1, 1.0, 100.0])
-    peak = power.peak_power_w(480.0, 200.0, burst_s, 450.0)
-    assert (np.diff(peak) >= 0).all()
-    assert peak[[0, -1]] == pytest.approx([200.0, 450.0])

@@ -1,20 +1,9 @@
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.catalog.gpus import load_gpu
-from jointopt.errors import CatalogError
 from jointopt.physics import thermal
-from jointopt.spec.cluster import Cluster
-
-A100 = dataclasses.replace(load_gpu("a100-sxm4-80gb"), power=None, tdp_w=400.0, throttle_temperature_c=85.0)
-
-
-def cluster(inlet_c=25.0, gpu=A100):
-    return Cluster(gpu, 1, 8, 300.0, 25.0, 5.0, 1.3, 20.0, inlet_c, 1500.0, 1.2, 400.0)
 
 
 def test_without_leakage_temperature_is_inlet_plus_resistance_times_power():
@@ -46,20 +35,3 @@ def test_leakage_that_outruns_the_cooler_has_no_steady_state():
 
 def test_no_power_is_allowed_above_a_throttle_temperature_that_the_inlet_exceeds():
     assert thermal.throttle_power_w(85.0, 90.0, 0.1) == pytest.approx(0.0)
-
-
-def test_the_cooler_holds_the_tdp_at_the_design_inlet_with_the_margin_left():
-    hot = thermal.steady_temperature_c(cluster(thermal.DESIGN_INLET_C), 400.0)
-    assert hot == pytest.approx(75.0, abs=1.5)  # the rest is leakage above the reference temperature
-
-
-def test_warmer_air_lowers_the_power_limit_only_once_the_gpu_would_throttle():
-    limits = [thermal.cooled_power_limit_w(cluster(t)) for t in (20.0, 35.0, 50.0, 60.0)]
-    assert limits[:2] == [400.0, 400.0]
-    assert limits[2] < 400.0
-    assert limits[3] < limits[2]
-
-
-def test_a_gpu_without_a_tdp_has_no_temperature():
-    with pytest.raises(CatalogError, match="tdp_w"):
-        thermal.steady_temperature_c(cluster(gpu=dataclasses.replace(A100, tdp_w=None)), 300.0)
