@@ -21,7 +21,7 @@ from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
 from jointopt.plans.check import check_plan
 from jointopt.plans.clocks import uniform_stage_clocks
-from jointopt.plans.parse import parse_plan, plan_records
+from jointopt.plans.parse import assumed_sentences, parse_plan, plan_records
 from jointopt.plans.space import Space, enumerate_layouts
 from jointopt.remedy import remedy
 from jointopt.report.results import Explanation, Proposal, Stage
@@ -198,7 +198,7 @@ def explain(job: Job, plan: str) -> Explanation:
         time_s=parts.time_s, energy_by_part_j=parts.energy_j,
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts),
-        assumed=(*(f"{key}: not given, the usual one stands in" for key in parsed.assumed), *_assumptions(job)),
+        assumed=(*assumed_sentences(parsed), *_assumptions(job)),
     )  # fmt: skip
 
 

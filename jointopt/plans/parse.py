@@ -66,6 +66,13 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     return ParsedPlan(layouts, clocks, tuple(assumed))
 
 
+def assumed_sentences(parsed: ParsedPlan) -> tuple[str, ...]:
+    """A sentence for each key that a default filled, with the value that stands in."""
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
+    return tuple(f"{key} is not given; {_word(record[key])} is assumed" for key in parsed.assumed)
+
+
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
     """The plan in row ``index`` as text that `parse_plan` reads; a clock common to all stages is written
     once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from jointopt.report.parts import tidy_parts
 from jointopt.report.plain import plain
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 def explain_document(explanation: Explanation) -> dict[str, Any]:
     """The whole explanation in plain lists, numbers and strings; the parts of a breakdown add up to its total."""
     fields: dict[str, Any] = {name: getattr(explanation, name) for name in _FIELDS}
+    fields |= {name: tidy_parts(fields[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
     stages = [asdict(stage) for stage in explanation.stages]
     return plain({"job": explanation.job.name, **fields, "stages": stages})  # type: ignore[no-any-return]
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from jointopt.report.assumed import assumptions
+from jointopt.report.parts import tidy_parts
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
     TextColumn,
-    assumptions,
     lay_out,
     numbers,
     unit_of,
@@ -72,8 +73,9 @@ def _plan(plan: Mapping[str, Any]) -> str:
 
 def breakdown(title: str, parts: Mapping[str, float], factor: float, unit: str) -> list[str]:
     """One line per part, the largest first, with its share; parts of nothing are left out, the total comes last."""
-    total = sum(parts.values())
-    rows = sorted(((name, value) for name, value in parts.items() if value), key=lambda row: -row[1])
+    tidy = tidy_parts(parts)
+    total = sum(tidy.values())
+    rows = sorted(((name, value) for name, value in tidy.items() if value), key=lambda row: -row[1])
     named = [*rows, ("total", total)]
     return lay_out(
         [
@@ -88,7 +90,7 @@ def breakdown(title: str, parts: Mapping[str, float], factor: float, unit: str) 
 def stage_table(
     stages: Sequence[Stage], time_unit: tuple[float, str], energy_unit: tuple[float, str]
 ) -> list[str]:
-    """One line per stage; neighbours that would print the same share one line."""
+    """One line per stage; neighbours that would print the same but for memory share one line, with its range."""
     (second, s), (joule, j) = time_unit, energy_unit
     longest, most = max(x.busy_s + x.idle_s for x in stages), max(x.energy_j for x in stages)
     columns = {
@@ -98,14 +100,27 @@ def stage_table(
         f"idle\n{s}": numbers([stage.idle_s / second for stage in stages], longest / second),
         f"energy\n{j}": numbers([stage.energy_j / joule for stage in stages], most / joule),
         "power\nW/GPU": [_optional(stage.power_w, 0) for stage in stages],
-        "memory\nGiB": [f"{stage.memory_gib:.1f}" for stage in stages],
+        _MEMORY: [f"{stage.memory_gib:.1f}" for stage in stages],
         "temperature\n°C": [_optional(stage.temperature_c, 1) for stage in stages],
     }
-    rows = list(zip(*columns.values(), strict=True))
+    rows = list(zip(*(cells for head, cells in columns.items() if head != _MEMORY), strict=True))
     runs = [[i for i, _ in run] for _, run in groupby(enumerate(rows), key=lambda item: item[1])]
     names = [str(run[0] + 1) if len(run) == 1 else f"{run[0] + 1}-{run[-1] + 1}" for run in runs]
-    kept = [TextColumn(head, [cells[run[0]] for run in runs]) for head, cells in columns.items()]
+    columns[_MEMORY] = [_range([columns[_MEMORY][i] for i in run]) for run in runs]
+    kept = [
+        TextColumn(head, cells if head == _MEMORY else [cells[run[0]] for run in runs])
+        for head, cells in columns.items()
+    ]
     return lay_out([TextColumn("stage", names), *kept], gap="  ")
+
+
+_MEMORY = "memory\nGiB"
+
+
+def _range(cells: Sequence[str]) -> str:
+    """One cell for a run of stages: earlier stages hold more micro-batches, and so more memory."""
+    low, high = min(cells, key=float), max(cells, key=float)
+    return low if low == high else f"{low}..{high}"
 
 
 def _optional(value: float | None, decimals: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.report.assumed import assumptions
 from jointopt.report.clocks import short_clocks
 from jointopt.report.plain import length, plan_entries
 from jointopt.report.results import Proposal
@@ -15,7 +16,6 @@ from jointopt.report.table import (
     TIME_UNITS,
     WIDTH,
     TextColumn,
-    assumptions,
     lay_out,
     numbers,
     table_width,

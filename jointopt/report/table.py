@@ -64,12 +64,6 @@ def numbers(values: Sequence[float], scale: float) -> list[str]:
     return [f"{value:.{decimals}f}" if math.isfinite(value) else "-" for value in values]
 
 
-def assumptions(sentences: Sequence[str]) -> list[str]:
-    """One short line each: what follows in parentheses is the source, which the JSON document keeps."""
-    short = [sentence.split(" (")[0].rstrip(".;") for sentence in sentences]
-    return ["Assumed (--json has the sources):", *(line for text in short for line in wrapped(f"- {text}"))]
-
-
 def unit_of(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """The largest (factor, unit) that keeps ``largest`` at 1 or more; the smallest unit where none does."""
     fitting = [unit for unit in units if largest >= unit[0]]

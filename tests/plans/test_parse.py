@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jointopt.errors import PlanError
 from jointopt.plans.check import check_plan
-from jointopt.plans.parse import PLAN_KEYS, format_plan, parse_plan, plan_records
+from jointopt.plans.parse import PLAN_KEYS, assumed_sentences, format_plan, parse_plan, plan_records
 from jointopt.plans.space import enumerate_layouts
 from jointopt.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
@@ -164,3 +164,11 @@ def test_a_short_name_beside_the_long_one_gives_the_key_twice(make_job):
 def test_what_the_table_prints_for_no_is_no(make_job):
     plan = record(parse_plan("tp=2, sp=-, rc=-, clock_mhz=1410", make_job()))
     assert (plan["sequence_parallel"], plan["recompute"]) == (False, "none")
+
+
+def test_what_stands_in_for_an_absent_key_is_said_with_its_value(make_job):
+    said = assumed_sentences(
+        parse_plan("tp=2 pp=2 micro_batch_size=1 recompute=full zero_stage=1", make_job())
+    )
+    assert said[:2] == ("dp is not given; 2 is assumed", "cp is not given; 1 is assumed")
+    assert said[-1] == "stage_clock_mhz is not given; 1410 is assumed"

@@ -34,6 +34,22 @@ def test_equal_neighbour_stages_share_a_line() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["1-3", "4"]
 
 
+def test_stages_that_differ_in_memory_alone_share_a_line_with_its_range() -> None:
+    stages = [Stage(1410.0, 0.9, 0.1, 4600.0, 21.5 - i, 12) for i in range(4)]
+    (line,) = stage_table(stages, (1.0, "s"), (1e3, "kJ"))[2:]
+    assert (line.split()[0], "18.5..21.5" in line) == ("1-4", True)
+
+
+def test_no_part_of_an_explanation_is_negative(make_explanation: Explanations) -> None:
+    energy = {"compute": 6000.0, "static": 3400.0, "leakage": -400.0}
+    explanation = make_explanation(energy_by_part_j=energy, time_s={"compute": 1.0, "host": -1e-17})
+    document = explanation.to_json()
+    assert document["energy_by_part_j"] == {"compute": 6000.0, "static": 3000.0}
+    assert document["time_s"]["host"] == 0.0
+    assert "leakage" not in explanation_text(explanation)
+    assert "-0.0" not in explanation_text(explanation)
+
+
 def test_a_feasible_plan_says_so(make_explanation: Explanations) -> None:
     text = explanation_text(make_explanation())
     assert "Feasible." in text

@@ -1,0 +1,50 @@
+"""What had to be assumed, in few lines: one per topic, the rest is for the JSON document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from jointopt.report.table import wrapped
+
+MOST_LINES = 8
+_NOT_GIVEN = re.compile(r"^(\S+) is not given; (?:the usual )?(.+?) (?:of \S+ )?(?:is|are) assumed")
+_OF_A_GPU = re.compile(r"^(?=\S*\d)([a-z0-9.-]+): (.+)$")  # every GPU id has a digit, no other topic has
+_KERNELS = re.compile(r"^(.+?) of (?=\S*\d)([a-z0-9.-]+): (.+)$")
+
+
+def assumptions(sentences: Sequence[str]) -> list[str]:
+    """At most about 8 lines: what follows in parentheses is the source, which the JSON document keeps."""
+    topics = by_topic(sentence.split(" (")[0].rstrip(".;") for sentence in sentences)
+    lines = [line for topic in topics for line in wrapped(f"- {topic}")]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], "- and more, see --json"]
+    return ["Assumed (--json has all of it and the sources):", *lines]
+
+
+def by_topic(sentences: Iterable[str]) -> list[str]:
+    """One sentence per topic: what was not given, the power of the GPU, its kernels; others stay as they are."""
+    given, power, kernels, others = [], [], [], []
+    for sentence in sentences:
+        if match := _NOT_GIVEN.match(sentence):
+            given.append(f"{match[1]} {match[2]}")
+        elif match := _OF_A_GPU.match(sentence):
+            power.append((match[1], match[2]))
+        elif match := _KERNELS.match(sentence):
+            kernels.append((match[2], f"{match[1]}: {match[3]}"))
+        else:
+            others.append(sentence)
+    return [
+        *([f"not given: {', '.join(given)}"] if given else []),
+        *([_power(power)] if power else []),
+        *([f"kernels of {kernels[0][0]}: {'; '.join(text for _, text in kernels)}"] if kernels else []),
+        *others,
+    ]
+
+
+def _power(remarks: Sequence[tuple[str, str]]) -> str:
+    """The remarks on the GPU itself, which come last; those on the GPU that stands in for it are counted."""
+    gpu = remarks[-1][0]
+    own = "; ".join(text for name, text in remarks if name == gpu)
+    there = sum(name != gpu for name, _ in remarks)
+    return f"{gpu}: {own}" + (f"; {there} of these are assumed there too" if there else "")
