@@ -19,6 +19,10 @@ from jointopt.cli import common
 def predict(table: Path, out: Path, surrogate: str, measured: Path | None) -> None:
     """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
 
+    TABLE needs the columns gpu, num_gpus, seq_length, global_batch_size, and either model (a catalogue name) or
+    num_layers and hidden_size. Those of the plan are dp, tp, pp, cp, ep, vpp, micro_batch_size, sequence_parallel,
+    recompute, zero_stage, and clock_mhz or stage_clock_mhz; framework, dtype, attention and gpus_per_node help.
+
     Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's habit and are
     named in the column `assumed`.
 

@@ -13,6 +13,7 @@ from jointopt.catalog.architectures import usual_attention
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
+from jointopt.catalog.models import load_model
 from jointopt.cells import named_attention, named_dtype
 from jointopt.errors import CatalogError, TableError, UsageError
 from jointopt.schema import RECOMPUTE_CODES, Bools, Columns, Floats, Ints
@@ -25,12 +26,17 @@ from jointopt.tables import RUN_RULES, Rule, above, broken_rules, clean_runs
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
-    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w",
+    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
 )  # fmt: skip
+_FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
 _PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
+_SHAPE = [
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+    "vocab_size", "num_experts", "moe_router_topk",
+]  # fmt: skip
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 _DEGREES = ("cp", "pp", "tp", "dp")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
@@ -51,14 +57,18 @@ class Workload:
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table (interfaces.md section 3), and why each remaining row cannot be predicted.
 
-    Blank cells get the framework's habit. A row is left out, by position and with the reason, where it names no known
+    Blank cells get the framework's habit, those of a model's shape the catalogue's where it knows the name. A row is left out, by position and with the reason, where it names no known
     GPU, lacks what nothing stands in for, or could not run (degrees that do not multiply to its GPUs, more stages than
     layers). Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
-    missing = [c for c in _REQUIRED if c not in table]
+    runs = _with_catalogue_shapes(clean_runs(table))
+    missing = [c for c in _REQUIRED if c not in runs]
     if missing:
-        raise TableError(f"The table lacks the column {missing[0]!r}, without which no run can be predicted.")
-    runs = _with_degrees(clean_runs(table))
+        hint = " (a catalogue name in the column model stands for it)" if missing[0] in _SHAPE else ""
+        raise TableError(
+            f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted."
+        )
+    runs = _with_degrees(runs)
     reasons = _impossible(runs)
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)))
@@ -71,6 +81,29 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
         row = min(reasons)
         raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
     return found, reasons
+
+
+def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells do not contradict it."""
+    names = runs["model"].dropna().unique() if "model" in runs else []
+    for name in names:
+        model = _catalogue_model(str(name))
+        if model is None:
+            continue
+        shape = pd.Series({column: float(getattr(model, column)) for column in _SHAPE})
+        rows = runs["model"] == name
+        given = runs.reindex(columns=_SHAPE)[rows].astype(float)
+        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & given.isna().any(axis=1)]
+        runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
+        runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape, 1.0]
+    return runs
+
+
+def _catalogue_model(name: str) -> Model | None:
+    try:
+        return load_model(name)
+    except CatalogError:
+        return None
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
@@ -194,6 +227,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
 
 
 def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
+    if row.get(_FROM_CATALOGUE):
+        return load_model(str(row["model"]))
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     experts = int(row.get("num_experts", 0))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import jointopt
 from jointopt.catalog.frameworks import framework_names, load_framework
 from jointopt.catalog.gpus import gpu_ids
+from jointopt.catalog.models import load_model
 from jointopt.errors import JointOptError, TableError
 from jointopt.workloads import with_framework, workloads
 
@@ -302,3 +303,25 @@ def test_an_attention_kernel_that_the_gpu_cannot_run_gives_way_and_is_named(gpu:
     change = {"gpu": gpu, "attention": "flash3", "dtype": "fp16"}
     (found,), _ = workloads(table(change))
     assert (found.job.training.attention, found.assumed) == (kernel, ["attention"])
+
+
+SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+         "vocab_size")  # fmt: skip
+
+
+def test_a_catalogue_name_stands_for_the_shape_of_the_model() -> None:
+    (found,), _ = workloads(table({"model": "llama-3-8b"}, without=SHAPE))
+    assert (found.job.model, found.assumed) == (load_model("llama-3-8b"), [""])
+
+
+def test_cells_that_contradict_the_catalogue_model_win() -> None:
+    (found,), _ = workloads(table({"model": "llama-3-8b", "num_layers": 16, "vocab_size": None}))
+    assert (found.job.model.num_layers, found.job.model.hidden_size) == (16, 4096)
+    assert found.assumed == ["vocab_size"]
+
+
+def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
+    blank = dict.fromkeys(SHAPE)
+    found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))
+    assert sorted(int(row) for work in found for row in work.rows) == [0, 2]
+    assert reasons == {1: "num_layers is blank."}

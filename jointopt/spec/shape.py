@@ -57,7 +57,7 @@ def head_dim(section: Section, hidden_size: int, heads: int) -> int:
     """The stated width of a head, or the hidden size split evenly among the heads."""
     if not section.has("head_dim") and hidden_size % heads:
         raise JobError(
-            f"{section.where}: {heads} attention heads do not divide the hidden size {hidden_size}; "
+            f"{_place(section.where)}{heads} attention heads do not divide the hidden size {hidden_size}; "
             f"expected a multiple, or a stated head_dim."
         )
     return size(section, "head_dim", hidden_size // heads or 1)
@@ -67,8 +67,13 @@ def checked(model: Model, where: str) -> Model:
     """The model itself; JobError where its figures contradict each other."""
     for wrong, sentence in (*_attention_faults(model), *_expert_faults(model)):
         if wrong:
-            raise JobError(f"{where}: {sentence}.")
+            raise JobError(f"{_place(where)}{sentence}.")
     return model
+
+
+def _place(where: str) -> str:
+    """``model: ``; nothing for the top of a file, whose path the message begins with."""
+    return f"{where}: " if where else ""
 
 
 def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:

@@ -94,3 +94,17 @@ def test_a_config_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> No
 def test_a_config_file_that_is_no_object_is_one_sentence_with_its_path(tmp_path: Path, text: str) -> None:
     with pytest.raises(JobError, match=r"config\.json: "):
         read_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(32, 5), (31, 31)])
+def test_a_shape_that_contradicts_itself_is_told_after_the_path_alone(tmp_path, heads, groups):
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "intermediate_size": 64,
+        "num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": 100,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(JobError) as caught:
+        read_config(path)
+    said = str(caught.value).removeprefix(f"{path}: ")
+    assert said.startswith(("num_query_groups (5)", "31 attention heads"))
