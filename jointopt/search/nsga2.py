@@ -2,9 +2,8 @@
 
 Optuna keeps the study, ranks, and selects the parents; breeding is plugged in as its
 ``child_generation_strategy``. A generation is asked, repaired to plans that exist, freed of everything seen
-before, evaluated in one call, and told as finished trials that carry the parameters of the plan that was
-really evaluated. Asking and telling one by one would record the unrepaired genes, and costs four times as
-much.
+before, evaluated in one call, and told as finished trials. These carry results alone, which is all that Optuna
+needs to select; the plan of trial number n is row n of the result. Costs grow linearly with the trials.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 import optuna
 
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
-from jointopt.search.genome import CLOCK, SLACK, Genome
+from jointopt.search.genome import SLACK, Genome
 from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, objectives, take
 from jointopt.search.polish import Polisher
 from jointopt.search.problem import Problem, Progress
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-GENERATION_KEY = "NSGAIISampler:generation"  # where Optuna looks up to which generation a trial belongs
 POPULATION = 40
 POLISH_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
 FRESH_SHARE = 0.04  # of a generation: random newcomers, so that no layout is out of reach
@@ -47,12 +45,12 @@ class SearchResult:
 
 @dataclass
 class _Archive:
-    """Everything seen: plans and genes by trial number, and the keys that tell duplicates."""
+    """Everything seen: plans generation by generation, and the keys that tell duplicates."""
 
     problem: Problem
     genome: Genome
     parts: list[Columns] = field(default_factory=list)
-    genes: Ints = field(default_factory=lambda: np.zeros((0, CLOCK + 2), dtype=np.int64))
+    ends: list[int] = field(default_factory=list)  # by generation: its last trial's number plus one
     seen: set[bytes] = field(default_factory=set)
 
     def unseen(self, layout: Ints, clocks: Floats) -> Ints:
@@ -68,44 +66,77 @@ class _Archive:
 
     def add(self, plans: Columns) -> None:
         self.parts.append(plans)
-        self.genes = np.concatenate([self.genes, self.genome.encode(plans)])
+        self.ends.append(count(plans) + (self.ends[-1] if self.ends else 0))
+
+    def numbers(self, generation: int) -> slice:
+        """The trial numbers of a generation."""
+        return slice(self.ends[generation - 1] if generation else 0, self.ends[generation])
+
+    def rows(self, numbers: Ints) -> Columns:
+        """The plans of these trials in ascending order; touches only the generations that they belong to."""
+        numbers = np.sort(numbers)
+        generations = np.searchsorted(self.ends, numbers, side="right")
+        chosen = [
+            take(self.parts[born], numbers[generations == born] - self.numbers(born).start)
+            for born in np.unique(generations).tolist()
+        ]
+        return concat(chosen)
+
+    def everything(self) -> Columns:
+        """All plans by trial number."""
+        return concat([_no_plans(self.problem), *self.parts])
 
 
 @dataclass
 class _Breeder:
-    """Optuna's extension point: breeds a whole generation at once and hands it out one by one."""
+    """Optuna's extension point: breeds a whole generation at once."""
 
     archive: _Archive
     rng: np.random.Generator
     size: int
-    parents: tuple[int, ...] = ()
-    brood: list[Ints] = field(default_factory=list)
 
     def __call__(
         self, study: optuna.Study, search_space: dict[str, BaseDistribution], parents: list[FrozenTrial]
     ) -> dict[str, Any]:
-        numbers = tuple(trial.number for trial in parents)
-        if numbers != self.parents or not self.brood:
-            self.parents, self.brood = numbers, list(self._breed(np.array(numbers)))
-        return {"genes": self.brood.pop()}
+        return {"genes": self._breed(self.archive.rows(np.array([trial.number for trial in parents])))}
 
-    def _breed(self, numbers: Ints) -> Ints:
-        genome, genes = self.archive.genome, self.archive.genes
-        mothers, fathers = (genes[self._tournament(numbers)] for _ in range(2))
+    def _breed(self, parents: Columns) -> Ints:
+        genome = self.archive.genome
+        genes = genome.encode(parents)
+        mothers, fathers = (genes[self._tournament(parents)] for _ in range(2))
         children = genome.mutate(genome.cross(mothers, fathers, self.rng), self.rng)
         fresh = self.rng.random(self.size) < FRESH_SHARE
         children[fresh] = genome.random(int(fresh.sum()), self.rng)
         return children
 
-    def _tournament(self, numbers: Ints) -> Ints:
+    def _tournament(self, parents: Columns) -> Ints:
         """Of two random parents the better one: less violation first, then domination, else the first."""
-        one, two = self.rng.choice(numbers, (2, self.size))
-        plans = concat(self.archive.parts)
-        time_s, energy_j = objectives(plans)
-        violation = np.maximum(plans["violation"], 0.0)
+        one, two = self.rng.choice(count(parents), (2, self.size))
+        time_s, energy_j = objectives(parents)
+        violation = np.maximum(parents["violation"], 0.0)
         better = (time_s[two] <= time_s[one]) & (energy_j[two] <= energy_j[one])
         prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
         return np.asarray(np.where(prefer_two, two, one), dtype=np.int64)
+
+
+class _Sampler(optuna.samplers.NSGAIISampler):
+    """Optuna's, which would look through all trials for a generation and its parents: here both are at hand."""
+
+    def __init__(self, population: int, seed: int, breeder: _Breeder) -> None:
+        super().__init__(population_size=population, seed=seed, child_generation_strategy=breeder)
+        self._archive = breeder.archive
+        self._chosen: dict[int, list[FrozenTrial]] = {0: []}
+
+    def get_population(self, study: optuna.Study, generation: int) -> list[FrozenTrial]:
+        return study.get_trials(deepcopy=False)[self._archive.numbers(generation)]
+
+    def get_parent_population(self, study: optuna.Study, generation: int) -> list[FrozenTrial]:
+        if generation not in self._chosen:
+            self._chosen[generation] = self.select_parent(study, generation)
+        return self._chosen[generation]
+
+
+GENERATION_KEY = _Sampler._get_generation_key()  # where Optuna looks up to which generation a trial belongs
 
 
 def search(
@@ -134,7 +165,7 @@ def search(
     if start is not None:
         front = merge(front_of(start), front)
     front = polisher.improve(front, polish_evaluations, per_stage=True)
-    plans = concat(archive.parts)
+    plans = archive.everything()
     return SearchResult(plans, front, count(plans) + polisher.spent, study)
 
 
@@ -151,13 +182,9 @@ def experimental_is_meant() -> Iterator[None]:
         yield
 
 
-def _study(
-    population: int, seed: int, breeder: _Breeder
-) -> tuple[optuna.Study, optuna.samplers.NSGAIISampler]:
+def _study(population: int, seed: int, breeder: _Breeder) -> tuple[optuna.Study, _Sampler]:
     with experimental_is_meant():
-        sampler = optuna.samplers.NSGAIISampler(
-            population_size=population, seed=seed, child_generation_strategy=breeder
-        )
+        sampler = _Sampler(population, seed, breeder)
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler), sampler
 
 
@@ -172,10 +199,9 @@ class _Run:
     start: Columns | None
     progress: Progress | None
 
-    def generations(self, study: optuna.Study, sampler: optuna.samplers.NSGAIISampler) -> Columns:
+    def generations(self, study: optuna.Study, sampler: _Sampler) -> Columns:
         """Ask, evaluate and tell until the trials or the space are spent; returns the front of all."""
         archive, generation, done = self.breeder.archive, 0, 0
-        distributions = distributions_of(archive.problem.layouts, archive.problem.clocks_mhz)
         front = _no_plans(archive.problem)
         shares = POLISH_AT if self.polish_evaluations else ()
         polish_at = {round(self.trials * share / self.breeder.size) for share in shares}
@@ -189,16 +215,14 @@ class _Run:
             if not count(plans):
                 break  # nothing within reach that was not seen: the space is exhausted
             archive.add(plans)
-            study.add_trials(_finished(archive.problem.describe(plans), distributions, generation))
+            study.add_trials(_finished(plans, generation))
             front = merge(front, plans)
             done, generation = done + count(plans), generation + 1
             if self.progress is not None:
                 self.progress(done, self.trials, count(front))
         return front
 
-    def _ask(
-        self, study: optuna.Study, sampler: optuna.samplers.NSGAIISampler, generation: int, size: int
-    ) -> Ints:
+    def _ask(self, study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:
         if generation == 0:
             return _first(self.breeder.archive, size, self.start, self.breeder.rng)
         return _ask(study, sampler, generation, size)
@@ -207,7 +231,7 @@ class _Run:
         """The front after local moves; points of it become a generation, to breed on from there."""
         share = self.polish_evaluations // (4 * len(POLISH_AT))
         if self.start is None:
-            front = self.polisher.climb(front, concat(self.breeder.archive.parts), share)
+            front = self.polisher.climb(front, self.breeder.archive.everything(), share)
         better = self.polisher.improve(front, share, per_stage=False)
         genes = self.breeder.archive.genome.encode(take(better, evenly(better, size)))
         # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.
@@ -234,15 +258,13 @@ def _first(archive: _Archive, size: int, start: Columns | None, rng: np.random.G
     return np.concatenate([chosen, genome.random(size - len(chosen), rng)])
 
 
-def _ask(study: optuna.Study, sampler: optuna.samplers.NSGAIISampler, generation: int, size: int) -> Ints:
-    """One child per call of Optuna's sampler, which picks the parents by rank and crowding."""
-    # A study object caches the trials that its sampler sees, and `add_trials` leaves that cache as it was:
-    # without a fresh object every later generation would be bred from the first.
-    study = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler)
+def _ask(study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:
+    """Children of the parents that Optuna's sampler picks by rank and crowding."""
     asking = optuna.trial.create_trial(
         state=optuna.trial.TrialState.RUNNING, system_attrs={GENERATION_KEY: generation}
     )
-    return np.stack([sampler.sample_relative(study, asking, {})["genes"] for _ in range(size)])
+    children: Ints = sampler.sample_relative(study, asking, {})["genes"]
+    return children[:size]
 
 
 def _evaluate_unseen(archive: _Archive, genes: Ints, rng: np.random.Generator) -> Columns:
@@ -288,19 +310,14 @@ def parameters_of(described: Columns) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _finished(
-    described: Columns, distributions: dict[str, BaseDistribution], generation: int
-) -> list[FrozenTrial]:
+def _finished(plans: Columns, generation: int) -> list[FrozenTrial]:
     """Finished trials of one generation, with their violation as Optuna's constraint."""
-    results = (described[name].tolist() for name in (*OBJECTIVES, "violation"))
-    rows = zip(parameters_of(described), *results, strict=True)
+    rows = zip(*(plans[name].tolist() for name in (*OBJECTIVES, "violation")), strict=True)
     return [
         optuna.trial.create_trial(
             values=[time_s, energy_j],
-            params=params,
-            distributions=distributions,
             constraints={"violation": violation},
             system_attrs={GENERATION_KEY: generation},
         )
-        for params, time_s, energy_j, violation in rows
+        for time_s, energy_j, violation in rows
     ]
