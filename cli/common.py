@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,7 +69,20 @@ def save(job: Job, path: Path) -> None:
     """Writes the job file that stands for ``job``."""
     from jointopt.jobfile import dump_job
 
-    path.write_text(dump_job(job), encoding="utf-8")
+    with writing("--save-job"):
+        path.write_text(dump_job(job), encoding="utf-8")
+
+
+@contextmanager
+def writing(option: str) -> Iterator[None]:
+    """Names the option in the error where what it asks for cannot be written."""
+    from jointopt.errors import UsageError
+
+    try:
+        yield
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise UsageError(f"{option}: {place}{error.strerror or error}.") from error
 
 
 def progress(text: str) -> None:

@@ -65,5 +65,6 @@ def propose(
         the_job, trials=trials, seed=seed, storage=url, study=study, progress=common.progress
     )
     if out:
-        write_proposal(found, out)
+        with common.writing("--out"):
+            write_proposal(found, out)
     click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))

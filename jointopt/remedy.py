@@ -63,7 +63,7 @@ def _closest(physics: Estimator) -> str:
     unmet = [name for name in bounds if least[name] > bounds[name]]
     if unmet:
         words = [
-            f"constraints.{n} is {bounds[n]:g} and no plan needs less than about {_up(least[n]):.4g}"
+            f"constraints.{n} is {_figure(bounds[n])} and no plan needs less than about {_up(least[n])}"
             for n in unmet
         ]
         return f"Relax a constraint: {'; '.join(words)}."
@@ -71,14 +71,19 @@ def _closest(physics: Estimator) -> str:
     for name in bounds:
         others = np.all([values[n] <= bounds[n] for n in bounds if n != name], axis=0)
         if others.any():
-            words.append(f"constraints.{name} to about {_up(float(values[name][others].min())):.4g}")
+            words.append(f"constraints.{name} to about {_up(float(values[name][others].min()))}")
     return f"Each constraint can be met alone, not all together: relax {', or '.join(words) or 'several'}."
 
 
-def _up(value: float) -> float:
+def _up(value: float) -> str:
     """Rounded up to the four digits that are shown, so that the shown bound is met."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return math.ceil(value / unit) * unit
+    return _figure(math.ceil(value / unit) * unit)
+
+
+def _figure(value: float) -> str:
+    """Without an exponent, as people write it into a job file."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _ladder(physics: Estimator) -> Columns:

@@ -57,9 +57,10 @@ class Workload:
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table (interfaces.md section 3), and why each remaining row cannot be predicted.
 
-    Blank cells get the framework's habit, those of a model's shape the catalogue's where it knows the name. A row is left out, by position and with the reason, where it names no known
-    GPU, lacks what nothing stands in for, or could not run (degrees that do not multiply to its GPUs, more stages than
-    layers). Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
+    Blank cells get the framework's habit; those of a model's shape the catalogue's, where it knows the name. A row
+    is left out, by position and with the reason, where it names no known GPU, lacks what nothing stands in for, or
+    could not run (degrees that do not multiply to its GPUs, more stages than layers). Raises TableError for a missing
+    column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = _with_catalogue_shapes(clean_runs(table))
     missing = [c for c in _REQUIRED if c not in runs]
@@ -84,9 +85,8 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
 
 
 def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells do not contradict it."""
-    names = runs["model"].dropna().unique() if "model" in runs else []
-    for name in names:
+    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
+    for name in runs["model"].dropna().unique() if "model" in runs else ():
         model = _catalogue_model(str(name))
         if model is None:
             continue

@@ -13,6 +13,7 @@ import yaml
 
 from jointopt.errors import InfeasibleError
 from jointopt.jobfile import load_job
+from jointopt.remedy import _up
 from jointopt.report.results import Proposal
 from jointopt.workflow import propose
 
@@ -107,3 +108,8 @@ def test_what_no_change_helps_is_said_quickly(proposed: Propose) -> None:
     )  # fmt: skip
     assert "out of memory by" in said
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(("least", "said"), [(69_481.0, "69490"), (5.1701e7, "51710000"), (1.23412, "1.235")])
+def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, said: str) -> None:
+    assert _up(least) == said

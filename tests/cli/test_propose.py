@@ -127,3 +127,18 @@ def test_a_folder_that_cannot_be_made_is_one_line(asked: dict[str, Any], tmp_pat
     result = run(*SHAPE, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_what_cannot_be_written_names_its_option(asked: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for option, path in (("--out", tmp_path / "file"), ("--save-job", tmp_path)):
+        result = run(*SHAPE, option, path)
+        assert result.exit_code == 2
+        assert result.stderr.splitlines()[-1].startswith(f"Error: {option}: {path}: ")
+
+
+def test_a_network_without_a_usual_figure_can_be_given(asked: dict[str, Any]) -> None:
+    slow = ["--gpu=l40s", "--gpus-per-node=4", "--framework=nemo"]
+    assert "--inter-node-gbytes-per-s" in run(*SHAPE, *slow).stderr
+    assert run(*SHAPE, *slow, "--inter-node-gbytes-per-s", 12.5).exit_code == 0
+    assert asked["job"].cluster.inter_node_gbytes_per_s == 12.5
