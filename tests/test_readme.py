@@ -41,6 +41,18 @@ def test_the_job_file_of_the_readme_is_a_job() -> None:
     assert parse_job(yaml.safe_load(text), "readme", ROOT).cluster.num_gpus == 64
 
 
+def test_the_python_example_runs_with_the_job_file_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["proposal"].front["iteration_time_s"].size  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_the_two_commands_exist(target: str) -> None:
     assert re.search(rf"^make {target}\b", README, re.MULTILINE)
