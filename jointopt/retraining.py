@@ -46,7 +46,7 @@ def retrain(
     )
     if before is not None:
         report += f", the surrogate now in {out} {_percent(before)}"
-        if not now <= before:
+        if not force and not now <= before:
             raise InfeasibleError(
                 f"{report}: the new surrogate is not known to be as good and was not written; --force replaces the "
                 "old one."

@@ -39,6 +39,8 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         weight = _check_sample_weight(sample_weight, features, ensure_non_negative=True)
         if not weight.any():
             raise ValueError("sample_weight must have a positive entry; all of them are zero.")
+        # rows of no weight would still give the trees thresholds to split at
+        features, residual, weight = features[weight > 0], residual[weight > 0], weight[weight > 0]
         self.booster_ = xgboost.XGBRegressor(
             max_depth=self.max_depth, n_estimators=self.n_estimators, learning_rate=self.learning_rate,
             reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=2,
