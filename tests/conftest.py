@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobfile import load_job
+from jointopt.plans.space import enumerate_layouts
 from jointopt.report.results import Explanation, Proposal, Stage
-from jointopt.schema import Columns
+from jointopt.retraining import retrain
+from jointopt.schema import RECOMPUTE_NAMES, Columns
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
+from jointopt.workflow import predict
 
 
 @pytest.fixture
@@ -117,3 +123,59 @@ def make_runs(job: Job) -> Callable[..., pd.DataFrame]:
         return table.assign(**columns)
 
     return runs
+
+
+@functools.cache
+def _opt() -> tuple[Job, Columns]:
+    """A shipped job and its layouts."""
+    job = load_job("opt-350m-2x4-a100")
+    return job, enumerate_layouts(job).layouts
+
+
+def _synthetic(
+    source: str = "lab", factor: float = 1.3, noise: float = 0.02, rows: int = 10, groups: tuple[int, ...] = (256, 512),
+    seed: int = 0, **columns: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """Timed runs whose true times are the physics' times ``factor`` times log-normal noise; a group per batch size."""
+    rng = np.random.default_rng(seed)
+    job, layouts = _opt()
+    model, training, cluster = job.model, job.training, job.cluster
+    at = [rng.choice(len(layouts["pp"]), rows, replace=False) for _ in groups]
+    plans = pd.DataFrame({name: values[np.concatenate(at)] for name, values in layouts.items()})
+    batch = np.repeat(groups, rows)
+    table = plans.assign(
+        recompute=np.array(RECOMPUTE_NAMES)[plans["recompute"]], global_batch_size=batch, source=source, status="ok",
+        group=[f"batch {size}" for size in batch], model=model.name, num_layers=model.num_layers,
+        hidden_size=model.hidden_size, ffn_hidden_size=model.ffn_hidden_size, vocab_size=model.vocab_size,
+        num_attention_heads=model.num_attention_heads, num_query_groups=model.num_query_groups, gated_mlp=False,
+        seq_length=training.seq_length, dtype=training.dtype, attention=training.attention, fused_norm=True,
+        framework="megatron-lm", gpu=cluster.gpu.id, gpus_per_node=cluster.gpus_per_node, num_gpus=cluster.num_gpus,
+    ).assign(**columns)  # fmt: skip
+    physics = predict(table)["predicted_iteration_time_s"].to_numpy(float)
+    return table.assign(iteration_time_s=physics * factor * np.exp(noise * rng.standard_normal(len(table))))
+
+
+@pytest.fixture(scope="session")
+def synthetic_runs() -> Callable[..., pd.DataFrame]:
+    """Maker of measurement tables whose truth is known: physics times a factor times noise."""
+    return _synthetic
+
+
+@pytest.fixture(scope="session")
+def three_sources() -> pd.DataFrame:
+    """Runs of three clusters, each with its own factor between physics and truth."""
+    parts = [
+        _synthetic("a100", 1.3, seed=1),
+        _synthetic("h100", 0.9, seed=2, gpu="h100-sxm5-80gb"),
+        _synthetic("titan", 1.1, seed=3, gpu="h100-sxm5-80gb", framework="torchtitan"),
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.fixture(scope="session")
+def trained(three_sources: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a surrogate trained on three synthetic sources, and the table ``runs.csv`` beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    three_sources.to_csv(folder / "runs.csv", index=False)
+    retrain(tables=[folder / "runs.csv"], out=folder / "surrogate", licences=["a100: made up"])
+    return folder / "surrogate"

@@ -1,0 +1,75 @@
+"""``jointopt predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
+
+
+@pytest.fixture
+def table(synthetic_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
+    """Recorded runs, also in ``runs.csv`` of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    runs = synthetic_runs().assign(mine=range(20))
+    runs.to_csv("runs.csv", index=False)
+    return runs
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(jointopt, ["predict", *map(str, arguments)])
+
+
+def error(path: str) -> float:
+    read = pd.read_csv(path)
+    return float((read["predicted_iteration_time_s"] / read["iteration_time_s"] - 1).abs().median())
+
+
+def test_predictions_are_added_and_rows_and_columns_stay(table):
+    result = run("runs.csv", "--out", "out.csv")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == ""
+    assert "20 rows written to out.csv" in result.stderr
+    written = pd.read_csv("out.csv")
+    assert written.columns.tolist()[: table.shape[1]] == table.columns.tolist()
+    assert written["mine"].tolist() == list(range(20))
+    names = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+    wanted = {f"predicted_{name}{side}" for name in names for side in ("", "_low", "_high")}
+    assert wanted | {"predicted_fits", "in_domain", "assumed"} <= set(written)
+    assert written["in_domain"].dtype == written["predicted_fits"].dtype == bool
+
+
+def test_measured_runs_bring_the_error_down(table):
+    table.groupby("group").head(3).to_csv("measured.csv", index=False)
+    run("runs.csv", "--out", "before.csv")
+    assert run("runs.csv", "--measured", "measured.csv", "--out", "after.csv").exit_code == 0
+    assert error("before.csv") == pytest.approx(0.23, abs=0.04)
+    assert error("after.csv") < 0.05
+
+
+def test_a_folder_is_a_surrogate_too(table, trained):
+    assert run("runs.csv", "--surrogate", trained, "--out", "out.csv").exit_code == 0
+    assert np.isfinite(pd.read_csv("out.csv")["predicted_iteration_time_s"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("runs.csv", "--surrogate", "defualt"), "did you mean 'default'"),
+        (("runs.csv", "--surrogate", "."), "holds no surrogate"),
+        (("runs.csv", "--measured", "missing.csv"), "missing.csv"),
+        (("missing.csv",), "missing.csv"),
+        (("runs.csv", "--out", "no/such/folder.csv"), "no/such"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_exit_code_2(table, arguments, words):
+    result = run(*arguments, *(() if "--out" in arguments else ("--out", "out.csv")))
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not Path("out.csv").exists()

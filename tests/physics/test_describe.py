@@ -1,0 +1,81 @@
+"""Features of plans, and how their time would move with the physics' own constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
+from jointopt.physics.estimate import Estimator
+
+# constants whose step is a slower machine or a costlier habit; overlaps hide time, or cost it
+COSTS = ("compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "loss")
+
+
+def moved(physics: Estimator, rows: int | None = None) -> dict[str, np.ndarray]:
+    index = np.arange(len(physics.layouts["pp"]) if rows is None else rows)
+    top = physics.job.cluster.gpu.clock_max_mhz or 1.0
+    beyond = np.arange(int(physics.layouts["pp"][index].max())) >= physics.layouts["pp"][index, None]
+    clocks = np.where(beyond, np.nan, top)
+    time_s = physics.evaluate(index, clocks)["iteration_time_s"]
+    return dict(zip(CONSTANTS, sensitivities(physics, index, clocks, time_s).T, strict=True))
+
+
+@pytest.mark.parametrize("job", range(7))
+def test_a_slower_machine_never_makes_a_plan_faster(job, shipped_physics):
+    # but for what a longer step elsewhere hides of a gradient's traffic
+    found = moved(shipped_physics(job))
+    for name in COSTS:
+        assert (found[name] >= -0.005).all(), name
+
+
+def test_links_count_where_groups_span_them_and_nowhere_else(make_job, price):
+    plans = {"dp": [8, 1], "tp": [1, 8], "micro_batch_size": 1}
+    found = moved(price(make_job(8), **plans))
+    assert (found["inter_node"] == 0).all()
+    assert found["intra_node"][1] > 0.01
+    assert moved(price(make_job(16), dp=16, tp=1))["inter_node"][0] > 0
+
+
+def test_time_of_a_compute_bound_plan_moves_with_compute_alone(make_job, price):
+    job = make_job(1, framework="megatron-lm", global_batch_size=64)
+    found = moved(price(job, dp=1, micro_batch_size=8))
+    assert found["compute"] + found["elementwise"] == pytest.approx(1.0, abs=0.15)
+    assert found["compute"] > 0.6
+    assert found["intra_node"] == found["inter_node"] == 0
+
+
+def test_sensitivities_of_time_to_speeds_add_up_to_at_most_one(shipped_physics):
+    # time is homogeneous of degree one in the seconds of its parts, apart from the steps' curvature
+    found = moved(shipped_physics(0))
+    together = sum(found[name] for name in ("compute", "elementwise", "intra_node", "inter_node"))
+    assert (together <= 1.15).all()
+
+
+def test_one_millisecond_per_micro_batch_costs_the_micro_batches_of_a_plan(make_job, price):
+    physics = price(make_job(1, global_batch_size=64), dp=1, micro_batch_size=[1, 8])
+    time_s = physics.evaluate(np.arange(2), np.full((2, 1), 1410.0))["iteration_time_s"]
+    relative = np.expm1(moved(physics)["micro_batch"] * 0.1)
+    np.testing.assert_allclose(relative * time_s, np.array([64, 8]) * 1e-3, rtol=1e-6)
+
+
+def test_shares_are_parts_of_one(shipped_physics, one_clock):
+    physics = shipped_physics(0)
+    index = np.arange(len(physics.layouts["pp"]))
+    shares = share_columns(physics, index, one_clock(physics, 1410.0))
+    together = sum(shares.values())
+    assert all((values >= -1e-9).all() for values in shares.values())
+    assert (together <= 1 + 1e-9).all()
+    assert (together > 0.5).all()
+
+
+def test_shape_tells_the_plan_and_no_name(shipped_physics, one_clock):
+    physics = shipped_physics(0)
+    features = shape_columns(physics.job, physics.layouts, one_clock(physics, 705.0))
+    np.testing.assert_array_equal(2 ** features["log2_tp"], physics.layouts["tp"])
+    np.testing.assert_allclose(features["clock"], 0.5)
+    job = replace(physics.job, name="other", model=replace(physics.job.model, name="other"))
+    other = shape_columns(job, physics.layouts, one_clock(physics, 705.0))
+    assert all((other[name] == values).all() for name, values in features.items())

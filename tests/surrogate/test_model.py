@@ -1,0 +1,168 @@
+"""Surrogates on disk: what comes back is what was saved, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.errors import TableError
+from jointopt.surrogate.boost import ResidualBooster
+from jointopt.surrogate.gaussian import CLASSES, Runs, default_kernel
+from jointopt.surrogate.model import Surrogate, Widths, joined, load, save
+
+NAMES = tuple(name for names in CLASSES.values() for name in names)
+RAN: list[str] = []
+
+
+def runs(n: int, seed: int = 0, source: str = "a") -> Runs:
+    rng = np.random.default_rng(seed)
+    # what single precision holds exactly, as the files do
+    values = rng.integers(-8, 8, (n, len(NAMES))) / 8.0
+    return Runs(
+        rng.integers(0, 8, (n, 3)) / 8.0, dict(zip(NAMES, values.T, strict=True)), np.full(n, source), np.full(n, "g")
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def surrogate() -> Surrogate:
+    support, residual = runs(60), np.round(np.linspace(-16, 16, 60)) / 128.0
+    booster = ResidualBooster(strength=0.5).fit(support.matrix(NAMES), residual)
+    kernel = default_kernel(3)
+    return Surrogate(
+        known=kernel, unknown=replace(kernel, source=0.3), booster=booster, feature_names=NAMES, support=support,
+        residual=residual, widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(surrogate: Surrogate, tmp_path: Path) -> Path:
+    save(surrogate, tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize("source", ["a", "b"])
+def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Path, source: str) -> None:
+    new = runs(9, seed=3, source=source)
+    given = (runs(4, seed=5, source=source), np.full(4, 0.2))
+    for fitted in (True, False):
+        for before, after in zip(
+            surrogate.predict(new, fitted, given), load(folder).predict(new, fitted, given), strict=True
+        ):
+            np.testing.assert_array_equal(before, after)
+
+
+def test_what_is_loaded_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    save(load(folder), tmp_path / "again")
+    for name in ("card.json", "trees.ubj", "support.npz"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:
+    plain = replace(surrogate, booster=None)
+    mean, half, _ = plain.predict(runs(5, source="b"), fitted=True)
+    np.testing.assert_array_equal(mean, 0.0)
+    assert (half > plain.predict(runs(5), fitted=True)[1]).all()
+    assert (plain.predict(runs(5, source="b"), fitted=False)[1] > half).all()
+
+
+def test_only_runs_of_the_same_source_move_a_prediction(surrogate: Surrogate) -> None:
+    new = runs(5, seed=2, source="b")
+    without = surrogate.predict(new, True)
+    other = surrogate.predict(new, True, (runs(4, source="c"), np.full(4, 0.5)))
+    own = surrogate.predict(new, True, (runs(4, source="b"), np.full(4, 0.5)))
+    np.testing.assert_array_equal(without[0], other[0])
+    assert (own[0] > without[0]).all()
+
+
+def test_out_of_domain_is_said_of_features_never_seen_and_of_unknown_software(surrogate: Surrogate) -> None:
+    far = runs(5)
+    far = replace(far, features={name: values + 100 for name, values in far.features.items()})
+    middle = replace(far, features={name: np.zeros(5) for name in NAMES})
+    assert not surrogate.predict(far, True)[2].any()
+    assert surrogate.predict(middle, True)[2].all()
+    assert not surrogate.predict(replace(middle, source=np.full(5, "b")), fitted=False)[2].any()
+
+
+def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:
+    first, second = runs(2), runs(3, source="b")
+    second.features["extra"] = np.ones(3)
+    both = joined(first, second)
+    assert len(both) == 5
+    np.testing.assert_array_equal(both.features["extra"], [0, 0, 1, 1, 1])
+    assert both.source.tolist() == ["a", "a", "b", "b", "b"]
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RAN.append, ("ran",)
+
+
+def _object_array(folder: Path) -> None:
+    with np.load(folder / "support.npz") as arrays:
+        kept = dict(arrays)
+    kept["source"] = np.array([Payload()] * len(kept["source"]), dtype=object)
+    np.savez(folder / "support.npz", **kept)
+
+
+def _short_residual(folder: Path) -> None:
+    with np.load(folder / "support.npz") as arrays:
+        np.savez(folder / "support.npz", **{**arrays, "residual": arrays["residual"][:3]})
+
+
+def _bytes(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _cut(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-200])
+
+
+def _card(**model: Any) -> Callable[[Path], object]:
+    def edit(folder: Path) -> None:
+        card = json.loads((folder / "card.json").read_text())
+        card["model"] |= model
+        (folder / "card.json").write_text(json.dumps(card))
+
+    return edit
+
+
+DAMAGE = {
+    "pickled arrays": _object_array,
+    "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
+    "a pickle as trees": _bytes("trees.ubj", pickle.dumps(Payload())),
+    "a pickle as card": _bytes("card.json", pickle.dumps(Payload())),
+    "empty arrays": _bytes("support.npz", b""),
+    "empty trees": _bytes("trees.ubj", b""),
+    "cut arrays": _cut("support.npz"),
+    "cut trees": _cut("trees.ubj"),
+    "no arrays": lambda folder: (folder / "support.npz").unlink(),
+    "no trees": lambda folder: (folder / "trees.ubj").unlink(),
+    "no folder": shutil.rmtree,
+    "a list": _bytes("card.json", b"[]"),
+    "a number": _bytes("card.json", b"3"),
+    "deep brackets": _bytes("card.json", b"[" * 100_000),
+    "another format": _card(format=99),
+    "text for a width": _card(widths={"measured": "wide"}),
+    "fewer features than trees": _card(feature_names=["log2_tp"]),
+    "fewer support features": _card(support_features=["log2_tp"]),
+    "an unknown setting": _card(booster={"parameters": {"colour": 1}, "low": [], "high": []}),
+    "residuals missing": _short_residual,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_no_surrogate_is_refused_in_one_sentence_and_runs_nothing(folder: Path, damage: str) -> None:
+    DAMAGE[damage](folder)
+    with pytest.raises(TableError, match="holds no surrogate") as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+    assert "retrain" in str(error.value)
+    assert RAN == []
