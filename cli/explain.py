@@ -14,6 +14,8 @@ from jointopt.cli import common
 def explain(job: str, plan: str, as_json: bool) -> None:
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
+    A row of the table that propose prints is a plan too, with its short names: mbs, sp, rc, ZeRO, clock=1800x7,1860.
+
     \b
     Example:
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
