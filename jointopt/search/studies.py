@@ -11,11 +11,15 @@ import datetime
 import hashlib
 import json
 import math
+import random
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.database import database_errors
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
@@ -30,6 +34,7 @@ NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the res
 TRIALS_PER_STATEMENT = 1000
 CONTENT_KEY, COMPLETE_KEY = "content", "complete"
 LARGE = 1e9  # stands for an infinite violation, which JSON does not know
+ATTEMPTS = 8  # at a schema or a name that another process makes at the same moment
 GENES = ("layout_index", "clock_index")  # positions in one run's tables: meaningless to a reader
 
 PINNED_COLUMNS = {
@@ -39,6 +44,27 @@ PINNED_COLUMNS = {
     "trial_user_attributes": {"trial_user_attribute_id", "trial_id", "key", "value_json"},
     "trial_system_attributes": {"trial_system_attribute_id", "trial_id", "key", "value_json"},
 }
+
+
+def prepare_storage(url: str) -> bool:
+    """Make the storage ready for a study; False where it lives in memory, so that nothing would stay.
+
+    Does what a later `save_study` needs: opens the database, makes its tables where it is new, and asks for the right
+    to write without writing. UsageError where one of these fails.
+    """
+    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+        engine = getattr(getattr(_open(url), "_backend", None), "engine", None)
+        if _in_memory(url):
+            return False
+        if engine is not None:
+            with engine.begin() as connection:
+                connection.execute(sa.text("UPDATE studies SET study_name = study_name WHERE 1 = 0"))
+    return True
+
+
+def _in_memory(url: str) -> bool:
+    parsed = sa.engine.make_url(url)
+    return parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:")
 
 
 def save_study(
@@ -51,34 +77,37 @@ def save_study(
     note: str = "",
     attributes: Mapping[str, Any] | None = None,
     max_trials: int = MAX_TRIALS,
+    versioned: bool = True,
 ) -> str:
     """Write plans (a table from `Problem.describe`) as a finished study and return the study's name.
 
-    The name is ``<name>-<first 8 of job_hash>``, so a changed job never continues an old study. If a complete study
-    with the same trials is there already, nothing is written and its name is returned; any other rerun gets a suffix
-    ``-2``, ``-3``, ... ``note`` (Markdown) and ``attributes`` (JSON values) belong to the study. UsageError where the
-    storage cannot be opened or written.
+    The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``. A changed job never
+    continues an old study: if a complete study of the same job with the same trials is there already, nothing is
+    written and its name is returned; where the name is taken otherwise, a suffix ``-2``, ``-3``, ... is appended.
+    ``note`` (Markdown) and ``attributes`` (JSON values) belong to the study. UsageError where the storage cannot be
+    opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     chosen = take(plans, choose(plans, max_trials, seed))
     trials = finished_trials(chosen)
-    content = _content_hash(trials)
+    identity = {"job_hash": job_hash, CONTENT_KEY: _content_hash(trials)}
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        storage = _open(url)
-        title, known = _free_name(storage, f"{name}-{job_hash[:8]}", content)
-        if known:
-            return title
-        study = optuna.create_study(storage=storage, study_name=title, directions=["minimize", "minimize"])
-        with experimental_is_meant():
-            study.set_metric_names(list(OBJECTIVES))
-        facts = {"job_hash": job_hash, "seed": seed, **(attributes or {}), CONTENT_KEY: content}
-        for key, value in facts.items():
-            study.set_user_attr(key, value)
-        if note:
-            _set_note(study, note)
-        add_in_bulk(study, trials)
-        study.set_user_attr(COMPLETE_KEY, True)
-    return title
+        study, known = _new_study(_open(url), f"{name}-{job_hash[:8]}" if versioned else name, identity)
+        if not known:
+            _fill(study, trials, {**identity, "seed": seed, **(attributes or {})}, note)
+    return study.study_name
+
+
+def _fill(study: optuna.Study, trials: list[FrozenTrial], facts: Mapping[str, Any], note: str) -> None:
+    """Everything that a new study consists of; the mark of completeness comes last."""
+    with experimental_is_meant():
+        study.set_metric_names(list(OBJECTIVES))
+    for key, value in facts.items():
+        study.set_user_attr(key, value)
+    if note:
+        _set_note(study, note)
+    add_in_bulk(study, trials)
+    study.set_user_attr(COMPLETE_KEY, True)
 
 
 def choose(plans: Columns, count: int, seed: int) -> Ints:
@@ -100,10 +129,10 @@ def choose(plans: Columns, count: int, seed: int) -> Ints:
 
 
 def _distinct(plans: Columns) -> Ints:
-    """Rows with finite objectives, the first of each plan."""
+    """Rows with finite objectives, the first of those tied in both: Optuna calls all of a tie best trials."""
     finite = np.flatnonzero(np.isfinite(plans[OBJECTIVES[0]]) & np.isfinite(plans[OBJECTIVES[1]]))
-    layouts = np.column_stack([plans[name][finite].astype(float) for name in LAYOUT_COLUMNS])
-    keys = np.column_stack([layouts, np.nan_to_num(plans["stage_clock_mhz"][finite])])
+    violation = np.maximum(plans["violation"], 0.0)
+    keys = np.column_stack([values[finite] for values in (*objectives(plans), violation)])
     _, first = np.unique(keys, axis=0, return_index=True)
     return np.sort(finite[first]).astype(np.int64)
 
@@ -162,16 +191,23 @@ def _content_hash(trials: list[FrozenTrial]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _free_name(storage: optuna.storages.BaseStorage, name: str, content: str) -> tuple[str, bool]:
-    """The name to write to, or the name of a complete study with the same content and True."""
-    taken = {study.study_name: study for study in storage.get_all_studies()}
+def _new_study(
+    storage: optuna.storages.BaseStorage, name: str, identity: Mapping[str, Any]
+) -> tuple[optuna.Study, bool]:
+    """(a new study of the first free name, False), or (the complete study of that identity, True)."""
+    wanted = {**identity, COMPLETE_KEY: True}
     number, title = 1, name
-    while title in taken:
-        known = taken[title].user_attrs
-        if known.get(CONTENT_KEY) == content and known.get(COMPLETE_KEY):
-            return title, True
+    while True:
+        try:
+            study = optuna.create_study(
+                storage=storage, study_name=title, directions=["minimize", "minimize"]
+            )
+            return study, False
+        except optuna.exceptions.DuplicatedStudyError:  # there before, or made by another process just now
+            taken = optuna.load_study(study_name=title, storage=storage)
+        if wanted.items() <= taken.user_attrs.items():
+            return taken, True
         number, title = number + 1, f"{name}-{number + 1}"
-    return title, False
 
 
 def _set_note(study: optuna.Study, body: str) -> None:
@@ -278,7 +314,25 @@ _DETAILS = {
 
 
 def _open(url: str) -> optuna.storages.BaseStorage:
-    try:
-        return optuna.storages.get_storage(url)
-    except ValueError as error:  # for example a port that is not a number
-        raise OSError(f"the URL makes no sense ({error})") from error
+    """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
+    attempt = 1
+    while True:
+        try:
+            return optuna.storages.get_storage(url)
+        except ValueError as error:  # for example a port that is not a number
+            raise OSError(f"the URL makes no sense ({error})") from error
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
+            # Optuna looks whether a table or its version is there and makes it, which is not one step.
+            if not _made_meanwhile(error):
+                raise
+            if attempt == ATTEMPTS:
+                raise OSError(f"its tables are not complete ({error})") from error
+        time.sleep(random.uniform(0.0, 0.1 * attempt))
+        attempt += 1
+
+
+def _made_meanwhile(error: BaseException) -> bool:
+    """Whether another process was faster at making the tables, or holds the lock while it does."""
+    cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+    told = str(getattr(cause, "orig", cause)).lower()
+    return isinstance(cause, (IntegrityError, AssertionError)) or "already exists" in told or "locked" in told

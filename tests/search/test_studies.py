@@ -1,14 +1,18 @@
 import json
+import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import optuna
 import pytest
+import sqlalchemy as sa
 
 from jointopt.errors import UsageError
 from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, is_covered, objectives, take
-from jointopt.search.studies import add_in_bulk, choose, finished_trials, save_study
+from jointopt.search.studies import add_in_bulk, choose, finished_trials, prepare_storage, save_study
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +121,79 @@ def test_an_identical_rerun_writes_nothing_and_another_one_gets_a_suffix(plans, 
     assert len(optuna.get_all_study_names(url)) == 2
 
 
+def test_a_name_given_is_the_name_stored_unless_another_study_has_it(plans, url):
+    def named(**changes):
+        return save(plans, url, name="mine", versioned=False, **changes)
+
+    assert named() == named() == "mine"
+    assert named(job_hash="ffff0000ffff") == "mine-2"
+    assert named(job_hash="ffff0000ffff") == "mine-2"
+    assert named() == "mine"
+
+
+def test_of_plans_tied_in_both_objectives_one_is_kept_and_the_front_stays(plans):
+    twice = {name: np.concatenate([values, values]) for name, values in plans.items()}
+    count = len(plans["slack"])
+    twice["micro_batch_size"] = np.concatenate([plans["micro_batch_size"], 2 * plans["micro_batch_size"]])
+    rows = choose(twice, 10_000, 0)
+    assert rows.max() < count
+    assert len(np.unique(np.column_stack(objectives(take(twice, rows))), axis=0)) == len(rows)
+
+
+FIRST_RUN = """
+import sys
+from jointopt.search.studies import prepare_storage
+print("ready", flush=True)
+sys.stdin.readline()
+assert prepare_storage(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_two_processes_may_make_one_new_database_at_once(tmp_path, _):
+    url = f"sqlite:///{tmp_path}/new.db"
+    pipe = subprocess.PIPE
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", FIRST_RUN, url], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        for _ in range(2)
+    ]
+    assert [run.stdout.readline() for run in runs] == ["ready\n"] * 2
+    for run in runs:
+        run.stdin.write("go\n")
+        run.stdin.flush()
+    assert [run.communicate()[1] for run in runs] == ["", ""]
+    assert optuna.get_all_study_names(url) == []
+
+
+def test_tables_that_another_process_makes_meanwhile_are_tried_again(plans, url, monkeypatch):
+    get, calls = optuna.storages.get_storage, []
+
+    def late(url):
+        calls.append(url)
+        if len(calls) < 3:
+            raise sa.exc.OperationalError(
+                "CREATE", {}, sqlite3.OperationalError("table studies already exists")
+            )
+        return get(url)
+
+    monkeypatch.setattr("optuna.storages.get_storage", late)
+    assert prepare_storage(url)
+    assert len(calls) == 3
+
+
+def test_a_database_that_can_only_be_read_is_noticed_before_anything_is_stored(url):
+    assert prepare_storage(url)
+    with pytest.raises(UsageError, match="readonly database"):
+        prepare_storage(f"sqlite:///file:{url.removeprefix('sqlite:///')}?mode=ro&uri=true")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_a_database_in_memory_keeps_nothing(url):
+    assert not prepare_storage(url)
+
+
 def test_infinite_violations_stay_valid_json(plans, url):
     endless = plans | {"violation": np.full(len(plans["slack"]), -np.inf)}
     study = optuna.load_study(study_name=save(endless, url), storage=url)
@@ -165,8 +242,9 @@ def test_optuna_dashboard_shows_the_study(plans, url):
     ],
 )
 def test_a_storage_that_cannot_be_used_is_one_sentence(plans, url, reason):
-    with pytest.raises(UsageError, match=f"study storage .*{reason}") as caught:
-        save(take(plans, np.arange(3)), url)
+    for use in (prepare_storage, lambda url: save(take(plans, np.arange(3)), url)):
+        with pytest.raises(UsageError, match=f"study storage .*{reason}") as caught:
+            use(url)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
 
