@@ -29,7 +29,7 @@ from jointopt.cli import common
     show_default=True,
     help="Optuna storage URL; none = keep nothing.",
 )
-@click.option("--study", help="Name of the stored study; the job's name by default.")
+@click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for proposal.json, front.csv, proposal.txt."
 )
@@ -52,7 +52,7 @@ def propose(
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
     from jointopt import workflow
-    from jointopt.report.files import write_proposal
+    from jointopt.report.files import check_folder, write_proposal
     from jointopt.report.plain import json_text
     from jointopt.report.propose_json import propose_document
     from jointopt.report.propose_text import proposal_text
@@ -60,6 +60,9 @@ def propose(
     the_job = common.job_of(job, shape)
     if save_job:
         common.save(the_job, save_job)
+    if out:
+        with common.writing("--out"):
+            check_folder(out)
     url = None if storage == "none" else storage
     found = workflow.propose(
         the_job, trials=trials, seed=seed, storage=url, study=study, progress=common.progress

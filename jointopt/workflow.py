@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 NO_MEMORY = "does not fit in the GPU's memory"
+SECONDS_BETWEEN_TICKS = 1.0
 CONSTRAINED = "breaks a constraint at every clock"
 
 
@@ -48,14 +49,22 @@ class _Stopwatch:
     def __init__(self, say: Say | None) -> None:
         self.seconds: dict[str, float] = {}
         self._say = say
+        self._said = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str, what: str) -> Iterator[None]:
         if self._say is not None:
             self._say(what)
+            self._said = time.perf_counter()
         start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def tick(self, done: int, total: int, front_size: int) -> None:
+        """How far a search has come, told about once a second."""
+        if self._say is not None and time.perf_counter() - self._said >= SECONDS_BETWEEN_TICKS:
+            self._say(f"{done:,} of {total:,} plans, {front_size:,} on the front")
+            self._said = time.perf_counter()
 
 
 def estimator(job: Job, layouts: Columns) -> Estimator:
@@ -69,12 +78,14 @@ def propose(
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
-    ``trials`` plans are spent on NSGA-II after the exact front of the uniform clocks; ``storage`` is an Optuna URL.
+    ``trials`` plans are spent on NSGA-II after the exact front of the uniform clocks; ``storage`` is an Optuna URL; the
+    stored study is called ``study`` (by default the job's name and version; a name that is taken gets a suffix).
     With one objective the front is the one best plan. Raises InfeasibleError with the commonest reasons and the
     smallest change that would help, CatalogError for a GPU whose power nobody states.
     """
     watch = _Stopwatch(progress)
     space, layouts, dropped = _feasible(job, watch)
+    kept = storage is not None and _can_keep(storage, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = estimator(job, layouts)
         problem = _problem(job, physics, space.clocks_mhz)
@@ -84,7 +95,7 @@ def propose(
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
-        front, seen = _search(problem, exact, trials, seed)
+        front, seen = _search(problem, exact, trials, seed, watch)
     reference = _reference(physics)
     proposal = Proposal(
         job=job, seed=seed, surrogate="none", considered=space.considered, layouts=space.size,
@@ -93,7 +104,15 @@ def propose(
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
         seconds=watch.seconds, assumed=_assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
-    return proposal if storage is None else _stored(proposal, problem, seen, storage, study, watch)
+    return _stored(proposal, problem, seen, storage, study, watch) if storage and kept else proposal
+
+
+def _can_keep(storage: str, watch: _Stopwatch) -> bool:
+    """Whether studies stay in ``storage``; UsageError before the search where none can be written after it."""
+    from jointopt.search.studies import prepare_storage
+
+    with watch.phase("open", "opening the study storage"):
+        return prepare_storage(storage)
 
 
 def _feasible(job: Job, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
@@ -138,12 +157,14 @@ def _wanted(job: Job, front: Columns) -> Columns:
     return {name: values[[best]] for name, values in front.items()}
 
 
-def _search(problem: Problem, exact: ExactFront, trials: int, seed: int) -> tuple[Columns, Columns]:
+def _search(
+    problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch
+) -> tuple[Columns, Columns]:
     """(front, everything evaluated); the exact front of the uniform clocks is part of both."""
     from jointopt.search.nsga2 import search
     from jointopt.search.pareto import concat
 
-    result = search(problem, trials=trials, seed=seed, start=exact.front)
+    result = search(problem, trials=trials, seed=seed, start=exact.front, progress=watch.tick)
     front = front_of(concat([exact.front, result.front]))
     return front, concat([front, result.plans])
 
@@ -287,6 +308,7 @@ def _stored(
             problem.describe(seen),
             storage,
             name=study or proposal.job.name,
+            versioned=study is None,
             job_hash=hashlib.sha256(job_text.encode()).hexdigest(),
             seed=proposal.seed,
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",

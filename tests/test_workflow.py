@@ -5,11 +5,12 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
+import optuna
 import pandas as pd
 import pytest
 
 import jointopt
-from jointopt.errors import PlanError
+from jointopt.errors import PlanError, UsageError
 from jointopt.report.results import Proposal
 from jointopt.workflow import NO_MEMORY, explain, priced_problem, propose
 
@@ -107,3 +108,32 @@ def test_every_recorded_run_is_predicted_or_says_why_not(path: pathlib.Path) -> 
     assert known[runs.status == "ok"].all()
     assert np.isfinite(found.predicted_energy_j[known]).all()
     assert found.predicted_energy_j[~known].isna().all()
+
+
+def test_a_storage_that_cannot_be_written_is_refused_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "jointopt.workflow.exact_front", lambda problem: pytest.fail("the search was started")
+    )
+    with pytest.raises(UsageError, match="study storage"):
+        propose(jointopt.load_job(JOB), storage="sqlite:////no/such/folder/x.db")
+
+
+def test_a_study_has_the_name_given_and_its_best_trials_are_the_front(tmp_path: pathlib.Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    found = propose(jointopt.load_job(JOB), trials=100, storage=url, study="mine")
+    best = optuna.load_study(study_name="mine", storage=url).best_trials
+    assert sorted(trial.values[0] for trial in best) == found.front["iteration_time_s"].tolist()
+
+
+def test_a_storage_in_memory_stores_no_study() -> None:
+    found = propose(jointopt.load_job(JOB), trials=0, storage="sqlite:///")
+    assert (found.study_name, found.storage) == (None, None)
+
+
+def test_a_long_search_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.workflow.SECONDS_BETWEEN_TICKS", 0.0)
+    said: list[str] = []
+    propose(jointopt.load_job(JOB), trials=80, progress=said.append)
+    assert [line for line in said if line.startswith(("40 of 80 plans, ", "80 of 80 plans, "))] == said[-2:]

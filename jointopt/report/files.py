@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,26 @@ from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Proposal
 from jointopt.schema import RECOMPUTE_NAMES, Columns
 
+FILES = ("proposal.json", "front.csv", "proposal.txt")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises the OSError that would keep `write_proposal` from writing there; leaves nothing behind."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=place):
+            pass
+    except OSError as error:  # which names the temporary file
+        raise OSError(error.errno, error.strerror, str(place)) from error
+    for path in (folder / name for name in FILES):
+        if path.exists():
+            path.open("ab").close()
+
 
 def write_proposal(proposal: Proposal, folder: Path) -> tuple[Path, ...]:
     """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = tuple(folder / name for name in ("proposal.json", "front.csv", "proposal.txt"))
+    paths = tuple(folder / name for name in FILES)
     paths[0].write_text(json_text(propose_document(proposal)) + "\n", encoding="utf-8")
     front_frame(proposal.front).to_csv(paths[1], index=False)
     paths[2].write_text(proposal_text(proposal, show_all=True) + "\n", encoding="utf-8")

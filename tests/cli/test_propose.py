@@ -126,7 +126,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(asked: dict[str, Any], tmp_pat
     (tmp_path / "file").write_text("")
     result = run(*SHAPE, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("Error: ")
+    assert result.stderr.splitlines()[-1].startswith("Error: --out: ")
+    assert not asked, "the search is not started"
 
 
 def test_what_cannot_be_written_names_its_option(asked: dict[str, Any], tmp_path: Path) -> None:

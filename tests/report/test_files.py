@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from jointopt.report.files import write_proposal
+from jointopt.report.files import check_folder, write_proposal
 from jointopt.report.results import Proposal
 
 
@@ -26,3 +27,22 @@ def test_the_front_as_csv_has_the_columns_of_a_measurement_table(
     assert table.recompute.tolist() == ["none", "none"]
     assert table.stage_clock_mhz.tolist() == ["1410;1410", "1395;1395"]
     np.testing.assert_allclose(table.energy_j, proposal.front["energy_j"])
+
+
+def test_a_folder_that_can_be_made_is_checked_without_making_it(tmp_path: Path) -> None:
+    check_folder(tmp_path / "a" / "b")
+    check_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full" / "front.csv").mkdir(parents=True)
+    for folder, reason in (
+        (tmp_path / "file", "Not a directory: .*file"),
+        (tmp_path / "file" / "out", "Not a directory"),
+        (tmp_path / "full", "Is a directory: .*front.csv"),
+        (Path("/proc/nothing"), "/proc"),
+    ):
+        with pytest.raises(OSError, match=reason):
+            check_folder(folder)
