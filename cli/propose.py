@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jointopt.cli import common
+
+if TYPE_CHECKING:
+    from jointopt.report.results import Proposal
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")
@@ -52,7 +55,6 @@ def propose(
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
     from jointopt import workflow
-    from jointopt.report.files import check_folder, write_proposal
     from jointopt.report.plain import json_text
     from jointopt.report.propose_json import propose_document
     from jointopt.report.propose_text import proposal_text
@@ -60,14 +62,27 @@ def propose(
     the_job = common.job_of(job, shape)
     if save_job:
         common.save(the_job, save_job)
-    if out:
-        with common.writing("--out"):
-            check_folder(out)
+    _check(out)
     url = None if storage == "none" else storage
     found = workflow.propose(
         the_job, trials=trials, seed=seed, storage=url, study=study, progress=common.progress
     )
+    _write(found, out)
+    click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))
+
+
+def _check(out: Path | None) -> None:
+    """Refuses a folder that could not be written after the search."""
+    from jointopt.report.files import check_folder
+
+    if out:
+        with common.writing("--out"):
+            check_folder(out)
+
+
+def _write(found: Proposal, out: Path | None) -> None:
+    from jointopt.report.files import write_proposal
+
     if out:
         with common.writing("--out"):
             write_proposal(found, out)
-    click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))
