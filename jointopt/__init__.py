@@ -14,6 +14,8 @@ _VERBS = {
     "propose": "jointopt.workflow",
     "explain": "jointopt.workflow",
     "predict": "jointopt.workflow",
+    "retrain": "jointopt.retraining",
+    "evaluate": "jointopt.evaluation",
     "tune": "jointopt.tuning",
 }
 __all__ = ["__version__", *_VERBS]

@@ -51,6 +51,9 @@ def correct(
     table: pd.DataFrame, predicted: pd.DataFrame, surrogate: Surrogate, measured: pd.DataFrame | None
 ) -> pd.DataFrame:
     """``predicted`` (physics, same rows as ``table``) with times, energies and intervals moved by what is known."""
+    if measured is not None and ("source" in measured) != ("source" in table):
+        # only one of them tells sources apart: then all are taken to be one
+        table, measured = (t.drop(columns="source", errors="ignore") for t in (table, measured))
     priced = price(table)
     given = None if measured is None else _measured(measured)
     out = predicted.copy()

@@ -71,10 +71,10 @@ def _links(job: Job, **figures: Any) -> Job:
 
 
 def _host(job: Job) -> Job:
-    f, more = job.training.framework, np.exp(STEP)
-    floor, piped = max(f.host_floor_s, 5e-4), max(f.host_floor_pp_s, 5e-4)
-    per_tp = f.host_floor_pp_tp_s * more
-    return _habits(job, host_floor_s=floor * more, host_floor_pp_s=piped * more, host_floor_pp_tp_s=per_tp)
+    f = job.training.framework
+    floor, piped = (own + STEP * max(own, 5e-4) for own in (f.host_floor_s, f.host_floor_pp_s))
+    per_tp = f.host_floor_pp_tp_s * (1.0 + STEP)
+    return _habits(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_tp)
 
 
 # What differs between clusters and software stacks, as one step of each: a tenth of the logarithm of a speed or a

@@ -44,7 +44,7 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.booster_ = xgboost.XGBRegressor(
             max_depth=self.max_depth, n_estimators=self.n_estimators, learning_rate=self.learning_rate,
             reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=2,
-            objective="reg:pseudohubererror", huber_slope=0.2, random_state=self.random_state, tree_method="exact",
+            objective="reg:pseudohubererror", huber_slope=0.2, random_state=self.random_state, tree_method="hist",
             base_score=float(_weighted_quantiles(residual, weight, 0.5)),
         ).fit(features, residual, sample_weight=weight)  # fmt: skip
         self.low_, self.high_ = _weighted_quantiles(features, weight, [0.005, 0.995])

@@ -31,8 +31,12 @@ def test_fp32_without_tf32_is_as_much_slower_as_the_data_sheets_say(gpu: str, ra
     assert fp32_time_factor(load_gpu(gpu)) == pytest.approx(ratio, rel=0.02)
 
 
-def test_fp32_of_a_gpu_whose_lanes_are_unknown_is_unknown() -> None:
-    assert fp32_time_factor(load_gpu("mi300x")) is None
+def test_fp32_of_a_gpu_whose_multiprocessors_nobody_counts_is_unknown() -> None:
+    assert fp32_time_factor(load_gpu("h100-nvl-94gb")) is None
+
+
+def test_fp32_without_tf32_runs_at_the_stated_vector_rate() -> None:
+    assert fp32_time_factor(load_gpu("mi300x")) == pytest.approx(1307.4 / 163.4, rel=0.02)
 
 
 def test_a_kernel_that_an_architecture_lacks_falls_back() -> None:
