@@ -13,13 +13,14 @@ from jointopt.catalog.frameworks import framework_names, load_framework
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.models import load_model
 from jointopt.errors import CatalogError, JobError, UsageError, nearest
+from jointopt.schema import RECOMPUTE_NAMES
 from jointopt.spec.abilities import check_abilities
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 from jointopt.spec.huggingface import read_config
-from jointopt.spec.job import ATTENTIONS, DTYPES, OBJECTIVES, RECOMPUTES, Constraints, Job, Search, Training
+from jointopt.spec.job import ATTENTIONS, DTYPES, OBJECTIVES, Constraints, Job, Search, Training
 from jointopt.spec.model import Model
 from jointopt.spec.shape import inline_model
 
@@ -245,11 +246,11 @@ def _flags(section: Section, key: str) -> tuple[bool, ...] | None:
 
 
 def _words(section: Section, key: str) -> tuple[str, ...] | None:
-    """Recompute modes, in the order of `RECOMPUTES`."""
+    """Recompute modes, in the order of `RECOMPUTE_NAMES`."""
     if not section.has(key):
         return None
-    chosen = {item.choice(key, RECOMPUTES) for item in _items(section, key, "a recompute mode")}
-    return tuple(mode for mode in RECOMPUTES if mode in chosen)
+    chosen = {item.choice(key, RECOMPUTE_NAMES) for item in _items(section, key, "a recompute mode")}
+    return tuple(mode for mode in RECOMPUTE_NAMES if mode in chosen)
 
 
 def _constraints(section: Section) -> Constraints:

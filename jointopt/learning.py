@@ -28,7 +28,6 @@ class Priced:
     fitted: np.ndarray[Any, Any]  # whether the row's framework has a profile of its own
     assumed: np.ndarray[Any, Any]
     memory_limit_gib: Floats
-    works: list[Workload]
     reasons: dict[int, str]  # rows that nothing can be said about, and why
 
     def residual(self, time_s: Floats) -> Floats:
@@ -94,7 +93,6 @@ def price(table: pd.DataFrame) -> Priced:
         fitted=np.repeat([h.fitted for h in habits], lengths),
         assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
         memory_limit_gib=np.repeat(limits, lengths),
-        works=works,
         reasons=reasons,
     )
 

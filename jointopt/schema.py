@@ -1,7 +1,7 @@
 """Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning.
 
 Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, ``recompute`` is an index into
-`jointopt.spec.job.RECOMPUTES` (int8) and ``stage_clock_mhz`` a float array of shape (n, max pp), NaN beyond pp.
+`RECOMPUTE_NAMES` (int8) and ``stage_clock_mhz`` a float array of shape (n, max pp), NaN beyond pp.
 """
 
 from __future__ import annotations

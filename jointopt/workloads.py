@@ -286,8 +286,3 @@ def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:
         if isinstance(clocks, tuple):
             out[i, : pp[i]] = clocks
     return out
-
-
-def with_framework(job: Job, framework: Framework) -> Job:
-    """The same job under another profile."""
-    return replace(job, training=replace(job.training, framework=framework))

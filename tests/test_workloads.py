@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jointopt
-from jointopt.catalog.frameworks import framework_names, load_framework
+from jointopt.catalog.frameworks import framework_names
 from jointopt.catalog.gpus import gpu_ids
 from jointopt.catalog.models import load_model
 from jointopt.errors import JointOptError, TableError
-from jointopt.workloads import with_framework, workloads
+from jointopt.workloads import workloads
 
 RUN: dict[str, Any] = {
     "group": "g", "model": "m", "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 11008,
@@ -265,13 +265,6 @@ def test_rows_of_one_job_share_a_workload_and_keep_their_positions() -> None:
 def test_interleaving_that_a_framework_uses_by_habit_stands_in_for_a_blank() -> None:
     jobs, _ = workloads(table({"vpp": None, "framework": "nemo"}, {"vpp": None, "framework": "nanotron"}))
     assert [int(work.plans["vpp"][0]) for work in jobs] == [8, 1]
-
-
-def test_with_framework_changes_the_profile_alone() -> None:
-    job = workloads(table())[0][0].job
-    other = with_framework(job, load_framework("fsdp"))
-    assert other.training.framework.name == "fsdp"
-    assert (other.model, other.cluster) == (job.model, job.cluster)
 
 
 CELLS = st.one_of(

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from jointopt.catalog.gpu_sheet import read_yaml
 from jointopt.schema import ATTENTIONS
 from jointopt.spec.cluster import Gpu
 from jointopt.units import TERA
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -25,10 +21,8 @@ class AttentionConstants:
 
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files("jointopt.catalog").joinpath("architectures.yaml").read_text("utf-8")
-    raw: dict[str, dict[str, Any]] = yaml.load(text, Loader=_LOADER)
     table: dict[str, dict[str, Any]] = {}
-    for name, row in raw.items():
+    for name, row in read_yaml("architectures.yaml").items():
         table[name] = {**table[row["like"]], **row} if "like" in row else row
     return table
 

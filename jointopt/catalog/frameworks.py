@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from jointopt.catalog.gpu_sheet import read_yaml
 from jointopt.errors import CatalogError, nearest
 from jointopt.spec.framework import Framework
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @functools.cache
 def _profiles() -> dict[str, Framework]:
-    text = resources.files("jointopt.catalog").joinpath("frameworks.yaml").read_text("utf-8")
-    raw: dict[str, dict[str, Any]] = yaml.load(text, Loader=_LOADER)
     profiles: dict[str, Framework] = {}
-    for name, habits in raw.items():
-        base = profiles[habits.pop("like")] if "like" in habits else Framework()
-        habits = {k: tuple(v) if isinstance(v, list) else v for k, v in habits.items()}
+    for name, entry in read_yaml("frameworks.yaml").items():
+        base = profiles[entry["like"]] if "like" in entry else Framework()
+        habits = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
         # a relative neither answers to its parent's names nor shares its measurements
         own: dict[str, Any] = {"aliases": (), "fitted": False} | habits
         profiles[name] = dataclasses.replace(base, name=name, **own)

@@ -38,10 +38,6 @@ class Work:
     def times(self, factor: Floats | float) -> Work:
         return Work(*(getattr(self, f.name) * factor for f in fields(self)))
 
-    def slowed(self, factor: float) -> Work:
-        """The same flops and bytes in ``factor`` times the time."""
-        return Work(self.sm_s * factor, self.memory_s * factor, self.flops, self.hbm_bytes)
-
     @property
     def time_s(self) -> Floats:
         return self.sm_s + self.memory_s

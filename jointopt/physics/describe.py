@@ -102,5 +102,5 @@ def sensitivities(estimator: Estimator, index: Ints, stage_clock_mhz: Floats, ti
     columns = []
     for step in _STEPS.values():
         moved = Estimator(step(estimator.job), estimator.hardware.constants, estimator.layouts)
-        columns.append(np.log(moved.evaluate(index, stage_clock_mhz)["iteration_time_s"] / time_s) / STEP)
+        columns.append(np.log(moved.iteration_time_s(index, stage_clock_mhz) / time_s) / STEP)
     return np.column_stack(columns)

@@ -119,7 +119,6 @@ class Estimator:
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
             self.lumps.append(_lump(self.groups[-1], self.power))
-        self.memory_bytes = peak_memory_bytes(job, layouts)
 
     @property
     def top_mhz(self) -> float:
@@ -150,6 +149,18 @@ class Estimator:
             for start in range(0, len(members), size):
                 at = members[start : start + size]
                 yield g, at, self.row_of[index[at]], depth
+
+    @functools.cached_property
+    def memory_bytes(self) -> Floats:
+        """Memory of the heaviest rank of every layout, (L,) bytes."""
+        return peak_memory_bytes(self.job, self.layouts)
+
+    def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
+        """The time of `evaluate` alone, (n,), where nobody asks for energy or memory."""
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
+            out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
+        return out
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Time and energy (n,) that layout rows go below at no clocks."""

@@ -11,8 +11,6 @@ from jointopt.schema import Columns, Floats
 from jointopt.spec.job import Job
 from jointopt.units import GIB
 
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "other")
-
 
 def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> mem.Parameters:
     """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last."""
@@ -31,7 +29,10 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> mem.Paramet
 
 
 def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
-    """Bytes per rank of each stage by `MEMORY_PARTS`, (L, pp), for layouts of one pipeline depth."""
+    """Bytes per rank of each stage, (L, pp), for layouts of one pipeline depth.
+
+    Parts: weights, gradients, optimizer, activations, other.
+    """
     lay = LayoutArrays(job, layouts)
     layers = stage_layers(job, layouts)
     habits, training = job.training.framework, job.training

@@ -64,8 +64,5 @@ class Framework:
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
-    memory_meter: str = (
-        "allocated"  # what the overhead above was fitted to: allocated, reserved or nvidia-smi
-    )
     fitted: bool = False  # to recorded runs of this framework
     source: str = ""

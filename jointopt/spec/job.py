@@ -10,7 +10,6 @@ from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
 
-RECOMPUTES = ("none", "selective", "full")
 OBJECTIVES = ("iteration_time_s", "energy_j")
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from jointopt.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.errors import CatalogError
+from jointopt.schema import ATTENTIONS, RECOMPUTE_NAMES
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import ATTENTIONS, RECOMPUTES
 
 
 @pytest.mark.parametrize("name", framework_names())
@@ -23,7 +23,7 @@ def test_a_profile_says_where_its_habits_come_from(name: str) -> None:
 def test_the_habits_of_a_profile_are_possible(name: str) -> None:
     profile = load_framework(name)
     assert profile.default_recompute in profile.recomputes
-    assert set(profile.recomputes) <= set(RECOMPUTES)
+    assert set(profile.recomputes) <= set(RECOMPUTE_NAMES)
     assert profile.default_attention in ATTENTIONS
     assert set(profile.zero_stages_with_pipeline) <= {0, 1, 2, 3}
     shares = ("dp_overlap", "tp_overlap", "cp_overlap", "ep_overlap", "pp_overlap", "selective_share")
