@@ -31,10 +31,10 @@ def predict(table: Path, out: Path, surrogate: str, measured: Path | None) -> No
       jointopt predict runs.csv --out predicted.csv
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
-    from jointopt import workflow
+    from jointopt.predicting import predict as predicted_table
     from jointopt.tables import read_table, write_table
 
     known = read_table(measured) if measured else None
-    predicted = workflow.predict(read_table(table), surrogate, known)
+    predicted = predicted_table(read_table(table), surrogate, known)
     write_table(predicted, out)
     click.echo(f"{len(predicted):,} rows written to {out}.", err=True)

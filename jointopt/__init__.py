@@ -13,7 +13,7 @@ _VERBS = {
     "load_job": "jointopt.jobfile",
     "propose": "jointopt.workflow",
     "explain": "jointopt.workflow",
-    "predict": "jointopt.workflow",
+    "predict": "jointopt.predicting",
     "retrain": "jointopt.retraining",
     "evaluate": "jointopt.evaluation",
     "tune": "jointopt.tuning",

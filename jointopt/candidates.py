@@ -13,10 +13,11 @@ from jointopt.errors import InfeasibleError
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.plans.clocks import stage_clocks_to_text
 from jointopt.plans.parse import plan_records
+from jointopt.predicting import predict
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
 from jointopt.search.pareto import front_order
 from jointopt.spec.job import OBJECTIVES, Job
-from jointopt.workflow import predict, priced_problem
+from jointopt.workflow import priced_problem
 from jointopt.workloads import workloads
 
 MOST = 500  # plans of a job that are kept as candidates, the best by the physics

@@ -11,7 +11,7 @@ from scipy.stats import kendalltau
 
 from jointopt.errors import TableError
 from jointopt.learning import with_results
-from jointopt.workflow import predict
+from jointopt.predicting import predict
 
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 

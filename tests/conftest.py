@@ -13,13 +13,13 @@ import pytest
 
 from jointopt.jobfile import load_job
 from jointopt.plans.space import enumerate_layouts
+from jointopt.predicting import predict
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.retraining import retrain
 from jointopt.schema import RECOMPUTE_NAMES, Columns
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
-from jointopt.workflow import predict
 
 
 @pytest.fixture

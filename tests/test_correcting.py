@@ -9,7 +9,7 @@ import pytest
 from jointopt.correcting import load_surrogate, surrogate_names
 from jointopt.errors import TableError, UsageError
 from jointopt.intervals import RESULTS
-from jointopt.workflow import predict
+from jointopt.predicting import predict
 
 
 def error(predicted: pd.DataFrame) -> float:

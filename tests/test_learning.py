@@ -9,7 +9,7 @@ import pytest
 from jointopt import learning
 from jointopt.errors import PlanError, TableError
 from jointopt.learning import CONSTANTS, price, timed_runs, with_results
-from jointopt.workflow import predict
+from jointopt.predicting import predict
 
 
 def test_the_residual_of_physics_itself_is_zero_and_of_a_factor_its_logarithm(synthetic_runs):

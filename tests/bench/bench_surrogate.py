@@ -20,9 +20,9 @@ import pandas as pd
 from jointopt.correcting import load_surrogate
 from jointopt.jobfile import load_job
 from jointopt.plans.space import enumerate_layouts
+from jointopt.predicting import predict
 from jointopt.schema import RECOMPUTE_NAMES
 from jointopt.tables import write_table
-from jointopt.workflow import predict
 
 SOURCES = {
     "a100": ("a100-sxm4-40gb", "megatron-lm", 1.3),
