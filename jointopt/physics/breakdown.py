@@ -30,7 +30,8 @@ class Breakdown:
 
 
 def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Breakdown:
-    """Take apart layout row ``index`` at one clock per stage, (pp,) in MHz."""
+    """Take apart layout row ``index`` at one clock per stage, (pp,) in MHz; a corrected time stretches every part."""
+    stretch = float(estimator.time_factor[index])
     g, rows = int(estimator.group_of[index]), estimator.row_of[[index]]
     costs = estimator.groups[g]
     t = estimator.times(g, rows, np.asarray(stage_clock_mhz, dtype=float)[None, : len(costs.layers)])
@@ -45,14 +46,14 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
     return Breakdown(
-        time_s={name: float(v[0]) for name, v in time_parts(costs, rows, t).items()},
-        energy_j={k: float(v.sum() * replicas) for k, v in parts.items()},
+        time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
+        energy_j={k: float(v.sum() * replicas * stretch) for k, v in parts.items()},
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
-        busy_s=busy,
-        idle_s=total - busy,
-        stage_energy_j=per_rank * replicas,
+        busy_s=busy * stretch,
+        idle_s=(total - busy) * stretch,
+        stage_energy_j=per_rank * replicas * stretch,
         stage_memory_bytes=stage_memory,
         stage_power_w=per_rank / total,
         stage_temperature_c=estimator.cooler.temperature_c((per_rank - parts["leakage"]) / total),

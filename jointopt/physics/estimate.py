@@ -6,6 +6,7 @@ clock per stage. Both are vectorised; plans are grouped by pipeline depth so tha
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class Estimator:
         self.groups: list[pc.StageCosts] = []
         self.ceilings: list[Floats] = []
         self.lumps: list[_Lump] = []
+        self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
         self.row_of = np.empty(len(layouts["pp"]), np.int64)
         for rows, part in _by_depth(layouts):
@@ -119,6 +121,17 @@ class Estimator:
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
             self.lumps.append(_lump(self.groups[-1], self.power))
+
+    def corrected(self, time_factor: Floats) -> Estimator:
+        """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
+
+        A factor per layout, the same at every clock, keeps all that a search is promised: bounds scale with it, and
+        power, which ties energy to time, stays what it was.
+        """
+        out = copy.copy(self)
+        out.time_factor = np.asarray(time_factor, dtype=np.float64)
+        out.__dict__.pop("_bounds", None)
+        return out
 
     @property
     def top_mhz(self) -> float:
@@ -135,6 +148,8 @@ class Estimator:
         for g, at, rows, depth in self.parts(index):
             for name, values in self._evaluate_group(g, rows, stage_clock_mhz[at, :depth]).items():
                 out[name][at] = values
+        out["iteration_time_s"] *= self.time_factor[index]
+        out["energy_j"] *= self.time_factor[index]
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         out["violation"] = self._violation(out)
         return out
@@ -160,7 +175,7 @@ class Estimator:
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
-        return out
+        return out * self.time_factor[index]
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Time and energy (n,) that layout rows go below at no clocks."""
@@ -177,7 +192,7 @@ class Estimator:
             at = np.flatnonzero(self.group_of == g)
             time[at] = fastest[self.row_of[at]]
             energy[at] = slack.energy_floor_j(costs, self.power, self.cooler, fastest)[self.row_of[at]]
-        return time, energy
+        return time * self.time_factor, energy * self.time_factor
 
     @property
     def energy_slope_w(self) -> float:
