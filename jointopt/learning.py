@@ -99,16 +99,19 @@ def price(table: pd.DataFrame) -> Priced:
 
 def _described(work: Workload) -> tuple[Columns, Columns, Floats]:
     """(predictions, features, sensitivities) of one workload's rows."""
-    gpu = work.job.cluster.gpu
-    physics = Estimator(work.job, kernel_constants(gpu), work.plans)
-    index = np.arange(len(work.rows))
-    values = physics.evaluate(index, work.stage_clock_mhz)
-    features = shape_columns(work.job, work.plans, work.stage_clock_mhz)
-    features |= share_columns(physics, index, work.stage_clock_mhz)
+    physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), work.plans)
+    values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
+    return values, *described(physics, work.stage_clock_mhz, values["iteration_time_s"])
+
+
+def described(physics: Estimator, stage_clock_mhz: Floats, time_s: Floats) -> tuple[Columns, Floats]:
+    """(features by name (n,), sensitivities (n, constants)) of all layouts of ``physics``, predicted to take ``time_s``."""
+    gpu, index = physics.job.cluster.gpu, np.arange(len(time_s))
+    features = shape_columns(physics.job, physics.layouts, stage_clock_mhz)
+    features |= share_columns(physics, index, stage_clock_mhz)
     peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0))
     features["log2_peak"] = np.full(len(index), np.log2(peak))
-    moved = sensitivities(physics, index, work.stage_clock_mhz, values["iteration_time_s"])
-    return values, features, moved
+    return features, sensitivities(physics, index, stage_clock_mhz, time_s)
 
 
 def _kinship(table: pd.DataFrame, works: list[Workload]) -> tuple[Any, Any]:
