@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.catalog.gpus import read_yaml
-from jointopt.schema import Bools, Columns
+from jointopt.schema import Bools, Columns, Floats
 from jointopt.spec.job import Job
 
 RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
@@ -24,16 +24,21 @@ def in_domain(job: Job, columns: Columns) -> Bools:
 
     Clocks below the maximum count only on GPUs with a published clock response.
     """
-    errors, gpu = _errors(), job.cluster.gpu
+    errors = _errors()
     inside = np.full(len(columns["pp"]), _workload_seen(job, errors))
     for name in ("dp", "tp", "pp", "cp"):
         if name in columns:
             low, high = errors["ranges"][name]
             inside &= (columns[name] >= low) & (columns[name] <= high)
-    if gpu.id in errors["clock_response_gpus"]:
-        return inside
-    lowest = np.nanmin(columns["stage_clock_mhz"], axis=1)
-    return np.asarray(inside & (lowest >= 0.95 * (gpu.clock_max_mhz or np.inf)))
+    return np.asarray(inside & clocks_supported(job, columns["stage_clock_mhz"]))
+
+
+def clocks_supported(job: Job, stage_clock_mhz: Floats) -> Bools:
+    """Whether recorded runs support clocks (n, S): near the maximum, or of a GPU with a known response."""
+    gpu = job.cluster.gpu
+    if gpu.id in _errors()["clock_response_gpus"]:
+        return np.ones(len(stage_clock_mhz), bool)
+    return np.asarray(np.nanmin(stage_clock_mhz, axis=1) >= 0.95 * (gpu.clock_max_mhz or np.inf))
 
 
 def _workload_seen(job: Job, errors: dict[str, Any]) -> bool:
@@ -68,6 +73,19 @@ def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:
         out[f"{prefix}{name}_low"] = columns[prefix + name] * low
         out[f"{prefix}{name}_high"] = columns[prefix + name] * high
     return out | {"in_domain": inside}
+
+
+def with_time_interval(columns: Columns, half_width: Floats) -> Columns:
+    """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
+
+    ``half_width`` (n,) is of the logarithm. Power keeps its own interval: logarithms of time and power add in squares.
+    """
+    out = dict(columns)
+    for side, sign in (("low", -1.0), ("high", 1.0)):
+        power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
+        out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half_width)
+        out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half_width))
+    return out
 
 
 def _bounds(error: dict[str, list[float]], known: Bools) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from jointopt.errors import JointOptError, TableError
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.estimate import Estimator, memory_limit_gib
 from jointopt.schema import Columns, Floats, Ints
+from jointopt.spec.job import Job
 from jointopt.surrogate.gaussian import Runs
 from jointopt.workloads import Workload, workloads
 
@@ -105,13 +106,20 @@ def _described(work: Workload) -> tuple[Columns, Columns, Floats]:
 
 
 def described(physics: Estimator, stage_clock_mhz: Floats, time_s: Floats) -> tuple[Columns, Floats]:
-    """(features by name (n,), sensitivities (n, constants)) of all layouts of ``physics``, predicted to take ``time_s``."""
+    """(features by name (n,), sensitivities (n, constants)) of the layouts of ``physics``, which take ``time_s``."""
     gpu, index = physics.job.cluster.gpu, np.arange(len(time_s))
     features = shape_columns(physics.job, physics.layouts, stage_clock_mhz)
     features |= share_columns(physics, index, stage_clock_mhz)
     peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0))
     features["log2_peak"] = np.full(len(index), np.log2(peak))
     return features, sensitivities(physics, index, stage_clock_mhz, time_s)
+
+
+def group_key(job: Job) -> str:
+    """What runs must share to be of one group: model, batch, GPUs and sequence length."""
+    return (
+        f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
+    )
 
 
 def _kinship(table: pd.DataFrame, works: list[Workload]) -> tuple[Any, Any]:
@@ -122,7 +130,7 @@ def _kinship(table: pd.DataFrame, works: list[Workload]) -> tuple[Any, Any]:
     for work in works:
         job = work.job
         habits = job.training.framework
-        own = f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
+        own = group_key(job)
         for row in work.rows:
             name = habits.name if habits.fitted else framework[row].lower()
             source.append(f"{origin[row]}|{name}|{job.cluster.gpu.id}|{job.cluster.gpus_per_node}")

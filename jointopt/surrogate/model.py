@@ -67,6 +67,11 @@ class Surrogate:
         factor = self.widths.measured if len(known) else self.widths.fitted if fitted else self.widths.unknown
         return mean + trees, 1.645 * factor * deviation, self._inside(runs) & (fitted or len(known) > 0)
 
+    @property
+    def speaks_of_strangers(self) -> bool:
+        """Whether it moves predictions of a source of which no run is known."""
+        return self.booster is not None and self.booster.strength > 0.0
+
     def _related(self, source: str, measured: tuple[Runs, Floats] | None) -> tuple[Runs, Floats]:
         rows = np.flatnonzero(self.support.source == source).astype(np.int64)
         runs, residual = self.support.take(rows), self.residual[rows]
