@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.catalog.architectures import attention_kernels, usual_attention
-from jointopt.catalog.clusters import FIGURES, KEYS, build_cluster
+from jointopt.catalog.clusters import FIGURES, KEYS, SITE, build_cluster
 from jointopt.catalog.frameworks import framework_names, load_framework
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.models import load_model
@@ -177,7 +177,18 @@ def _training(section: Section, gpu: Gpu) -> Training:
         attention=_attention(training, gpu),
         fused_norm=training.flag("fused_norm", True),
         framework=load_framework(training.choice("framework", framework_names(), "generic")),
+        run_tokens=_run_tokens(training),
     )
+
+
+def _run_tokens(training: Section) -> int | None:
+    """Tokens of the whole run, which people write as 15e12."""
+    if not training.has("run_tokens"):
+        return None
+    tokens = training.number("run_tokens", 1e18)
+    if not tokens.is_integer():
+        raise training.refuse("run_tokens", "a whole number of tokens")
+    return int(tokens)
 
 
 def _attention(training: Section, gpu: Gpu) -> str:
@@ -322,7 +333,8 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     assumed = _assumed_keys(cluster)
     stated = {key: _plain(getattr(cluster, key)) for key in FIGURES if key not in assumed}
     needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
-    mapping = {"name": cluster.name} | sizes | needed
+    site = {key: _plain(getattr(cluster, key)) for key in SITE if getattr(cluster, key) is not None}
+    mapping = {"name": cluster.name} | sizes | needed | site
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
 
 

@@ -9,3 +9,5 @@ TERA = 1e12
 MICRO = 1e-6
 PICO = 1e-12
 BITS_PER_BYTE = 8.0
+KWH = 3.6e6
+KILO = 1e3

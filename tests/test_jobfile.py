@@ -91,6 +91,34 @@ def test_the_smallest_job_has_the_documented_defaults() -> None:
     assert job.training.framework.name == "generic"
 
 
+SITE: dict[str, Any] = {"carbon_kg_per_kwh": 0.35, "price_per_kwh": 0.12, "currency": "EUR"}
+
+
+def test_carbon_price_and_tokens_are_read_and_survive_being_saved() -> None:
+    job = parse(changed(FULL, "cluster", FULL["cluster"] | SITE))
+    job = parse(changed(dict(parse_yaml(dump_job(job))), "training.run_tokens", 15e12))
+    assert {key: getattr(job.cluster, key) for key in SITE} == SITE
+    assert (job.training.run_tokens, job.training.run_iterations) == (15 * 10**12, 28_610_230)
+    assert parse(dict(parse_yaml(dump_job(job)))) == job
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("cluster.carbon_kg_per_kwh", 400, "carbon_kg_per_kwh must be a number from 0 on, at most 10"),
+        ("cluster.price_per_kwh", -0.1, "price_per_kwh must be a number from 0 on"),
+        ("cluster.currency", "EUR", "cluster.price_per_kwh is missing"),
+        ("cluster.carbon_per_kwh", 1, r"did you mean 'carbon_kg_per_kwh'"),
+        ("training.run_tokens", 0, "run_tokens must be a number above 0"),
+        ("training.run_tokens", 1.5, "run_tokens must be a whole number of tokens"),
+        ("training.run_tokens", float("nan"), "run_tokens must be"),
+    ],
+)
+def test_a_site_that_makes_no_sense_is_refused(path: str, value: Any, sentence: str) -> None:
+    with pytest.raises(JobError, match=sentence):
+        parse(changed(SMALL, path, value))
+
+
 def test_one_value_means_a_list_of_one() -> None:
     job = parse(
         SMALL | {"search": {"tp": 4, "recompute": "full", "clock_mhz": 1410, "sequence_parallel": False}}

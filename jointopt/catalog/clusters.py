@@ -27,7 +27,12 @@ FIGURES = (
     "power_limit_w",
 )
 SIZES = ("gpu", "nodes", "gpus_per_node")
-KEYS = ("catalog", "name", *SIZES, *FIGURES)
+SITE = (
+    "carbon_kg_per_kwh",
+    "price_per_kwh",
+    "currency",
+)  # what the site's electricity brings along; all optional
+KEYS = ("catalog", "name", *SIZES, *FIGURES, *SITE)
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _HIGHEST = {"inlet_temperature_c": 60.0, "pue": 10.0, "inter_node_latency_us": 1e6}
 _MAY_BE_ZERO = (
@@ -74,7 +79,22 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
         assumed += (sentence,) if sentence else ()
     _check_power_limit(section, gpu)
     name = section.text("name", "") if section.has("name") else ""
-    return Cluster(gpu=gpu, nodes=nodes, gpus_per_node=per_node, name=name, assumed=assumed, **figures)
+    return Cluster(
+        gpu=gpu, nodes=nodes, gpus_per_node=per_node, name=name, assumed=assumed, **figures, **_site(section)
+    )
+
+
+def _site(section: Section) -> dict[str, Any]:
+    """Carbon and price of the electricity, where they are given; a currency needs something to be the price of."""
+    highest = {"carbon_kg_per_kwh": 10.0, "price_per_kwh": 1e9}
+    site: dict[str, Any] = {
+        key: section.number(key, most, zero=True) for key, most in highest.items() if section.has(key)
+    }
+    if section.has("currency"):
+        if "price_per_kwh" not in site:
+            raise section.refuse("price_per_kwh", "a price of electricity in the currency that is given")
+        site["currency"] = section.text("currency", most=12)
+    return site
 
 
 def _with_entry(section: Section) -> Section:

@@ -81,6 +81,9 @@ class Cluster:
     power_limit_w: float  # per GPU
     name: str = ""
     assumed: tuple[str, ...] = ()  # sentences: what was not stated anywhere and what stands in for it
+    carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = nobody asks for carbon
+    price_per_kwh: float | None = None  # in ``currency``; None = nobody asks for money
+    currency: str = ""
 
     @property
     def num_gpus(self) -> int:

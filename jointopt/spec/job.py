@@ -24,6 +24,14 @@ class Training:
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
     dtype_assumed: bool = False  # nobody stated it; the GPU's 16-bit format stands in
+    run_tokens: int | None = None  # of the whole training run; None = nobody asks what it takes
+
+    @property
+    def run_iterations(self) -> int | None:
+        """Iterations of the whole run, the last one perhaps not full; None where its tokens are not given."""
+        if self.run_tokens is None:
+            return None
+        return -(-self.run_tokens // (self.global_batch_size * self.seq_length))
 
     @property
     def selective_is_none(self) -> bool:

@@ -1,0 +1,58 @@
+"""From the energy of the GPUs to that of the site, and from there to carbon and money.
+
+In the energy of the GPUs: the boards, and every link that carries their traffic at its pJ per bit, optics between nodes
+included. In the hosts: all else in a node (CPUs, memory, NICs, node switches, fans, supplies), drawn at one power
+whatever runs. The PUE puts cooling and power distribution on top. Not counted: switches of the network outside of the
+nodes, and storage.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.schema import Columns, Floats
+from jointopt.spec.cluster import Cluster
+from jointopt.spec.job import Job
+from jointopt.units import KILO, KWH
+
+Array = npt.ArrayLike
+
+
+def facility_parts_j(cluster: Cluster, time_s: Array, energy_j: Array) -> dict[str, Floats]:
+    """Energy of the site for one iteration by part, (n,) J, from its time and the energy of all GPUs.
+
+    ``gpus``, ``hosts`` (host power of all nodes over the whole time) and ``overhead``, which is PUE - 1 of both. A host
+    that draws less while its GPUs wait is not modelled. PUE: ISO/IEC 30134-2, a mean over the year.
+    """
+    gpus = np.asarray(energy_j, np.float64)
+    hosts = np.multiply(time_s, cluster.host_power_w * cluster.nodes)
+    return {"gpus": gpus, "hosts": hosts, "overhead": (cluster.pue - 1.0) * (gpus + hosts)}
+
+
+def facility_energy_j(cluster: Cluster, time_s: Array, energy_j: Array) -> Floats:
+    """Energy of the site for one iteration, (n,) J: GPUs and hosts, times PUE."""
+    hosts = np.multiply(time_s, cluster.host_power_w * cluster.nodes)
+    return np.asarray(np.add(energy_j, hosts) * cluster.pue)
+
+
+def cluster_power_kw(cluster: Cluster, avg_power_w: Array) -> Floats:
+    """Mean power of the site, (n,) kW, from the mean power of a GPU in W: GPUs and hosts, times PUE."""
+    gpus = np.multiply(avg_power_w, cluster.num_gpus)
+    return np.asarray((gpus + cluster.host_power_w * cluster.nodes) * cluster.pue / KILO)
+
+
+def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
+    """What the site pays, (n,) each, from time and energy of the GPUs of one iteration.
+
+    ``facility_energy_j`` always; ``carbon_kg`` and ``cost`` (in the job's currency) where the job states what a kWh
+    brings along; with ``run_tokens`` all of these, and ``run_time_s``, for the whole run too.
+    """
+    cluster, iterations = job.cluster, job.training.run_iterations
+    out: Columns = {"facility_energy_j": facility_energy_j(cluster, time_s, energy_j)}
+    per_kwh = {"carbon_kg": cluster.carbon_kg_per_kwh, "cost": cluster.price_per_kwh}
+    out |= {name: out["facility_energy_j"] / KWH * rate for name, rate in per_kwh.items() if rate is not None}
+    if iterations is not None:
+        run = {"time_s": np.asarray(time_s, np.float64)} | out
+        out |= {f"run_{name}": values * iterations for name, values in run.items()}
+    return out
