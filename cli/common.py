@@ -10,20 +10,43 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from jointopt.spec.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 surrogate = click.option(
-    "--surrogate", type=click.Choice(["none"]), default="none", show_default=True,
-    help="Learned correction of the physics; none = physics alone.",
-)  # fmt: skip
-
-learned = click.option(
     "--surrogate", default="default", show_default=True,
     help="Shipped surrogate, folder of one, or none = physics alone.",
 )  # fmt: skip
+
+
+def _table(_context: click.Context, _option: click.Parameter, path: Path | None) -> pd.DataFrame | None:
+    """The measurement table in a file, if one is named."""
+    from jointopt.tables import read_table
+
+    return None if path is None else read_table(path)
+
+
+measured = click.option(
+    "--measured", type=click.Path(path_type=Path), metavar="TABLE", callback=_table,
+    help="Runs measured on the job's cluster, which move the predictions; those in --storage do so too.",
+)  # fmt: skip
+
+
+def _url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
+    return None if url == "none" else url
+
+
+def storage(what: str) -> Callable[[F], F]:
+    """The option ``--storage``: None where nothing is to be kept or read."""
+    return click.option(
+        "--storage", default="sqlite:///jointopt.db", show_default=True, callback=_url,
+        help=f"Database URL of {what}; none = leave it aside.",
+    )  # fmt: skip
+
 
 _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--model", {"help": "Catalogue name, or path to a Hugging Face config.json."}),

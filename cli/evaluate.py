@@ -11,7 +11,7 @@ from jointopt.cli import common
 
 @click.command(short_help="Compare predictions with a table of measurements.")
 @click.argument("table", type=click.Path(path_type=Path))
-@common.learned
+@common.surrogate
 @common.as_json
 def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
     """Compare predictions with the measurements in TABLE, per group of comparable runs.

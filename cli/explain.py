@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from jointopt.cli import common
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @click.command(short_help="Take one plan apart.")
 @click.argument("job")
 @click.option("--plan", required=True, help="Words such as dp=4 tp=2, or a JSON mapping.")
+@common.surrogate
+@common.measured
+@common.storage("what was measured")
 @common.as_json
-def explain(job: str, plan: str, as_json: bool) -> None:
+def explain(
+    job: str, plan: str, surrogate: str, measured: pd.DataFrame | None, storage: str | None, as_json: bool
+) -> None:
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
     A row of the table that propose prints is a plan too, with its short names: mbs, sp, rc, ZeRO, clock=1800x7,1860.
@@ -24,5 +34,8 @@ def explain(job: str, plan: str, as_json: bool) -> None:
     from jointopt.report.explain_text import explanation_text
     from jointopt.report.plain import json_text
 
-    explanation = workflow.explain(common.job_of(job, {}), plan)
+    explanation = workflow.explain(
+        common.job_of(job, {}), plan, surrogate=surrogate, measured=measured,
+        storage=storage,
+    )  # fmt: skip
     click.echo(json_text(explanation.to_json()) if as_json else explanation_text(explanation))

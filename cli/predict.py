@@ -12,7 +12,7 @@ from jointopt.cli import common
 @click.command(short_help="Predict the runs of a table.")
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="CSV file to write.")
-@common.learned
+@common.surrogate
 @click.option(
     "--measured", type=click.Path(path_type=Path), help="Measured runs of that cluster to adapt to first."
 )

@@ -10,6 +10,8 @@ import click
 from jointopt.cli import common
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from jointopt.report.results import Proposal
 
 
@@ -26,12 +28,8 @@ if TYPE_CHECKING:
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
 )
 @common.surrogate
-@click.option(
-    "--storage",
-    default="sqlite:///jointopt.db",
-    show_default=True,
-    help="Optuna storage URL; none = keep nothing.",
-)
+@common.measured
+@common.storage("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for proposal.json, front.csv, proposal.txt."
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int, seed: int, surrogate: str, storage: str, study: str | None,
-    out: Path | None, as_json: bool, show_all: bool, **shape: Any,
+    job: str | None, save_job: Path | None, trials: int, seed: int, surrogate: str, measured: pd.DataFrame | None,
+    storage: str | None, study: str | None, out: Path | None, as_json: bool, show_all: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -63,10 +61,10 @@ def propose(
     if save_job:
         common.save(the_job, save_job)
     _check(out)
-    url = None if storage == "none" else storage
     found = workflow.propose(
-        the_job, trials=trials, seed=seed, storage=url, study=study, progress=common.progress
-    )
+        the_job, trials=trials, seed=seed, surrogate=surrogate, measured=measured, storage=storage, study=study,
+        progress=common.progress,
+    )  # fmt: skip
     _write(found, out)
     click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))
 

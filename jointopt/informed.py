@@ -56,7 +56,7 @@ class Informed:
         for start in range(0, count, _CHUNK):
             layouts = _rows(physics.layouts, np.arange(start, min(start + _CHUNK, count)))
             clocks = uniform_stage_clocks(layouts["pp"], physics.top_mhz)
-            factor[start : start + _CHUNK] = np.exp(self._predict(layouts, clocks)[0])
+            factor[start : start + _CHUNK] = np.exp(self._predict(self.surrogate, layouts, clocks)[0])
         return physics.corrected(factor)
 
     def with_intervals(self, columns: Columns) -> Columns:
@@ -64,22 +64,24 @@ class Informed:
         out = add_intervals(self.job, columns)
         if self.surrogate is None:
             return out
-        _, half, inside = self._predict(_rows(columns, slice(None)), columns["stage_clock_mhz"])
+        plans = _rows(columns, slice(None))
+        _, half, inside = self._predict(self.surrogate, plans, columns["stage_clock_mhz"])
         if self.known is None:
             supported = in_domain(self.job, columns)
         else:
             supported = clocks_supported(self.job, columns["stage_clock_mhz"])
         return with_time_interval(out, half) | {"in_domain": inside & supported}
 
-    def _predict(self, layouts: Columns, stage_clock_mhz: Floats) -> tuple[Floats, Floats, Bools]:
+    def _predict(
+        self, surrogate: Surrogate, layouts: Columns, stage_clock_mhz: Floats
+    ) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, whether inside) of log(time / physics), (n,) each."""
-        assert self.surrogate is not None
         physics = Estimator(self.job, kernel_constants(self.job.cluster.gpu), layouts)
         count = len(layouts["pp"])
         time_s = physics.iteration_time_s(np.arange(count), stage_clock_mhz)
         features, moved = described(physics, stage_clock_mhz, time_s)
         runs = Runs(moved, features, np.full(count, _HERE), np.full(count, group_key(self.job)))
-        return self.surrogate.predict(runs, self.job.training.framework.fitted, self.known)
+        return surrogate.predict(runs, self.job.training.framework.fitted, self.known)
 
 
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:

@@ -13,7 +13,8 @@ import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.errors import InfeasibleError, PlanError
-from jointopt.intervals import RESULTS, add_intervals
+from jointopt.informed import Informed, inform
+from jointopt.intervals import RESULTS
 from jointopt.jobfile import dump_job
 from jointopt.physics import thermal
 from jointopt.physics.breakdown import Breakdown, breakdown
@@ -32,7 +33,7 @@ from jointopt.spec.job import Job
 from jointopt.units import GIB
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
 Say = Callable[[str], None]
 NO_MEMORY = "does not fit in the GPU's memory"
@@ -70,21 +71,24 @@ def estimator(job: Job, layouts: Columns) -> Estimator:
 
 
 def propose(
-    job: Job, *, trials: int = 1000, seed: int = 0, storage: str | None = None, study: str | None = None,
-    progress: Say | None = None,
+    job: Job, *, trials: int = 1000, seed: int = 0, surrogate: str = "default", measured: pd.DataFrame | None = None,
+    storage: str | None = None, study: str | None = None, progress: Say | None = None,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
     ``trials`` plans are spent on NSGA-II after the exact front of the uniform clocks; ``storage`` is an Optuna URL; the
     stored study is called ``study`` (by default the job's name and version; a name that is taken gets a suffix).
+    ``surrogate`` is a shipped one's name, a folder, or none; runs on the same kind of cluster, in ``measured`` and in
+    the measurements of ``storage``, move its predictions.
     With one objective the front is the one best plan. Raises InfeasibleError with the commonest reasons and the
     smallest change that would help, CatalogError for a GPU whose power nobody states.
     """
     watch = _Stopwatch(progress)
+    informed = _informed(job, surrogate, storage, measured, watch)
     space, layouts, dropped = _feasible(job, watch)
     kept = storage is not None and _can_keep(storage, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
-        physics = estimator(job, layouts)
+        physics = informed.correct(estimator(job, layouts))
         problem = _problem(job, physics, space.clocks_mhz)
     count = problem.num_layouts * problem.num_clocks
     with watch.phase("exact", f"exact front of {count:,} plans with one clock"):
@@ -95,13 +99,30 @@ def propose(
         front, seen = _search(problem, exact, trials, seed, watch)
     reference = _reference(physics)
     proposal = Proposal(
-        job=job, seed=seed, surrogate="none", considered=space.considered, layouts=space.size,
-        feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_answer(job, physics, _wanted(job, front)), reference=_answer(job, physics, reference),
+        job=job, seed=seed, surrogate=surrogate, informed_by=informed.told, considered=space.considered,
+        layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
+        front=_answer(informed, physics, _wanted(job, front)), reference=_answer(informed, physics, reference),
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
         seconds=watch.seconds, assumed=_assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
     return _stored(proposal, problem, seen, storage, study, watch) if storage and kept else proposal
+
+
+def _informed(
+    job: Job,
+    surrogate: str,
+    storage: str | None,
+    measured: pd.DataFrame | None,
+    watch: _Stopwatch | None = None,
+) -> Informed:
+    """What surrogate, measured runs and the measurements of ``storage`` say of the job."""
+    tables = {} if measured is None else {"the measured runs given": measured}
+    with (watch or _Stopwatch(None)).phase("learn", "reading what was measured"):
+        if storage is not None and surrogate != "none":
+            from jointopt.store import Store
+
+            tables[storage] = Store(storage).read()
+        return inform(job, surrogate, tables)
 
 
 def _can_keep(storage: str, watch: _Stopwatch) -> bool:
@@ -178,14 +199,14 @@ def _reference(physics: Estimator) -> Columns:
     return {name: values[[best]] for name, values in plans.items()}
 
 
-def _answer(job: Job, physics: Estimator, plans: Columns) -> Columns:
+def _answer(informed: Informed, physics: Estimator, plans: Columns) -> Columns:
     """Plan and prediction columns of chosen plans, with intervals."""
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
     columns |= {name: plans[name] for name in RESULTS}
     columns |= physics.heat(layout, plans["stage_clock_mhz"])
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
-    return add_intervals(job, columns)
+    return informed.with_intervals(columns)
 
 
 def _assumptions(job: Job) -> tuple[str, ...]:
@@ -196,17 +217,24 @@ def _assumptions(job: Job) -> tuple[str, ...]:
     return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)
 
 
-def explain(job: Job, plan: str) -> Explanation:
+def explain(
+    job: Job, plan: str, *, surrogate: str = "default", measured: pd.DataFrame | None = None,
+    storage: str | None = None,
+) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
+    ``surrogate``, ``measured`` and ``storage`` move the prediction as they do in `propose`.
     Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
     """
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     broken = check_plan(job, record)
     _check_priceable(job, record, broken)
-    physics = estimator(job, parsed.layouts)
-    values = physics.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)
+    informed = _informed(job, surrogate, storage, measured)
+    physics = informed.correct(estimator(job, parsed.layouts))
+    only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
+    values = physics.evaluate(only, clocks)
+    answer = _answer(informed, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, parsed.stage_clock_mhz[0])
     violations = (*broken, *physics.broken_limits(values))
     return Explanation(
@@ -217,6 +245,8 @@ def explain(job: Job, plan: str) -> Explanation:
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts),
         assumed=(*assumed_sentences(parsed), *_assumptions(job)),
+        intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
+        in_domain=bool(answer["in_domain"][0]), surrogate=surrogate, informed_by=informed.told,
     )  # fmt: skip
 
 

@@ -17,10 +17,13 @@ def explain_document(explanation: Explanation) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(explanation, name) for name in _FIELDS}
     fields |= {name: tidy_parts(fields[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
     stages = [asdict(stage) for stage in explanation.stages]
+    for name, (low, high) in explanation.intervals.items():
+        fields |= {f"{name}_low": low, f"{name}_high": high}
     return plain({"job": explanation.job.name, **fields, "stages": stages})  # type: ignore[no-any-return]
 
 
 _FIELDS = (
     "plan", "feasible", "violations", "iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib",
     "time_s", "energy_by_part_j", "memory_gib", "assumed",
+    "in_domain", "surrogate", "informed_by",
 )  # fmt: skip

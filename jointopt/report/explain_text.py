@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from jointopt.report.assumed import assumptions
+from jointopt.report.informed import informed_lines
 from jointopt.report.parts import tidy_parts
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import (
@@ -56,6 +57,7 @@ def _title(explanation: Explanation) -> list[str]:
             f"{explanation.avg_power_w:.0f} W per GPU, {explanation.peak_memory_gib:.1f} GiB on the fullest GPU."
         ),
     ]
+    lines += _certainty(explanation)
     if explanation.feasible:
         return [*lines, "Feasible."]
     return [
@@ -63,6 +65,25 @@ def _title(explanation: Explanation) -> list[str]:
         "Not feasible:",
         *(line for text in explanation.violations for line in wrapped(f"- {text}")),
     ]
+
+
+def _certainty(explanation: Explanation) -> list[str]:
+    """How far off time and energy may be, and where that comes from."""
+    if not explanation.intervals:
+        return []
+    time, energy = (explanation.intervals[name] for name in ("iteration_time_s", "energy_j"))
+    words = (
+        f"90 % intervals: time {_around(time, explanation.iteration_time_s)}, "
+        f"energy {_around(energy, explanation.energy_j)}."
+    )
+    if not explanation.in_domain:
+        words += " No recorded runs support such a plan (cluster, model, framework or clocks)."
+    return [*wrapped(words), *informed_lines(explanation.informed_by)]
+
+
+def _around(interval: tuple[float, float], value: float) -> str:
+    low, high = (100.0 * (bound / value - 1.0) for bound in interval)
+    return f"{low:+.0f} to {high:+.0f} %"
 
 
 def _plan(plan: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jointopt.report.assumed import assumptions
 from jointopt.report.clocks import short_clocks
+from jointopt.report.informed import informed_lines
 from jointopt.report.plain import length, plan_entries
 from jointopt.report.results import Proposal
 from jointopt.report.table import (
@@ -84,10 +85,14 @@ def spread_along(front: Columns, count: int) -> Ints:
     return np.unique(np.abs(travelled[:, np.newaxis] - wanted).argmin(axis=0))
 
 
-def plan_table(rows: Sequence[Row], reference: Row | None) -> list[str]:
-    """Aligned lines of at most 100 characters: the reference first, then ``rows``; equal columns become one line."""
+def plan_table(rows: Sequence[Row], reference: Row | None, names: Sequence[str] = ()) -> list[str]:
+    """Aligned lines of at most 100 characters: the reference first, then ``rows``; equal columns become one line.
+
+    ``names`` are marks of ``rows``, where they have some.
+    """
     every = [*([reference] if reference else []), *rows]
-    marks = [_mark(row, row is reference) for row in every]
+    named = [*(["="] if reference else []), *(names or [""] * len(rows))]
+    marks = [mark + _mark(row) for mark, row in zip(named, every, strict=True)]
     layout = [(name, TextColumn(header, [cell(row) for row in every])) for name, header, cell in _LAYOUT]
     same = [(n, c) for n, c in layout if n not in _ALWAYS_SHOWN and len(every) > 1 and len(set(c.cells)) == 1]
     left = [
@@ -105,9 +110,8 @@ def _word(cell: str) -> str:
     return {"-": "no", "y": "yes", "sel": "selective", "all": "full"}.get(cell, cell)
 
 
-def _mark(row: Row, is_reference: bool) -> str:
-    known = "" if row.get("in_domain", True) else "?"
-    return "=" + known if is_reference else known
+def _mark(row: Row) -> str:
+    return "" if row.get("in_domain", True) else "?"
 
 
 def _results(every: Sequence[Row]) -> list[TextColumn]:
@@ -169,6 +173,7 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {seconds:.1f} s."
     )
+    lines += informed_lines(proposal.informed_by)
     lines += _dropped(proposal.infeasible)
     if proposal.assumed:
         lines += assumptions(proposal.assumed)

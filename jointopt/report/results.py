@@ -31,6 +31,9 @@ class Proposal:
     infeasible: Mapping[str, int]  # reason -> layouts dropped for it
     front: Columns
     reference: Columns
+    informed_by: Mapping[str, int] = field(
+        default_factory=dict
+    )  # measured runs that moved it, by where they are
     reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
     covered_plans: int = 0  # plans of the joint space that the answer speaks for
     evaluated_plans: int = 0  # plans whose time and energy were really computed
@@ -107,7 +110,58 @@ class Explanation:
     memory_gib: Mapping[str, float]  # part -> GiB of the worst GPU; adds up to peak_memory_gib
     stages: tuple[Stage, ...]
     assumed: tuple[str, ...] = ()
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # result -> 90 % interval
+    in_domain: bool = True  # recorded runs support such a plan
+    surrogate: str = "none"
+    informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``explain --json``: plain lists, numbers and strings."""
         return explain_document(self)
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What a looser limit, the others as they are, would buy; ``row`` is the plan chosen then."""
+
+    row: int
+    relaxed_to: float
+    gain: float  # in units of the objective, 0 where nothing better comes within reach
+    gain_percent: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One upper bound that a stored plan had to keep, and how the plan chosen stands to it."""
+
+    name: str  # column that is bounded
+    bound: float
+    value: float  # of the plan chosen
+    high: float | None  # upper end of its 90 % interval
+    binds: bool  # without this limit alone a better plan would be chosen
+    relaxed: Relaxation  # by 5 %
+    nearest: Relaxation | None  # the least that buys something worth having; None = nothing does
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The best of stored plans under limits. ``plans`` are all that were stored; rows are counted in them."""
+
+    source: str
+    job_name: str
+    job: Job | None
+    plans: Columns
+    row: int  # the plan chosen
+    objective: str  # time | energy | edp | knee
+    energy: str  # column that counts as energy: energy_j, or facility_energy_j
+    reason: str  # why that objective
+    satisfying: int  # plans within all limits
+    at_high_end: bool  # limits were kept by the upper ends of the 90 % intervals
+    limits: tuple[Limit, ...]
+    ends: tuple[int, int]  # the fastest and the thriftiest plan within all limits
+    binds_together: bool  # no limit alone keeps the best plan away, all of them do
+
+    @property
+    def binding(self) -> tuple[str, ...]:
+        """Limits that bind, each of them alone."""
+        return tuple(limit.name for limit in self.limits if limit.binds)

@@ -1,0 +1,127 @@
+"""What was measured on a job's cluster moves the predictions for the job."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jointopt
+from jointopt.informed import inform
+from jointopt.plans.space import enumerate_layouts
+from jointopt.schema import Columns
+from jointopt.spec.job import Job
+from jointopt.store import Store
+from jointopt.workflow import estimator, explain, propose
+
+JOB = "opt-350m-2x4-a100"
+PLANS = ("dp=8", "dp=4 tp=2", "dp=2 tp=2 pp=2", "dp=2 pp=4", "dp=4 pp=2 micro_batch_size=2", "dp=1 tp=4 pp=2")
+
+
+def measured_runs(job: Job, slower: float, **cells: Any) -> pd.DataFrame:
+    """Runs of `PLANS` that took ``slower`` times what the physics says."""
+    m, t = job.model, job.training
+    shape = {
+        "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
+        "num_attention_heads": m.num_attention_heads, "num_query_groups": m.num_query_groups, "model": "opt-350m",
+        "gated_mlp": m.gated_mlp, "vocab_size": m.vocab_size, "seq_length": t.seq_length, "dtype": t.dtype,
+        "global_batch_size": t.global_batch_size, "attention": t.attention, "framework": t.framework.name,
+        "gpu": job.cluster.gpu.id, "gpus_per_node": job.cluster.gpus_per_node, "num_gpus": job.cluster.num_gpus,
+    }  # fmt: skip
+    told = [explain(job, plan, surrogate="none") for plan in PLANS]
+    layouts = [{k: v for k, v in one.plan.items() if k != "stage_clock_mhz"} for one in told]
+    times = [{"iteration_time_s": slower * one.iteration_time_s, "status": "ok"} for one in told]
+    return pd.DataFrame([shape | plan | time | cells for plan, time in zip(layouts, times, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return jointopt.load_job(JOB)
+
+
+@pytest.fixture(scope="module")
+def layouts(job: Job) -> Columns:
+    return enumerate_layouts(job).layouts
+
+
+def test_without_measured_runs_the_physics_stays(job: Job, layouts: Columns) -> None:
+    physics = estimator(job, layouts)
+    assert (inform(job, "default", {}).correct(physics).time_factor == 1.0).all()
+    assert (inform(job, "none", {"mine": measured_runs(job, 1.3)}).correct(physics).time_factor == 1.0).all()
+
+
+def test_slower_runs_make_every_plan_slower_and_narrow_its_interval(job: Job) -> None:
+    plan = "dp=2 tp=4 micro_batch_size=2"
+    before = explain(job, plan)
+    after = explain(job, plan, measured=measured_runs(job, 1.3))
+    assert after.iteration_time_s == pytest.approx(1.3 * before.iteration_time_s, rel=0.08)
+    low, high = (bound / after.iteration_time_s for bound in after.intervals["iteration_time_s"])
+    wide_low, wide_high = (bound / before.iteration_time_s for bound in before.intervals["iteration_time_s"])
+    assert wide_low < low < 1.0 < high < wide_high
+
+
+def test_a_corrected_plan_still_adds_up(job: Job) -> None:
+    told = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2", measured=measured_runs(job, 0.8))
+    assert sum(told.time_s.values()) == pytest.approx(told.iteration_time_s)
+    assert sum(told.energy_by_part_j.values()) == pytest.approx(told.energy_j)
+    assert sum(stage.energy_j for stage in told.stages) == pytest.approx(told.energy_j)
+    assert told.stages[0].busy_s + told.stages[0].idle_s == pytest.approx(told.iteration_time_s)
+
+
+@pytest.mark.parametrize("cells", [{"gpu": "h100-sxm5-80gb"}, {"gpus_per_node": 8}, {"framework": "nemo"}])
+def test_runs_on_another_kind_of_cluster_say_nothing(job: Job, cells: dict[str, Any]) -> None:
+    found = inform(job, "default", {"theirs": measured_runs(job, 1.3, **cells)})
+    assert found.known is None
+    assert not found.told
+
+
+def test_runs_that_cannot_be_priced_say_nothing(job: Job) -> None:
+    assert inform(job, "default", {"mine": measured_runs(job, 1.3, dp=7)}).known is None
+    assert inform(job, "default", {"mine": measured_runs(job, 1.3, status="oom")}).known is None
+
+
+def test_runs_of_two_places_count_together(job: Job) -> None:
+    runs = measured_runs(job, 1.2)
+    found = inform(job, "default", {"store": runs.iloc[:4], "file": runs.iloc[4:]})
+    assert found.told == {"store": 4, "file": 2}
+    assert found.known is not None
+    assert len(found.known[1]) == 6
+
+
+def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layouts: Columns) -> None:
+    informed = inform(job, "default", {"mine": measured_runs(job, 1.3)})
+    front = propose(job, measured=measured_runs(job, 1.3), trials=0).front
+    physics = informed.correct(estimator(job, layouts))
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, len(layouts["pp"]), 3000)
+    clocks = np.where(
+        np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan
+    )
+    tried = physics.evaluate(index, clocks)
+    better = [tried[n][:, None] < front[n] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
+    assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
+
+
+def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, tmp_path: pathlib.Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    Store(url).add(measured_runs(job, 1.3), "mine")
+    found = propose(job, storage=url, trials=0)
+    assert found.informed_by == {url: len(PLANS)}
+    plan = "dp=8 micro_batch_size=4"
+    told = explain(job, plan, storage=url)
+    assert told.iteration_time_s > 1.15 * explain(job, plan).iteration_time_s
+
+
+def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathlib.Path) -> None:
+    runs = pd.concat(
+        [measured_runs(job, f, source=s) for f, s in ((1.3, "mine"), (1.25, "mine"), (1.0, "b"))]
+    )
+    other = runs.assign(framework="nemo", source="c")
+    pd.concat([runs, other]).to_csv(tmp_path / "runs.csv", index=False)
+    jointopt.retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "own")
+    told = explain(job, "dp=8", surrogate=str(tmp_path / "own"))
+    assert told.informed_by == {f"the surrogate {tmp_path / 'own'}": 3 * len(PLANS)}
+    assert told.iteration_time_s > explain(job, "dp=8", surrogate="none").iteration_time_s
