@@ -260,7 +260,7 @@ class Estimator:
         backward += p2p
         batches = costs.num_micro_batches[rows]
         makespan = self._makespan_s(costs, rows, forward, backward, batches)
-        exposed = self._dp_exposed(costs, rows, forward, backward, batches)
+        exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + habits.iteration_overhead_s
         kernel = forward_kernel
@@ -277,7 +277,7 @@ class Estimator:
         makespan = iteration_time_s(forward, backward, np.full(len(rows), depth), vpp, full)
         return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
-    def _dp_exposed(
+    def dp_exposed_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
     ) -> Floats:
         """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
