@@ -13,6 +13,7 @@ _VERBS = {
     "load_job": "jointopt.jobfile",
     "propose": "jointopt.workflow",
     "explain": "jointopt.workflow",
+    "select": "jointopt.selecting",
     "predict": "jointopt.predicting",
     "retrain": "jointopt.retraining",
     "evaluate": "jointopt.evaluation",

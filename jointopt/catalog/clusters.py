@@ -73,7 +73,7 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     gpu = _gpu(section)
     nodes = section.whole("nodes", high=_MOST_NODES)
     per_node, assumed = _gpus_per_node(section, gpu)
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     for key in FIGURES:
         figures[key], sentence = _figure(section, key, gpu, nodes, per_node)
         assumed += (sentence,) if sentence else ()

@@ -17,6 +17,8 @@ from jointopt.spec.job import Job
 from jointopt.units import KILO, KWH
 
 Array = npt.ArrayLike
+_PAID = ("facility_energy_j", "carbon_kg", "cost")
+SITE_COLUMNS = ("cluster_power_kw", *_PAID, "run_time_s", *(f"run_{name}" for name in _PAID))
 
 
 def facility_parts_j(cluster: Cluster, time_s: Array, energy_j: Array) -> dict[str, Floats]:
@@ -55,4 +57,18 @@ def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
     if iterations is not None:
         run = {"time_s": np.asarray(time_s, np.float64)} | out
         out |= {f"run_{name}": values * iterations for name, values in run.items()}
+    return out
+
+
+def with_site(job: Job, plans: Columns) -> Columns:
+    """Plans with those of `SITE_COLUMNS` that the job asks for, (n,) each, from their time, energy and power.
+
+    Where the plans have 90 % intervals, ``_low`` and ``_high`` too: both time and energy at that end.
+    """
+    sides = ("", "_low", "_high") if "iteration_time_s_low" in plans else ("",)
+    out = dict(plans)
+    for side in sides:
+        out[f"cluster_power_kw{side}"] = cluster_power_kw(job.cluster, plans[f"avg_power_w{side}"])
+        paid = bill(job, plans[f"iteration_time_s{side}"], plans[f"energy_j{side}"])
+        out |= {f"{name}{side}": values for name, values in paid.items()}
     return out

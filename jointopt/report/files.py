@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from jointopt.physics.facility import with_site
 from jointopt.plans.clocks import stage_clocks_to_text
 from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
@@ -36,7 +37,7 @@ def write_proposal(proposal: Proposal, folder: Path) -> tuple[Path, ...]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / name for name in FILES)
     paths[0].write_text(json_text(propose_document(proposal)) + "\n", encoding="utf-8")
-    front_frame(proposal.front).to_csv(paths[1], index=False)
+    front_frame(with_site(proposal.job, proposal.front)).to_csv(paths[1], index=False)
     paths[2].write_text(proposal_text(proposal, show_all=True) + "\n", encoding="utf-8")
     return paths
 

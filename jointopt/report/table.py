@@ -64,6 +64,15 @@ def numbers(values: Sequence[float], scale: float) -> list[str]:
     return [f"{value:.{decimals}f}" if math.isfinite(value) else "-" for value in values]
 
 
+def figure(value: float) -> str:
+    """One number of a sentence: whole, or with four digits and no exponent."""
+    return (
+        f"{value:,.0f}"
+        if value.is_integer() or abs(value) >= 1000
+        else f"{value:.{decimals_for(abs(value))}f}"
+    )
+
+
 def unit_of(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """The largest (factor, unit) that keeps ``largest`` at 1 or more; the smallest unit where none does."""
     fitting = [unit for unit in units if largest >= unit[0]]

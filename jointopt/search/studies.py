@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,8 @@ import optuna
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.database import database_errors
+from jointopt.database import database_errors, open_database, without_password
+from jointopt.errors import UsageError, nearest
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.search.nsga2 import distributions_of, experimental_is_meant, parameters_of
 from jointopt.search.pareto import OBJECTIVES, front_order, objectives, take
@@ -311,6 +313,53 @@ _DETAILS = {
     "trial_user_attributes": _user_rows,
     "trial_system_attributes": _system_rows,
 }
+
+
+def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(the feasible plans of a study that `save_study` wrote, each as a mapping, and the study's attributes).
+
+    A mapping holds the layout, the stage clocks as text, both objectives and what else is known of the plan. UsageError
+    where the storage or the study is missing, or where the study is another kind of study.
+    """
+    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+        study = _known_study(url, name)
+        attributes = dict(study.user_attrs)
+        if "job" not in attributes or len(study.directions) != len(OBJECTIVES):
+            raise UsageError(
+                f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
+            )
+        if not attributes.get(COMPLETE_KEY):
+            raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
+        trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+        return [_plan_of(trial) for trial in trials if _is_feasible(trial)], attributes
+
+
+def _known_study(url: str, name: str) -> optuna.Study:
+    """The study of that name; nothing is made where there is no database, or none with studies."""
+    parsed = sa.engine.make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise UsageError(
+            f"There is no database {without_password(url)!r} to look for the study {name!r} in; expected a file of "
+            f"`jointopt propose --out`, or a study of `jointopt propose --storage URL`."
+        )
+    has_studies = sa.inspect(open_database(url)).has_table("studies")
+    names = optuna.get_all_study_names(_open(url)) if has_studies else []
+    if name not in names:
+        known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise UsageError(
+            f"{without_password(url)!r} holds no study {name!r}{nearest(name, names)}; expected "
+            f"{f'one of {known}' if names else 'a study, and it has none'}."
+        )
+    return optuna.load_study(study_name=name, storage=_open(url))
+
+
+def _is_feasible(trial: FrozenTrial) -> bool:
+    return all(violation <= 0.0 for violation in trial.system_attrs.get("constraints", ()))
+
+
+def _plan_of(trial: FrozenTrial) -> dict[str, Any]:
+    layout = {name: trial.params.get(name) for name in LAYOUT_COLUMNS}
+    return layout | dict(zip(OBJECTIVES, trial.values, strict=True)) | trial.user_attrs
 
 
 def _open(url: str) -> optuna.storages.BaseStorage:

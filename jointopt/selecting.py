@@ -1,0 +1,223 @@
+"""The best stored plan under limits: which limit binds, and what relaxing it would buy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.errors import InfeasibleError, UsageError
+from jointopt.plans.parse import format_plan
+from jointopt.report.results import Limit, Relaxation, Selection
+from jointopt.report.table import figure
+from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.spec.job import Job
+from jointopt.stored import StoredPlans, stored_plans
+
+OBJECTIVES = ("time", "energy", "edp", "knee")
+STEP = 0.05  # by how much a limit is relaxed to see what that buys
+WORTH_HAVING = 1e-3  # relative gain below which a plan is no better in practice
+_ROUNDING = 1e-9  # relative: a bound that was read off a printed plan is kept by that plan
+_NAMES = {
+    "iteration_time_s": "--max-iteration-time-s",
+    "energy_j": "--max-energy-j",
+    "avg_power_w": "--max-power-w",
+    "cluster_power_kw": "--max-cluster-kw",
+}
+
+
+def select(
+    source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
+    max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
+    facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
+) -> Selection:  # fmt: skip
+    """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
+
+    Limits are upper bounds on a plan's iteration time (s), energy of one iteration (J), mean power per GPU (W) and mean
+    power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
+    them. ``facility`` counts hosts and PUE as energy. ``objective`` is time, energy, edp (their product) or knee; by
+    default energy where only the time is bounded or power besides, time under an energy or power limit, and the knee of
+    the front without a limit. Raises InfeasibleError that names the closest plan, UsageError for bad input.
+    """
+    given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
+    limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
+    objective, reason = _objective(objective, limits)
+    stored = stored_plans(source, storage, job)
+    energy = "facility_energy_j" if facility else "energy_j"
+    bounds = {energy if name == "energy_j" else name: bound for name, bound in limits.items()}
+    choice = _Choice.of(stored, bounds, objective, energy, at_high_end)
+    return _selection(stored, choice, objective, energy, reason, at_high_end)
+
+
+def _bound(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{_NAMES[name]} must be a finite number above 0; got {value:g}.")
+    return float(value)
+
+
+def _objective(asked: str | None, limits: Mapping[str, float]) -> tuple[str, str]:
+    """The objective, and why it is that one."""
+    if asked is not None:
+        if asked not in OBJECTIVES:
+            raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {asked!r}.")
+        if asked == "knee" and limits:
+            raise UsageError(
+                "The knee is a point of the whole front and heeds no limit; with limits choose --objective time, "
+                "energy or edp."
+            )
+        return asked, "as asked"
+    if not limits:
+        return "knee", "no limit is given"
+    if "energy_j" in limits:
+        return "time", "an energy budget is given"
+    if "iteration_time_s" in limits:
+        return "energy", "a deadline and no energy budget is given"
+    return "time", "a power limit alone is given"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Plans in the order of preference, and which of them keep which limit."""
+
+    bounds: Mapping[str, float]
+    values: Mapping[str, Floats]  # what is bounded, (n,), by the name of the limit
+    score: Floats  # (n,), less is better
+    order: Ints  # rows from the best to the worst
+
+    @classmethod
+    def of(
+        cls, stored: StoredPlans, bounds: Mapping[str, float], objective: str, energy: str, at_high_end: bool
+    ) -> _Choice:
+        side = "_high" if at_high_end else ""
+        values = {name: _column(stored, f"{name}{side}") for name in bounds}
+        time, joules = _column(stored, "iteration_time_s"), _column(stored, energy)
+        score = _score(objective, time, joules)
+        ties = (stored.plans["peak_memory_gib"], joules * time)
+        return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64))
+
+    def keeps(self, name: str, bound: float) -> Bools:
+        return np.asarray(self.values[name] <= bound * (1.0 + _ROUNDING))
+
+    def within(self, *, without: str = "") -> Bools:
+        """Rows that keep every limit but ``without``."""
+        kept = [self.keeps(name, bound) for name, bound in self.bounds.items() if name != without]
+        return np.asarray(np.all([np.ones(len(self.score), bool), *kept], axis=0))
+
+    def best(self, allowed: Bools) -> int | None:
+        """The best of the rows allowed."""
+        rows = self.order[allowed[self.order]]
+        return int(rows[0]) if len(rows) else None
+
+
+def _score(objective: str, time_s: Floats, energy_j: Floats) -> Floats:
+    scores = {"time": time_s, "energy": energy_j, "edp": time_s * energy_j}
+    return scores[objective] if objective in scores else -_bend(time_s, energy_j)
+
+
+def _bend(time_s: Floats, energy_j: Floats) -> Floats:
+    """How far each plan lies below the chord from the fastest to the thriftiest one, in logarithms of both, (n,).
+
+    Both axes are scaled to the chord's span, as in Satopaa et al., Finding a "Kneedle" in a Haystack (2011).
+    """
+    fast, thrifty = np.lexsort((energy_j, time_s))[0], np.lexsort((time_s, energy_j))[0]
+    spans = time_s[thrifty] / time_s[fast], energy_j[fast] / energy_j[thrifty]
+    if min(spans) <= 1.0:
+        return np.asarray(-np.log(time_s * energy_j))  # one plan is best in both
+    x = np.log(time_s / time_s[fast]) / math.log(spans[0])
+    y = np.log(energy_j / energy_j[thrifty]) / math.log(spans[1])
+    return np.asarray(1.0 - x - y)
+
+
+def _column(stored: StoredPlans, name: str) -> Floats:
+    """A column, or UsageError that says why it is not there and what to do."""
+    values = stored.plans.get(name)
+    if values is not None and np.isfinite(values).all():
+        return np.asarray(values)
+    if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
+        raise UsageError(
+            f"{stored.source} holds no 90 % interval of {name.removesuffix('_high')}, which --at-high-end needs; "
+            f"choose from proposal.json of `jointopt propose --out` instead."
+        )
+    raise UsageError(
+        f"{stored.source} does not say what {name} is, for want of the job's nodes, host power and PUE; give the job "
+        f"that was proposed by --job."
+    )
+
+
+def _selection(
+    stored: StoredPlans, choice: _Choice, objective: str, energy: str, reason: str, at_high_end: bool
+) -> Selection:
+    within = choice.within()
+    row = choice.best(within)
+    if row is None:
+        raise InfeasibleError(_closest(stored, choice))
+    limits = tuple(_limit(stored, choice, row, name) for name in choice.bounds)
+    best_score = float(choice.score.min())
+    ends = [_first(stored.plans, within, first, second) for first, second in _axes(energy)]
+    return Selection(
+        source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
+        objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
+        limits=limits, ends=(ends[0], ends[1]),
+        binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limits),
+    )  # fmt: skip
+
+
+def _axes(energy: str) -> tuple[tuple[str, str], ...]:
+    return ("iteration_time_s", energy), (energy, "iteration_time_s")
+
+
+def _first(plans: Columns, within: Bools, first: str, second: str) -> int:
+    """The row with the least of one column, then of the other."""
+    rows = np.flatnonzero(within)
+    return int(rows[np.lexsort((plans[second][rows], plans[first][rows]))[0]])
+
+
+def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:
+    bound, high = choice.bounds[name], stored.plans.get(f"{name}_high")
+    free = choice.within(without=name)
+    unbound = choice.best(free)
+    relaxed = _relaxation(choice, row, free & choice.keeps(name, bound * (1.0 + STEP)), bound * (1.0 + STEP))
+    return Limit(
+        name=name,
+        bound=bound,
+        value=float(stored.plans[name][row]),
+        high=None if high is None else float(high[row]),
+        binds=unbound is not None and bool(choice.score[unbound] < choice.score[row]),
+        relaxed=relaxed,
+        nearest=_nearest(choice, row, free, name),
+    )
+
+
+def _relaxation(choice: _Choice, row: int, allowed: Bools, relaxed_to: float) -> Relaxation:
+    """What the best row of those allowed is better by; the row chosen stays where none is."""
+    best = choice.best(allowed)
+    better = row if best is None or choice.score[best] >= choice.score[row] else best
+    gain = float(choice.score[row] - choice.score[better])
+    return Relaxation(better, float(relaxed_to), gain, 100.0 * gain / float(choice.score[row]))
+
+
+def _nearest(choice: _Choice, row: int, free: Bools, name: str) -> Relaxation | None:
+    """The least looser bound that buys a gain worth having, with the best plan within it."""
+    better = np.flatnonzero(free & (choice.score < (1.0 - WORTH_HAVING) * choice.score[row]))
+    if not len(better):
+        return None
+    needed = float(choice.values[name][better].min())
+    return _relaxation(choice, row, free & choice.keeps(name, needed), needed)
+
+
+def _closest(stored: StoredPlans, choice: _Choice) -> str:
+    """One sentence: the plan whose worst excess is least, and every limit that it breaks by how much."""
+    excess = np.array([choice.values[name] / bound - 1.0 for name, bound in choice.bounds.items()])
+    row = int(excess.max(axis=0).argmin())
+    broken = [
+        f"{name} by {figure(100.0 * over)} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
+        for (name, bound), over in zip(choice.bounds.items(), excess[:, row], strict=True)
+        if over > _ROUNDING
+    ]
+    plan = format_plan(stored.plans, stored.plans["stage_clock_mhz"], row)
+    return (
+        f"None of the {len(choice.score):,} plans of {stored.source} keeps every limit; the closest, {plan}, breaks "
+        f"{' and '.join(broken)}."
+    )

@@ -1,0 +1,175 @@
+"""Plans that a search has left behind, read back: a proposal.json, a front.csv, or a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.cells import STRICT_READERS, floats, read_columns, shown
+from jointopt.database import without_password
+from jointopt.errors import JobError, JointOptError, TableError, UsageError
+from jointopt.intervals import RESULTS, add_intervals
+from jointopt.jobfile import parse_job
+from jointopt.physics.facility import SITE_COLUMNS, with_site
+from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
+from jointopt.spec.files import parse_json, parse_yaml
+from jointopt.spec.job import Job
+from jointopt.tables import read_table
+
+STORAGE = "sqlite:///jointopt.db"
+KNOWN = (*RESULTS, "peak_power_w", "temperature_c", *SITE_COLUMNS)
+_NEEDED = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS)
+_EXPECTED = (
+    "expected proposal.json or front.csv of `jointopt propose --out`, or what `propose --json` printed"
+)
+
+
+@dataclass(frozen=True)
+class StoredPlans:
+    """Plans as columns: the plan, its predictions, and `jointopt.physics.facility.with_site`.
+
+    The last are there only where the job is known or they were stored; ``in_domain`` and intervals where stored.
+    """
+
+    source: str  # as a message calls it
+    plans: Columns
+    job_name: str
+    job: Job | None = None
+
+
+def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
+    """The plans of a file (a folder means its proposal.json) or, by name, of a study in ``storage``.
+
+    A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans.
+    Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
+    """
+    path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
+    if storage is None and (path.is_file() or path.suffix or path.name != source):
+        found = _of_file(path)
+    else:
+        found = _of_study(source, storage or STORAGE)
+    if job is not None:
+        found = replace(found, job=job, job_name=job.name)
+    return _with_site(found)
+
+
+def _of_file(path: Path) -> StoredPlans:
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist or is no regular file; {_EXPECTED}.")
+    if path.suffix.lower() == ".json":
+        return _of_document(path)
+    return StoredPlans(str(path), _columns(read_table(path), str(path)), "")
+
+
+def _of_document(path: Path) -> StoredPlans:
+    try:
+        document = parse_json(path.read_text(encoding="utf-8-sig"))
+    except (JobError, OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}.") from error
+    entries = document.get("front")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"{path} holds no front of plans; {_EXPECTED}.")
+    plans = _columns(_frame(entries, str(path)), str(path))
+    job = _job(document["job_file"], str(path)) if "job_file" in document else None
+    return StoredPlans(str(path), plans, str(document.get("job") or ""), job)
+
+
+def _of_study(name: str, storage: str) -> StoredPlans:
+    from jointopt.search.studies import read_study
+
+    rows, attributes = read_study(storage, name)
+    source = f"study {name} in {without_password(storage)}"
+    plans = _columns(_frame(rows, source), source)
+    try:
+        job = _job(parse_yaml(str(attributes["job"])), source)
+    except JobError as error:
+        raise UsageError(f"The job of {source}: {error}") from error
+    if attributes.get("surrogate") == "none" and "energy_j_low" not in plans:
+        plans = add_intervals(job, plans)  # a study of the physics alone leaves out what follows from the job
+    return StoredPlans(source, plans, job.name, job)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], source: str) -> pd.DataFrame:
+    if not rows:
+        raise UsageError(f"{source} holds no feasible plan; expected at least one.")
+    return pd.DataFrame(list(rows))
+
+
+def _job(mapping: Any, source: str) -> Job:
+    try:
+        return parse_job(mapping, "job", Path())
+    except JointOptError as error:
+        raise UsageError(
+            f"The job that is stored in {source} cannot be read: {error} Give the job by --job."
+        ) from error
+
+
+def _columns(table: pd.DataFrame, source: str) -> Columns:
+    """Columns of a table of plans; UsageError that names a column that is missing or a cell that makes no sense."""
+    missing = [name for name in _NEEDED if name not in table]
+    if missing:
+        raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
+    clean, faults = read_columns(table, [*_NEEDED, "peak_power_w", "temperature_c"], STRICT_READERS)
+    for name, wrong, expected in faults:
+        row = int(wrong.to_numpy().argmax())
+        raise TableError(
+            f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}."
+        )
+    blank = clean[list(_NEEDED)].isna()
+    if blank.to_numpy().any():
+        row, column = np.argwhere(blank.to_numpy())[0]
+        raise TableError(f"{source}: {_NEEDED[column]} of plan {row + 1} is blank; expected a value.")
+    return _plan_columns(clean, source) | _results(clean)
+
+
+def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
+    columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
+    columns["sequence_parallel"] = clean["sequence_parallel"].to_numpy(np.float64) > 0
+    columns["recompute"] = clean["recompute"].map(RECOMPUTE_CODES).to_numpy(np.int8)
+    clocks: list[tuple[float, ...]] = clean["stage_clock_mhz"].tolist()
+    stages = np.array([len(row) for row in clocks])
+    if (stages != columns["pp"]).any():
+        row = int((stages != columns["pp"]).argmax())
+        raise TableError(
+            f"{source}: stage_clock_mhz of plan {row + 1} must have one clock for each of its {columns['pp'][row]} "
+            f"pipeline stages; got {stages[row]}."
+        )
+    columns["stage_clock_mhz"] = np.full((len(clocks), int(stages.max())), np.nan)
+    for row, clock in enumerate(clocks):
+        columns["stage_clock_mhz"][row, : len(clock)] = clock
+    return columns
+
+
+_WHOLE = tuple(name for name in LAYOUT_COLUMNS if name not in ("sequence_parallel", "recompute"))
+
+
+def _results(clean: pd.DataFrame) -> Columns:
+    """Predictions with their intervals, and what the site pays where the file says it."""
+    names = [name for name in KNOWN if name in clean]
+    names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
+    columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
+    if "in_domain" in clean:
+        columns["in_domain"] = clean["in_domain"].astype(str).str.lower().isin(["true", "1"]).to_numpy()
+    return columns
+
+
+def _with_site(found: StoredPlans) -> StoredPlans:
+    """With what the site draws and pays by the job; without a job, that stays as it was stored."""
+    if found.job is None:
+        return found
+    _check_size(found, found.job)
+    return replace(found, plans=with_site(found.job, found.plans))
+
+
+def _check_size(found: StoredPlans, job: Job) -> None:
+    sizes: Floats = np.prod([found.plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
+    if (sizes != job.cluster.num_gpus).any():
+        raise UsageError(
+            f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {job.name!r} has "
+            f"{job.cluster.num_gpus:,}; give the job that they were proposed for."
+        )
