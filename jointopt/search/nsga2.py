@@ -18,8 +18,9 @@ import numpy as np
 import optuna
 
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
+from jointopt.search.breeding import Seen, breed, half_local, unseen
 from jointopt.search.genome import SLACK, Genome
-from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, objectives, take
+from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
 from jointopt.search.polish import Polisher
 from jointopt.search.problem import Problem, Progress
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 POPULATION = 40
 POLISH_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
-FRESH_SHARE = 0.04  # of a generation: random newcomers, so that no layout is out of reach
-RETRIES = 12  # of children that decode to a plan already seen, each with stronger mutation
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,13 @@ class SearchResult:
 
 @dataclass
 class _Archive:
-    """Everything seen: plans generation by generation, and the keys that tell duplicates."""
+    """Everything evaluated: plans generation by generation, and the plans that need no second look."""
 
     problem: Problem
     genome: Genome
     parts: list[Columns] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # by generation: its last trial's number plus one
-    seen: set[bytes] = field(default_factory=set)
-
-    def unseen(self, layout: Ints, clocks: Floats) -> Ints:
-        """Indices of plans never evaluated before, the first of equal ones; marks them as seen."""
-        rows = np.column_stack([layout, np.nan_to_num(clocks)])
-        fresh = []
-        for index, row in enumerate(rows):
-            key = row.tobytes()
-            if key not in self.seen:
-                self.seen.add(key)
-                fresh.append(index)
-        return np.array(fresh, dtype=np.int64)
+    seen: Seen = field(default_factory=Seen)
 
     def add(self, plans: Columns) -> None:
         self.parts.append(plans)
@@ -98,25 +86,8 @@ class _Breeder:
     def __call__(
         self, study: optuna.Study, search_space: dict[str, BaseDistribution], parents: list[FrozenTrial]
     ) -> dict[str, Any]:
-        return {"genes": self._breed(self.archive.rows(np.array([trial.number for trial in parents])))}
-
-    def _breed(self, parents: Columns) -> Ints:
-        genome = self.archive.genome
-        genes = genome.encode(parents)
-        mothers, fathers = (genes[self._tournament(parents)] for _ in range(2))
-        children = genome.mutate(genome.cross(mothers, fathers, self.rng), self.rng)
-        fresh = self.rng.random(self.size) < FRESH_SHARE
-        children[fresh] = genome.random(int(fresh.sum()), self.rng)
-        return children
-
-    def _tournament(self, parents: Columns) -> Ints:
-        """Of two random parents the better one: less violation first, then domination, else the first."""
-        one, two = self.rng.choice(count(parents), (2, self.size))
-        time_s, energy_j = objectives(parents)
-        violation = np.maximum(parents["violation"], 0.0)
-        better = (time_s[two] <= time_s[one]) & (energy_j[two] <= energy_j[one])
-        prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
-        return np.asarray(np.where(prefer_two, two, one), dtype=np.int64)
+        rows = self.archive.rows(np.array([trial.number for trial in parents]))
+        return {"genes": breed(self.archive.genome, rows, self.size, self.rng)}
 
 
 class _Sampler(optuna.samplers.NSGAIISampler):
@@ -152,7 +123,8 @@ def search(
     """NSGA-II for ``trials`` distinct plans, then a local polish of the front; the seed decides all.
 
     ``start``: a front to begin with (layout_index, clock_index, slack), for example the exact one; it is
-    part of the final front. ``polish_evaluations`` = 0 leaves the front as NSGA-II found it.
+    part of the final front. ``polish_evaluations`` = 0: the trials are all that is spent, and half of the last ones
+    are local moves around the front.
     ``progress(done, trials, front_size)``.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -211,7 +183,9 @@ class _Run:
                 front, asked = self._polished(front, size)
             else:
                 asked = self._ask(study, sampler, generation, size)
-            plans = _evaluate_unseen(archive, asked, self.breeder.rng)
+            if not self.polish_evaluations:
+                asked = self._half_local(front, asked, done / self.trials)
+            plans = archive.problem.evaluated(*unseen(archive.genome, asked, archive.seen, self.breeder.rng))
             if not count(plans):
                 break  # nothing within reach that was not seen: the space is exhausted
             archive.add(plans)
@@ -226,6 +200,11 @@ class _Run:
         if generation == 0:
             return _first(self.breeder.archive, size, self.start, self.breeder.rng)
         return _ask(study, sampler, generation, size)
+
+    def _half_local(self, front: Columns, asked: Ints, share_done: float) -> Ints:
+        archive = self.breeder.archive
+        evaluated = archive.everything()
+        return half_local(archive.genome, evaluated, front, archive.seen, asked, share_done, self.breeder.rng)
 
     def _polished(self, front: Columns, size: int) -> tuple[Columns, Ints]:
         """The front after local moves; points of it become a generation, to breed on from there."""
@@ -265,21 +244,6 @@ def _ask(study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> 
     )
     children: Ints = sampler.sample_relative(study, asking, {})["genes"]
     return children[:size]
-
-
-def _evaluate_unseen(archive: _Archive, genes: Ints, rng: np.random.Generator) -> Columns:
-    """Decode, replace what was seen by stronger and stronger mutants of it, evaluate in one call."""
-    problem, genome = archive.problem, archive.genome
-    chosen: list[tuple[Ints, Ints, Floats, Floats]] = []
-    for attempt in range(RETRIES):
-        layout, clock, slack = genome.decode(genes)
-        stage_clocks = problem.decode_clocks(layout, clock, slack)
-        fresh = archive.unseen(layout, stage_clocks)
-        chosen.append((layout[fresh], clock[fresh], slack[fresh], stage_clocks[fresh]))
-        genes = genome.mutate(np.delete(genes, fresh, axis=0), rng, strength=1.0 + 0.5 * attempt)
-        if not len(genes):
-            break
-    return problem.evaluated(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
 
 
 def distributions_of(layouts: Columns, clocks_mhz: Floats) -> dict[str, BaseDistribution]:

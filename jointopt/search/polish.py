@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jointopt.schema import Columns, Floats, Ints
-from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
+from jointopt.search.breeding import best_of_combinations
+from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
 from jointopt.search.problem import Problem
 
 ROUNDS = 12
-CLIMBERS = 48  # of the best combinations of tp, pp and cp, each with a local search of its own
 CLIMBS = 3
 SWEEP = 8  # clocks at which the best layout of each combination is tried in the end
 PAIRED = 64  # plans per round from which two genes move at once
 CLOCK_STEPS = (-4, -2, -1, 0, 1, 2, 4)
-COMBINATION = np.array([1, 1_000, 1_000_000] + [0] * (len(PRIORITY) - 3))  # one number per tp, pp and cp
 RESOLUTION = 1e-3  # relative; finer gains than this from single stages would only bloat the front
 
 
@@ -62,26 +61,16 @@ class Polisher:
         neither variation nor the moves of `improve` lead from one to the other. ``plans``: where to start from.
         """
         last = self.spent + evaluations
-        best = self._best_of_combinations(plans)
+        best = best_of_combinations(self.genome, plans)
         for _ in range(CLIMBS):
             genes = self.genome.encode(best)
             genes[:, SLACK] = 0
             moves = [self.genome.neighbours(genes), self.genome.neighbours(genes, paired=True)]
             for batch in self._evaluated(np.unique(np.concatenate(moves), axis=0), last):
-                front, best = merge(front, batch), self._best_of_combinations(concat([best, batch]))
+                front, best = merge(front, batch), best_of_combinations(self.genome, concat([best, batch]))
         for batch in self._evaluated(self._coarse_sweep(best), last):
             front = merge(front, batch)
         return front
-
-    def _best_of_combinations(self, plans: Columns) -> Columns:
-        """Per combination the feasible plan with the least time x energy, of the best combinations only."""
-        combination = self.genome.layout_genes[plans["layout_index"]] @ COMBINATION
-        time_s, energy_j = objectives(plans)
-        product = np.where(plans["violation"] <= 0.0, time_s * energy_j, np.inf)
-        order = np.argsort(product, kind="stable")
-        order = order[np.isfinite(product[order])]
-        _, first = np.unique(combination[order], return_index=True)
-        return take(plans, order[np.sort(first)][:CLIMBERS])
 
     def _coarse_sweep(self, plans: Columns) -> Ints:
         clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, SWEEP).round().astype(np.int64))

@@ -1,0 +1,155 @@
+"""New plans from good ones: children of parents, local moves around a front, and never a plan a second time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
+from jointopt.search.pareto import evenly, front_order, objectives, take
+
+FRESH_SHARE = 0.04  # of a generation: random newcomers, so that no layout is out of reach
+RETRIES = 12  # of children that decode to a plan already seen, each with stronger mutation
+LOCAL_AFTER = 0.3  # of a search: from here on half of the new plans are local moves
+FRONT_AFTER = 0.6  # of a search: from here on these start from the front
+CLOCK_STEPS = (-2, -1, 1, 2)
+CLIMBERS = 48  # of the best combinations of tp, pp and cp, each with a local search of its own
+COMBINATION = np.array([1, 1_000, 1_000_000] + [0] * (len(PRIORITY) - 3))  # one number per tp, pp and cp
+
+
+@dataclass
+class Seen:
+    """The plans that need no second look, told apart by layout and stage clocks."""
+
+    keys: set[bytes] = field(default_factory=set)
+
+    def add(self, layout: Ints, clocks: Floats) -> Ints:
+        """Marks these plans; returns the indices of those not seen before, the first of equal ones."""
+        fresh = []
+        for index, key in enumerate(_keys(layout, clocks)):
+            if key not in self.keys:
+                self.keys.add(key)
+                fresh.append(index)
+        return np.array(fresh, dtype=np.int64)
+
+    def lacks(self, layout: Ints, clocks: Floats) -> Bools:
+        """True where a plan was not seen before; marks nothing."""
+        return np.array([key not in self.keys for key in _keys(layout, clocks)], dtype=bool)
+
+
+def _keys(layout: Ints, clocks: Floats) -> list[bytes]:
+    rows = np.ascontiguousarray(np.column_stack([layout, np.nan_to_num(clocks)]))
+    return [row.tobytes() for row in rows]
+
+
+def elite(plans: Columns, size: int) -> Ints:
+    """Rows of the ``size`` best plans: front after front of the feasible ones, then those least infeasible.
+
+    The last front that does not fit is thinned evenly, both ends kept.
+    """
+    time_s, energy_j = objectives(plans)
+    left = np.flatnonzero(plans["violation"] <= 0.0)
+    chosen: list[Ints] = []
+    while size > 0 and len(left):
+        front = left[front_order(time_s[left], energy_j[left])]
+        if not len(front):  # what is left has no finite objectives
+            break
+        chosen.append(front[evenly(take(plans, front), size)])
+        size, left = size - len(chosen[-1]), np.setdiff1d(left, front)
+    broken = np.flatnonzero(plans["violation"] > 0.0)
+    nearest = broken[np.argsort(plans["violation"][broken], kind="stable")]
+    return np.concatenate([*chosen, nearest[:size]]).astype(np.int64)
+
+
+def breed(genome: Genome, parents: Columns, size: int, rng: np.random.Generator) -> Ints:
+    """Genes of ``size`` children: tournament, crossover, mutation, and a few newcomers."""
+    genes = genome.encode(parents)
+    mothers, fathers = (genes[_tournament(parents, size, rng)] for _ in range(2))
+    children = genome.mutate(genome.cross(mothers, fathers, rng), rng)
+    fresh = rng.random(size) < FRESH_SHARE
+    children[fresh] = genome.random(int(fresh.sum()), rng)
+    return children
+
+
+def _tournament(parents: Columns, size: int, rng: np.random.Generator) -> Ints:
+    """Of two random parents the better one: less violation first, then domination, else the first."""
+    one, two = rng.choice(len(parents["slack"]), (2, size))
+    time_s, energy_j = objectives(parents)
+    violation = np.maximum(parents["violation"], 0.0)
+    better = (time_s[two] <= time_s[one]) & (energy_j[two] <= energy_j[one])
+    prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
+    return np.asarray(np.where(prefer_two, two, one), dtype=np.int64)
+
+
+def half_local(
+    genome: Genome, plans: Columns, front: Columns, seen: Seen, genes: Ints, share_done: float,
+    rng: np.random.Generator,
+) -> Ints:  # fmt: skip
+    """The same number of genes, half of them local moves once ``share_done`` of a search is past `LOCAL_AFTER`.
+
+    At first from the best of every combination of tp, pp and cp among the ``plans`` evaluated so far, because variation
+    seldom leads from one combination to another; in the end from the ``front``.
+    """
+    if share_done < LOCAL_AFTER:
+        return genes
+    climbing = share_done < FRONT_AFTER
+    around = best_of_combinations(genome, plans) if climbing else front
+    moves = local_moves(genome, around, seen, len(genes) // 2, rng, clocks=not climbing)
+    return np.concatenate([moves, genes[: len(genes) - len(moves)]])
+
+
+def local_moves(
+    genome: Genome, around: Columns, seen: Seen, size: int, rng: np.random.Generator, *, clocks: bool
+) -> Ints:
+    """Genes of at most ``size`` unseen plans one move away: a layout's gene, with ``clocks`` a clock or share of slack.
+
+    Clock moves come before the others: a front that is complete but for a clock here and there is the usual case.
+    """
+    own = genome.encode(around)
+    near = np.concatenate([_shifted(genome, own, CLOCK, CLOCK_STEPS), _shifted(genome, own, SLACK, (-1, 1))])
+    chosen = []
+    for moves in (near[: len(near) * clocks], genome.neighbours(own)):
+        layout, clock, slack = genome.decode(moves)
+        fresh = moves[seen.lacks(layout, genome.problem.decode_clocks(layout, clock, slack))]
+        fresh = rng.permutation(np.unique(fresh, axis=0))[: size - sum(map(len, chosen))]
+        chosen.append(fresh)
+    return np.concatenate(chosen)
+
+
+def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
+    """Per combination of tp, pp and cp the feasible plan with the least time x energy, of the best combinations only."""
+    combination = genome.layout_genes[plans["layout_index"]] @ COMBINATION
+    time_s, energy_j = objectives(plans)
+    product = np.where(plans["violation"] <= 0.0, time_s * energy_j, np.inf)
+    order = np.argsort(product, kind="stable")
+    order = order[np.isfinite(product[order])]
+    _, first = np.unique(combination[order], return_index=True)
+    return take(plans, order[np.sort(first)][:CLIMBERS])
+
+
+def _shifted(genome: Genome, genes: Ints, column: int, steps: tuple[int, ...]) -> Ints:
+    moved = np.repeat(genes, len(steps), axis=0)
+    moved[:, column] += np.tile(steps, len(genes))
+    return moved[(moved[:, column] >= 0) & (moved[:, column] < genome.sizes[column])]
+
+
+def unseen(
+    genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator
+) -> tuple[Ints, Ints, Floats, Floats]:
+    """Plans of these genes as (layout, clock index, slack, stage clocks), now marked as seen.
+
+    What was seen before is replaced by stronger and stronger mutants of it, or left out in the end.
+    """
+    chosen: list[tuple[Ints, Ints, Floats, Floats]] = []
+    for attempt in range(RETRIES):
+        layout, clock, slack = genome.decode(genes)
+        stage_clocks = genome.problem.decode_clocks(layout, clock, slack)
+        fresh = seen.add(layout, stage_clocks)
+        chosen.append((layout[fresh], clock[fresh], slack[fresh], stage_clocks[fresh]))
+        genes = genome.mutate(np.delete(genes, fresh, axis=0), rng, strength=1.0 + 0.5 * attempt)
+        if not len(genes):
+            break
+    layouts, clocks, slacks, stages = zip(*chosen, strict=True)
+    return np.concatenate(layouts), np.concatenate(clocks), np.concatenate(slacks), np.concatenate(stages)
