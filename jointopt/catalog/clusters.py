@@ -22,6 +22,7 @@ FIGURES = (
     "intra_node_pj_per_bit",
     "inter_node_pj_per_bit",
     "inlet_temperature_c",
+    "exhaust_rise_k",
     "host_power_w",
     "pue",
     "power_limit_w",
@@ -34,18 +35,20 @@ SITE = (
 )  # what the site's electricity brings along; all optional
 KEYS = ("catalog", "name", *SIZES, *FIGURES, *SITE)
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
-_HIGHEST = {"inlet_temperature_c": 60.0, "pue": 10.0, "inter_node_latency_us": 1e6}
+_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0, "inter_node_latency_us": 1e6}
 _MAY_BE_ZERO = (
     *(f for f in FIGURES if "_pj_" in f),
     "inter_node_latency_us",
     "host_power_w",
     "inlet_temperature_c",
+    "exhaust_rise_k",
 )
 _UNITS = {
     "inter_node_latency_us": " µs",
     "intra_node_pj_per_bit": " pJ/bit",
     "inter_node_pj_per_bit": " pJ/bit",
     "inlet_temperature_c": " °C",
+    "exhaust_rise_k": " K",
     "host_power_w": " W per node",
     "pue": "",
 }

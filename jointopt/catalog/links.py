@@ -36,6 +36,7 @@ def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, As
         "intra_node_pj_per_bit": _assumption(facts["intra_node_pj_per_bit"][link]),
         "inter_node_pj_per_bit": _assumption(facts["inter_node_pj_per_bit"]),
         "inlet_temperature_c": _assumption(facts["inlet_temperature_c"]),
+        "exhaust_rise_k": _assumption(facts["exhaust_rise_k"]),
         "host_power_w": Assumption(host.value * node_gpus, host.source),
         "pue": _assumption(facts["pue"]),
     }

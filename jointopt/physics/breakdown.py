@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.physics import costs as pc
+from jointopt.physics.energy_detail import communication_j, memory_traffic_j
 from jointopt.physics.estimate import Estimator, StageTimes
 from jointopt.physics.stage_memory import memory_parts
 from jointopt.schema import Floats, Ints
@@ -24,9 +25,16 @@ class Breakdown:
     busy_s: Floats
     idle_s: Floats
     stage_energy_j: Floats
+    stage_energy_parts_j: dict[str, Floats]
+    memory_energy_j: dict[str, float]  # of the part memory, by what was read and written
+    communication_energy_j: dict[str, dict[str, float]]  # of the part communication, by kind and link
+    gpus_per_stage: int
     stage_memory_bytes: Floats
     stage_power_w: Floats
-    stage_temperature_c: Floats
+    stage_peak_power_w: Floats  # while kernels run, of the hottest GPU
+    stage_power_limit_w: Floats  # what a GPU may draw: the cluster's limit, or the plan's
+    stage_temperature_c: Floats  # of the hottest position
+    stage_position_c: dict[str, Floats]  # inlet, and exhaust where the node has one
 
 
 def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Breakdown:
@@ -45,18 +53,32 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     batches = int(costs.num_micro_batches[rows[0]])
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
+    scale = replicas * stretch
+    cold_w = estimator.cold_power_w(g, rows, t)[0]
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
-        energy_j={k: float(v.sum() * replicas * stretch) for k, v in parts.items()},
+        energy_j={k: float(v.sum() * scale) for k, v in parts.items()},
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
         busy_s=busy * stretch,
         idle_s=(total - busy) * stretch,
-        stage_energy_j=per_rank * replicas * stretch,
+        stage_energy_j=per_rank * scale,
+        stage_energy_parts_j={k: v * scale for k, v in parts.items()},
+        memory_energy_j={k: float(v.sum() * scale) for k, v in memory_traffic_j(estimator, index).items()},
+        communication_energy_j={
+            kind: {link: float(v.sum() * scale) for link, v in links.items()}
+            for kind, links in communication_j(estimator, index).items()
+        },
+        gpus_per_stage=replicas,
         stage_memory_bytes=stage_memory,
         stage_power_w=per_rank / total,
-        stage_temperature_c=estimator.cooler.temperature_c((per_rank - parts["leakage"]) / total),
+        stage_peak_power_w=estimator.burst_w(g, rows, t)[0],
+        stage_power_limit_w=np.broadcast_to(
+            estimator.power_limit_w(np.array([index]), len(busy)), (1, len(busy))
+        )[0],
+        stage_temperature_c=estimator.cooler.temperature_c(cold_w),
+        stage_position_c=estimator.cooler.temperature_by_position_c(cold_w),
     )
 
 

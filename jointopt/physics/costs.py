@@ -51,11 +51,12 @@ class StageCosts:
     optimizer_s: Floats
     flops: Floats  # of one micro-batch, forward and backward, weighted by the energy of the precision
     hbm_bytes: Floats  # of one micro-batch
-    link_j: Floats  # communication energy of one micro-batch on one rank
+    link_j: Floats  # communication energy of one micro-batch on one rank, the sum of ``link_parts_j``
     iteration_link_j: Floats  # of the gradient traffic, once
     iteration_hbm_bytes: Floats  # of the optimizer step
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
+    link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
 
     @functools.cached_property
     def has_host_floor(self) -> bool:
@@ -97,13 +98,14 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
         per_stage["ep_comm"] = layers - dense_layers_of(job, layers)
     forward_comm = _summed(t.forward_s[:, None] * per_stage[n] for n, t in traffic.items())
     backward_comm = _summed(t.backward_s[:, None] * per_stage[n] for n, t in traffic.items())
-    link_j = _summed(t.joules[:, None] * per_stage[n] for n, t in traffic.items())
     p2p_s, p2p_j = pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = gradient_traffic(job, hw, lay, groups, params)
     step_bytes = _optimizer_bytes(lay, params)
     step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s)
     overhead = habits.micro_batch_overhead_s
+    link_parts_j = {n: t.joules[:, None] * per_stage[n] for n, t in traffic.items()}
+    link_parts_j |= {"pp_comm": p2p_j[:, None] * _sends(lay), "zero_comm": gather_j}
     return StageCosts(
         layouts=layouts,
         layers=layers,
@@ -123,11 +125,20 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
         slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes,
-        link_j=link_j + (2 * p2p_j * lay.vpp)[:, None] + gather_j,
+        link_j=_summed(link_parts_j.values()),
         iteration_link_j=reduce_j,
         iteration_hbm_bytes=step_bytes,
         comm_parts_s={n: (t.forward_s + t.backward_s)[:, None] * per_stage[n] for n, t in traffic.items()},
+        link_parts_j=link_parts_j,
     )
+
+
+def _sends(lay: LayoutArrays) -> Floats:
+    """Activations and gradients that a stage sends per micro-batch, (L, pp): the two ends have one neighbour less."""
+    ends = np.zeros(lay.pp)
+    ends[0] += 1.0
+    ends[-1] += 1.0
+    return 2.0 * lay.vpp[:, None] - ends
 
 
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:

@@ -98,17 +98,10 @@ class Estimator:
         self.hardware = hardware(job, constants)
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
-        # what kernels may draw at the reference temperature, so that a hot GPU meets its limit with leakage
-        at_zero, gain = self.cooler.leakage_line
-        cooled = (job.cluster.power_limit_w - at_zero) / (1.0 + gain)
-        self.limit_w = min(job.cluster.power_limit_w, cooled, self.cooler.throttle_power_w)
-        if self.limit_w <= self.power.static_w:
-            raise InfeasibleError(
-                f"A power limit of {self.limit_w:.4g} W per GPU leaves nothing to compute with: "
-                f"{job.cluster.gpu.id} draws {self.power.static_w:.4g} W whatever runs; raise cluster.power_limit_w or "
-                f"lower cluster.inlet_temperature_c."
-            )
         self.groups: list[pc.StageCosts] = []
+        self.limits_w: list[
+            Floats
+        ] = []  # (1, 1) or (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.ceilings: list[Floats] = []
         self.lumps: list[_Lump] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
@@ -117,7 +110,9 @@ class Estimator:
         for rows, part in _by_depth(layouts):
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             costs = pc.stage_costs(job, self.hardware, part)
-            ceiling, duty = self._ceiling(costs)
+            limit_w = self._limit_w(rows, len(costs.layers))
+            ceiling, duty = self._ceiling(costs, limit_w)
+            self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
             self.lumps.append(_lump(self.groups[-1], self.power))
@@ -212,17 +207,44 @@ class Estimator:
             )
         return out
 
-    def _ceiling(self, costs: pc.StageCosts) -> tuple[Floats, Floats]:
+    def power_limit_w(self, rows: Ints, depth: int) -> Floats:
+        """What a GPU of each stage may draw, (1, 1), (n, 1) or (n, depth) W: the lowest of cluster and plan.
+
+        A plan's own: ``power_limit_w`` (L,) and ``stage_power_limit_w`` (L, pp) of the layouts, NaN = none.
+        """
+        limit = np.full((1, 1), self.job.cluster.power_limit_w)
+        if "power_limit_w" in self.layouts:
+            limit = np.fmin(limit, self.layouts["power_limit_w"][rows, None])
+        if "stage_power_limit_w" in self.layouts:
+            limit = np.fmin(limit, self.layouts["stage_power_limit_w"][rows, :depth])
+        return limit
+
+    def _limit_w(self, rows: Ints, depth: int) -> Floats:
+        """What kernels may draw at the reference temperature, shaped as `power_limit_w`.
+
+        That limit less leakage in the hottest GPU, or what its cooler takes away before it throttles.
+        """
+        limit = self.power_limit_w(rows, depth)
+        at_zero, gain = self.cooler.hottest_leakage_line
+        # fmin: a GPU whose power nobody states still has a time
+        cold = np.fmin(np.fmin(limit, (limit - at_zero) / (1.0 + gain)), self.cooler.throttle_power_w)
+        if float(cold.min()) <= self.power.static_w:
+            raise InfeasibleError(
+                f"A power limit of {float(cold.min()):.4g} W per GPU leaves nothing to compute with: "
+                f"{self.job.cluster.gpu.id} draws {self.power.static_w:.4g} W whatever runs; raise "
+                f"cluster.power_limit_w (or the plan's own limit) or lower cluster.inlet_temperature_c."
+            )
+        return np.asarray(cold)
+
+    def _ceiling(self, costs: pc.StageCosts, limit_w: Floats) -> tuple[Floats, Floats]:
         """Clock at which each stage's burst meets the power limit, (L, pp) MHz, and the pauses left at the lowest."""
         sm = costs.forward_sm_s + costs.backward_sm_s
         other = costs.forward_memory_s + costs.backward_memory_s
         work = (costs.flops, costs.hbm_bytes)
-        clock = power.capped_clock_mhz(
-            self.power, sm, other, *work, self.limit_w, self.top_mhz, self._floor_mhz
-        )
+        clock = power.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz)
         busy = power.scaled_time_s(sm, other, clock, self.top_mhz)
         burst = power.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
-        return clock, power.duty_cycled_time_s(1.0, burst, self.limit_w * (1.0 + 1e-6), self.power.static_w)
+        return clock, power.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
 
     @property
     def _floor_mhz(self) -> float:
@@ -306,19 +328,30 @@ class Estimator:
         return costs.num_micro_batches[rows, None] * t.kernel_s + costs.optimizer_s[rows]
 
     def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
-        """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy."""
+        """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy.
+
+        ``static`` is that of a GPU as cool as the air; ``leakage`` is what its own heat adds.
+        """
+        parts = self._cold_parts(g, rows, t)
+        total = np.broadcast_to(t.total_s[:, None], parts["static"].shape)
+        at_air, heated = self.cooler.leakage_parts_w(_summed(parts) / total)
+        return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
+
+    def cold_power_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+        """Mean power of each stage's ranks at the reference temperature, (n, pp)."""
+        return np.asarray(_summed(self._cold_parts(g, rows, t)) / t.total_s[:, None])
+
+    def _cold_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+        """Joules per rank of each stage by part at the reference temperature, (n, pp)."""
         costs = self.groups[g]
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
         busy = self.kernel_s(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
-        parts = power.energy_parts_j(
+        return power.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
         )
-        cold = sum(parts.values(), np.zeros(busy.shape)) / total
-        parts["leakage"] = self.cooler.leakage_w(cold) * total
-        return parts
 
     def _energy_j(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Energy of all GPUs, (n,): the sum of `energy_parts` over parts, stages and ranks, with constants lumped."""
@@ -347,20 +380,19 @@ class Estimator:
         out = {name: np.empty(len(index)) for name in HEAT}
         for g, at, rows, depth in self.parts(index):
             t = self.times(g, rows, stage_clock_mhz[at, :depth])
-            parts = self.energy_parts(g, rows, t)
-            cold = sum((v for n, v in parts.items() if n != "leakage"), np.zeros(t.clock_mhz.shape))
-            out["temperature_c"][at] = self.cooler.temperature_c(cold.max(axis=1) / t.total_s)
-            out["peak_power_w"][at] = self._burst_w(g, rows, t).max(axis=1)
+            out["temperature_c"][at] = self.cooler.temperature_c(self.cold_power_w(g, rows, t).max(axis=1))
+            out["peak_power_w"][at] = self.burst_w(g, rows, t).max(axis=1)
         return out
 
-    def _burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
-        """Power while a micro-batch's kernels run, leakage included, (n, pp), never above the limit."""
+    def burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+        """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
         costs = self.groups[g]
         burst = power.busy_power_w(
             self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         )
-        burst = np.minimum(burst, self.limit_w)
-        return np.asarray(burst + self.cooler.leakage_w(burst))
+        limit_w = self.limits_w[g]
+        burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
+        return np.asarray(burst + self.cooler.peak_leakage_w(burst))
 
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """What is bounded: predicted values (n,) and the bound, by the constraint's name."""
@@ -389,6 +421,10 @@ class Estimator:
             for name, (values, bound) in self.limits(out).items()
             if values[0] > bound
         )
+
+
+def _summed(parts: dict[str, Floats]) -> Floats:
+    return np.asarray(functools.reduce(np.add, parts.values()))
 
 
 def memory_limit_gib(job: Job) -> float:

@@ -84,6 +84,7 @@ class Cluster:
     carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = nobody asks for carbon
     price_per_kwh: float | None = None  # in ``currency``; None = nobody asks for money
     currency: str = ""
+    exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
 
     @property
     def num_gpus(self) -> int:
