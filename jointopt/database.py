@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import sqlalchemy
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -25,6 +26,14 @@ def open_database(url: str) -> sqlalchemy.Engine:
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
     return sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+
+
+def has_table(url: str, name: str) -> bool:
+    """Whether the database of a URL has that table; a file that does not exist is not made."""
+    parsed = sqlalchemy.engine.make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        return False
+    return sqlalchemy.inspect(open_database(url)).has_table(name)
 
 
 @contextmanager

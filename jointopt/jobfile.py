@@ -20,7 +20,16 @@ from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 from jointopt.spec.huggingface import read_config
-from jointopt.spec.job import ATTENTIONS, DTYPES, OBJECTIVES, Constraints, Job, Search, Training
+from jointopt.spec.job import (
+    ATTENTIONS,
+    DTYPES,
+    OBJECTIVES,
+    SITE_ENERGY,
+    Constraints,
+    Job,
+    Search,
+    Training,
+)
 from jointopt.spec.model import Model
 from jointopt.spec.shape import inline_model
 
@@ -276,7 +285,7 @@ def _objectives(section: Section) -> tuple[str, ...]:
     if not section.has("objectives"):
         return OBJECTIVES
     items = _items(section, "objectives", "an objective")
-    chosen = [item.choice("objectives", OBJECTIVES) for item in items]
+    chosen = [item.choice("objectives", (*OBJECTIVES, SITE_ENERGY)) for item in items]
     return tuple(dict.fromkeys(chosen))
 
 

@@ -133,8 +133,8 @@ def _bend(time_s: Floats, energy_j: Floats) -> Floats:
 def _column(stored: StoredPlans, name: str) -> Floats:
     """A column, or UsageError that says why it is not there and what to do."""
     values = stored.plans.get(name)
-    if values is not None and np.isfinite(values).all():
-        return np.asarray(values)
+    if values is not None and np.isfinite(values).any():
+        return np.asarray(values)  # beyond its front, a study has no intervals: unknown keeps no limit
     if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
         raise UsageError(
             f"{stored.source} holds no 90 % interval of {name.removesuffix('_high')}, which --at-high-end needs; "
@@ -183,6 +183,7 @@ def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:
         name=name,
         bound=bound,
         value=float(stored.plans[name][row]),
+        held=float(choice.values[name][row]),
         high=None if high is None else float(high[row]),
         binds=unbound is not None and bool(choice.score[unbound] < choice.score[row]),
         relaxed=relaxed,
@@ -210,9 +211,9 @@ def _nearest(choice: _Choice, row: int, free: Bools, name: str) -> Relaxation | 
 def _closest(stored: StoredPlans, choice: _Choice) -> str:
     """One sentence: the plan whose worst excess is least, and every limit that it breaks by how much."""
     excess = np.array([choice.values[name] / bound - 1.0 for name, bound in choice.bounds.items()])
-    row = int(excess.max(axis=0).argmin())
+    row = int(np.nanargmin(excess.max(axis=0)))
     broken = [
-        f"{name} by {figure(100.0 * over)} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
+        f"{name} by {100.0 * over:.3g} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
         for (name, bound), over in zip(choice.bounds.items(), excess[:, row], strict=True)
         if over > _ROUNDING
     ]

@@ -13,7 +13,7 @@ import pandas as pd
 from jointopt.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.database import without_password
 from jointopt.errors import JobError, JointOptError, TableError, UsageError
-from jointopt.intervals import RESULTS, add_intervals
+from jointopt.intervals import RESULTS
 from jointopt.jobfile import parse_job
 from jointopt.physics.facility import SITE_COLUMNS, with_site
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
@@ -54,6 +54,7 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     else:
         found = _of_study(source, storage or STORAGE)
     if job is not None:
+        _check_same(found, job)
         found = replace(found, job=job, job_name=job.name)
     return _with_site(found)
 
@@ -63,6 +64,8 @@ def _of_file(path: Path) -> StoredPlans:
         raise UsageError(f"{path} does not exist or is no regular file; {_EXPECTED}.")
     if path.suffix.lower() == ".json":
         return _of_document(path)
+    if path.suffix.lower() not in (".csv", ".gz"):
+        raise UsageError(f"{path} is no .json or .csv file; {_EXPECTED}.")
     return StoredPlans(str(path), _columns(read_table(path), str(path)), "")
 
 
@@ -80,7 +83,7 @@ def _of_document(path: Path) -> StoredPlans:
 
 
 def _of_study(name: str, storage: str) -> StoredPlans:
-    from jointopt.search.studies import read_study
+    from jointopt.search.reading import read_study
 
     rows, attributes = read_study(storage, name)
     source = f"study {name} in {without_password(storage)}"
@@ -89,8 +92,6 @@ def _of_study(name: str, storage: str) -> StoredPlans:
         job = _job(parse_yaml(str(attributes["job"])), source)
     except JobError as error:
         raise UsageError(f"The job of {source}: {error}") from error
-    if attributes.get("surrogate") == "none" and "energy_j_low" not in plans:
-        plans = add_intervals(job, plans)  # a study of the physics alone leaves out what follows from the job
     return StoredPlans(source, plans, job.name, job)
 
 
@@ -154,7 +155,10 @@ def _results(clean: pd.DataFrame) -> Columns:
     names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
     columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
     if "in_domain" in clean:
-        columns["in_domain"] = clean["in_domain"].astype(str).str.lower().isin(["true", "1"]).to_numpy()
+        words = clean["in_domain"].astype(str).str.lower()
+        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(
+            object
+        )
     return columns
 
 
@@ -164,6 +168,18 @@ def _with_site(found: StoredPlans) -> StoredPlans:
         return found
     _check_size(found, found.job)
     return replace(found, plans=with_site(found.job, found.plans))
+
+
+def _check_same(found: StoredPlans, job: Job) -> None:
+    stored = found.job
+    if stored is not None and (stored.model.name, stored.cluster.gpu.id) != (
+        job.model.name,
+        job.cluster.gpu.id,
+    ):
+        raise UsageError(
+            f"The plans of {found.source} are for {stored.model.name} on {stored.cluster.gpu.id}, and job {job.name!r} "
+            f"is for {job.model.name} on {job.cluster.gpu.id}; give the job that they were proposed for."
+        )
 
 
 def _check_size(found: StoredPlans, job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ def tune(
     and returns the others. A plan is run at most once, failed or not. Raises LauncherError where nothing can be run,
     InfeasibleError where no plan is left.
     """
+    job = replace(job, objectives=job.measured_objectives)
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     asked = chosen.candidates(job)
     candidates = searched(job) if asked is None else listed(asked)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.physics.facility import with_site
 from jointopt.report.assumed import assumptions
 from jointopt.report.clocks import short_clocks
 from jointopt.report.informed import informed_lines
 from jointopt.report.plain import length, plan_entries
 from jointopt.report.results import Proposal
+from jointopt.report.site import asks_for_site, site_table
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -64,12 +66,27 @@ def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
             for line in wrapped(f"The = row breaks a constraint: {sentence}")
         ),
     ]
+    lines += _site(proposal)
     hidden = total - len(rows)
     if hidden:
         lines.append(
             f"{hidden:,} more plans lie between these: --all prints them, --json writes them with every column."
         )
     return "\n".join([*lines, "", *_summary(proposal)])
+
+
+def _site(proposal: Proposal) -> list[str]:
+    """What the site pays for the reference, the fastest plan and the one that takes least of it, if the job asks."""
+    job, front = proposal.job, proposal.front
+    if not asks_for_site(job):
+        return []
+    least = int(with_site(job, front)["facility_energy_j"].argmin())
+    names = ["="] * length(proposal.reference) + ["fastest", "least energy"]
+    time_s, energy_j = (
+        np.concatenate([proposal.reference[name], front[name][[0, least]]])
+        for name in ("iteration_time_s", "energy_j")
+    )
+    return ["", *site_table(job, names, time_s, energy_j), ""]
 
 
 def spread_along(front: Columns, count: int) -> Ints:
@@ -111,7 +128,7 @@ def _word(cell: str) -> str:
 
 
 def _mark(row: Row) -> str:
-    return "" if row.get("in_domain", True) else "?"
+    return "?" if row.get("in_domain") is False else ""
 
 
 def _results(every: Sequence[Row]) -> list[TextColumn]:
@@ -152,7 +169,9 @@ def _title(proposal: Proposal) -> list[str]:
     )
 
 
-_OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
+_OBJECTIVE = {
+    "iteration_time_s": "iteration time", "energy_j": "energy", "facility_energy_j": "energy of the site",
+}  # fmt: skip
 
 
 def _legend(rows: Sequence[Row], reference: Row | None, surrogate: str) -> list[str]:

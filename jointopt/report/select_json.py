@@ -48,7 +48,7 @@ def next_command(selection: Selection) -> str:
 
 
 def _stand(limit: Limit) -> dict[str, Any]:
-    room = 100.0 * (1.0 - limit.value / limit.bound)
+    room = 100.0 * (1.0 - limit.held / limit.bound)
     return {"limit": limit.bound, "value": limit.value, "high": limit.high, "room_percent": room}
 
 

@@ -89,8 +89,9 @@ def _legend(selection: Selection) -> list[str]:
 
 def _limit_lines(selection: Selection, limit: Limit, others: dict[str, int]) -> list[str]:
     what, unit = _WORDS[limit.name]
-    room = 100.0 * (1.0 - limit.value / limit.bound)
-    text = f"{what} at most {figure(limit.bound)} {unit}: {figure(limit.value)}, {room:.1f} % room"
+    room = 100.0 * (1.0 - limit.held / limit.bound)
+    reach = f", up to {figure(limit.held)}" if selection.at_high_end else ""
+    text = f"{what} at most {figure(limit.bound)} {unit}: {figure(limit.value)}{reach}, {room:.1f} % room"
     if not limit.binds:
         return wrapped(f"- {text}; does not bind.", "    ")
     return wrapped(f"- {text}; binds. {_buys(selection, limit, others)}", "    ")
@@ -109,7 +110,9 @@ def _buys(selection: Selection, limit: Limit, others: dict[str, int]) -> str:
 
 def _offer(selection: Selection, limit: Limit, offer: Relaxation, others: dict[str, int]) -> str:
     mark = next((f" (row {mark})" for mark, row in others.items() if row == offer.row), "")
-    better = f"{offer.gain_percent:.2g} % {_BETTER[selection.objective]}"
+    gain = offer.gain_percent
+    better = f"{gain:.1f}" if gain >= 0.1 else f"{gain:.1g}"
+    better += f" % {_BETTER[selection.objective]}"
     return f"{figure(offer.relaxed_to)} {_WORDS[limit.name][1]}): {better}{mark}"
 
 
@@ -122,7 +125,7 @@ def _remarks(selection: Selection) -> list[str]:
         for limit in selection.limits
         if limit.high is not None and limit.high > limit.bound
     ]
-    if over:
+    if over and not selection.at_high_end:
         lines += wrapped(
             f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within."
         )

@@ -32,7 +32,8 @@ def asks_for_site(job: Job) -> bool:
 def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> list[str]:
     """One line per plan, per iteration and for the run where its tokens are given; at most 100 characters wide."""
     paid = bill(job, np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64))
-    columns = [_column(job, name, values) for name, values in paid.items()]
+    power = paid["facility_energy_j"] / np.asarray(time_s, np.float64)
+    columns = [_power(job, power), *(_column(job, name, values) for name, values in paid.items())]
     return [
         *_title(job),
         *lay_out([TextColumn("", [f"  {name}" for name in names], left=True), *columns], "  "),
@@ -51,6 +52,12 @@ def _title(job: Job) -> list[str]:
     if iterations is not None:
         said += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"
     return wrapped(f"{said}:")
+
+
+def _power(job: Job, power_w: Floats) -> TextColumn:
+    factor, unit = unit_of(float(power_w.min()), ((1e3, "kW"), (1e6, "MW")))
+    head = "\npower" if job.training.run_tokens is not None else "power"
+    return TextColumn(f"{head}\n{unit}", numbers((power_w / factor).tolist(), float(power_w.min()) / factor))
 
 
 def _column(job: Job, name: str, values: Floats) -> TextColumn:

@@ -11,6 +11,7 @@ from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
 
 OBJECTIVES = ("iteration_time_s", "energy_j")
+SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,8 @@ class Job:
     search: Search = field(default_factory=Search)
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
+
+    @property
+    def measured_objectives(self) -> tuple[str, ...]:
+        """The objectives that a run measures: its GPUs' energy stands for the site's."""
+        return tuple(dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in self.objectives))
