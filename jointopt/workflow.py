@@ -19,6 +19,7 @@ from jointopt.jobfile import dump_job
 from jointopt.physics import thermal
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.facility import with_site
 from jointopt.plans.check import check_plan
 from jointopt.plans.clocks import uniform_stage_clocks
 from jointopt.plans.parse import assumed_sentences, parse_plan, plan_records
@@ -27,7 +28,7 @@ from jointopt.remedy import remedy
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.schema import Columns, Floats
 from jointopt.search.exact import ExactFront, exact_front
-from jointopt.search.pareto import front_of
+from jointopt.search.pareto import front_of, front_order, take
 from jointopt.search.problem import Problem
 from jointopt.spec.job import Job
 from jointopt.units import GIB
@@ -97,15 +98,17 @@ def propose(
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
         front, seen = _search(problem, exact, trials, seed, watch)
-    reference = _reference(physics)
+    reference, answer = _reference(physics), _answer(informed, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=surrogate, informed_by=informed.told, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_answer(informed, physics, _wanted(job, front)), reference=_answer(informed, physics, reference),
+        front=_wanted(job, answer), reference=_answer(informed, physics, reference),
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
         seconds=watch.seconds, assumed=_assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
-    return _stored(proposal, problem, seen, storage, study, watch) if storage and kept else proposal
+    if not (storage and kept):
+        return proposal
+    return _stored(proposal, problem, seen | _bounds(answer, len(seen["slack"])), storage, study, watch)
 
 
 def _informed(
@@ -168,11 +171,22 @@ def _problem(job: Job, physics: Estimator, clocks_mhz: Floats) -> Problem:
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
-    """The front, or its end where only one objective was asked for."""
-    if len(job.objectives) > 1:
+    """What the job's objectives leave of the front of time and energy, sorted by time: one end for one objective.
+
+    The site's energy grows with both time and energy, so what is best in it, alone or with either, is on that front.
+    """
+    if len(job.objectives) > 2:
         return front
-    best = int(front[job.objectives[0]].argmin())
-    return {name: values[[best]] for name, values in front.items()}
+    objectives = with_site(job, front)
+    first, second = (objectives[name] for name in (*job.objectives, *job.objectives)[:2])
+    return take(front, np.sort(front_order(first, second)))
+
+
+def _bounds(answer: Columns, count: int) -> Columns:
+    """Intervals of the first of ``count`` plans, which are the answer; of the others they are not worked out."""
+    names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
+    unknown = count - len(answer["in_domain"])
+    return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
 
 
 def _search(
@@ -243,7 +257,8 @@ def explain(
         avg_power_w=float(values["avg_power_w"][0]), peak_memory_gib=float(values["peak_memory_gib"][0]),
         time_s=parts.time_s, energy_by_part_j=parts.energy_j,
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
-        stages=_stages(parts),
+        stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
+        communication_energy_j=parts.communication_energy_j,
         assumed=(*assumed_sentences(parsed), *_assumptions(job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), surrogate=surrogate, informed_by=informed.told,
@@ -254,13 +269,19 @@ def _stages(parts: Breakdown) -> tuple[Stage, ...]:
     columns = (
         parts.clock_mhz, parts.busy_s, parts.idle_s, parts.stage_energy_j, parts.stage_memory_bytes / GIB,
         parts.layers, parts.stage_power_w, parts.stage_temperature_c,
+        parts.stage_peak_power_w, parts.stage_power_limit_w,
     )  # fmt: skip
     return tuple(
-        Stage(clock, busy, idle, energy, memory, int(layers), watts, celsius)
-        for clock, busy, idle, energy, memory, layers, watts, celsius in zip(
-            *(c.tolist() for c in columns), strict=True
+        Stage(
+            clock, busy, idle, energy, memory, int(layers), watts, celsius, parts.gpus_per_stage, peak, limit,
+            parts.held_by[i],
+            {name: float(joules[i]) for name, joules in parts.stage_energy_parts_j.items()},
+            {name: float(degrees[i]) for name, degrees in parts.stage_position_c.items()},
         )
-    )
+        for i, (clock, busy, idle, energy, memory, layers, watts, celsius, peak, limit) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        )
+    )  # fmt: skip
 
 
 def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:

@@ -22,6 +22,7 @@ class Breakdown:
     memory_bytes: dict[str, float]
     layers: Floats
     clock_mhz: Floats  # reached, which a power or temperature limit may hold below the requested one
+    held_by: tuple[str, ...]  # power_limit or temperature where it does, else empty
     busy_s: Floats
     idle_s: Floats
     stage_energy_j: Floats
@@ -42,7 +43,8 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     stretch = float(estimator.time_factor[index])
     g, rows = int(estimator.group_of[index]), estimator.row_of[[index]]
     costs = estimator.groups[g]
-    t = estimator.times(g, rows, np.asarray(stage_clock_mhz, dtype=float)[None, : len(costs.layers)])
+    asked = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
+    t = estimator.times(g, rows, asked[None, :])
     parts = {k: v[0] for k, v in estimator.energy_parts(g, rows, t).items()}
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
@@ -61,6 +63,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
+        held_by=_held_by(estimator, index, asked, t.clock_mhz[0]),
         busy_s=busy * stretch,
         idle_s=(total - busy) * stretch,
         stage_energy_j=per_rank * scale,
@@ -80,6 +83,12 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
         stage_temperature_c=estimator.cooler.temperature_c(cold_w),
         stage_position_c=estimator.cooler.temperature_by_position_c(cold_w),
     )
+
+
+def _held_by(estimator: Estimator, index: int, asked: Floats, reached: Floats) -> tuple[str, ...]:
+    electrical = estimator.electrical_limit_w(np.array([index]), len(asked))[0]
+    why = np.where(estimator.cooler.throttle_power_w < electrical, "temperature", "power_limit")
+    return tuple(np.where(reached < asked * (1.0 - 1e-9), why, "").tolist())
 
 
 def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:

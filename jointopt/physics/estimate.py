@@ -219,15 +219,19 @@ class Estimator:
             limit = np.fmin(limit, self.layouts["stage_power_limit_w"][rows, :depth])
         return limit
 
-    def _limit_w(self, rows: Ints, depth: int) -> Floats:
-        """What kernels may draw at the reference temperature, shaped as `power_limit_w`.
-
-        That limit less leakage in the hottest GPU, or what its cooler takes away before it throttles.
-        """
+    def electrical_limit_w(self, rows: Ints, depth: int) -> Floats:
+        """`power_limit_w` less leakage in the hottest GPU: what kernels may draw at the reference temperature."""
         limit = self.power_limit_w(rows, depth)
         at_zero, gain = self.cooler.hottest_leakage_line
         # fmin: a GPU whose power nobody states still has a time
-        cold = np.fmin(np.fmin(limit, (limit - at_zero) / (1.0 + gain)), self.cooler.throttle_power_w)
+        return np.asarray(np.fmin(limit, (limit - at_zero) / (1.0 + gain)))
+
+    def _limit_w(self, rows: Ints, depth: int) -> Floats:
+        """What kernels may draw at the reference temperature, shaped as `power_limit_w`.
+
+        What the limit leaves, or what the hottest GPU's cooler takes away before it throttles.
+        """
+        cold = np.fmin(self.electrical_limit_w(rows, depth), self.cooler.throttle_power_w)
         if float(cold.min()) <= self.power.static_w:
             raise InfeasibleError(
                 f"A power limit of {float(cold.min()):.4g} W per GPU leaves nothing to compute with: "

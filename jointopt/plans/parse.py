@@ -18,7 +18,7 @@ from jointopt.plans.clocks import format_stage_clocks, parse_stage_clocks, plain
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, RECOMPUTE_NAMES, Columns, Floats
 from jointopt.spec.job import Job
 
-PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w")
+PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
 _LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _ALIASES = {
@@ -58,8 +58,7 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     row = _canonical({**defaults, **row}, job)
     clocks = _clocks(given, row["pp"], job)
     layouts: Columns = {name: np.asarray([row[name]], _dtype(name)) for name in LAYOUT_COLUMNS}
-    if "power_limit_w" in given:
-        layouts["power_limit_w"] = np.asarray([_watts(given["power_limit_w"])])
+    layouts |= _power_limits(given, row["pp"])
     assumed = [key for key in defaults if key not in given and _matters(key, row, job)]
     if not {"clock_mhz", "stage_clock_mhz"} & given.keys():
         assumed.append("stage_clock_mhz")
@@ -88,7 +87,8 @@ def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> st
 def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]) -> list[dict[str, Any]]:
     """The plans in the rows ``index`` as JSON-ready mappings, keys in the order of the plan's columns.
 
-    ``recompute`` is a name, ``stage_clock_mhz`` a list of pp floats (MHz), ``power_limit_w`` there where set.
+    ``recompute`` is a name, ``stage_clock_mhz`` a list of pp floats (MHz), ``power_limit_w`` and
+    ``stage_power_limit_w`` (list of pp floats) there where set.
     """
     return [_record(layouts, stage_clock_mhz, int(i)) for i in index]
 
@@ -100,6 +100,8 @@ def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]
     record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
     if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
         record["power_limit_w"] = float(layouts["power_limit_w"][i])
+    if "stage_power_limit_w" in layouts:
+        record["stage_power_limit_w"] = layouts["stage_power_limit_w"][i].tolist()
     return record
 
 
@@ -227,13 +229,30 @@ def _highest_clock(job: Job) -> float:
     return job.cluster.gpu.need("clock_max_mhz", "choose the clock of a plan that gives none")
 
 
-def _watts(value: Any) -> float:
+def _power_limits(given: Mapping[str, Any], pp: int) -> Columns:
+    """``power_limit_w`` (1,) or ``stage_power_limit_w`` (1, pp), whichever the plan states."""
+    if {"power_limit_w", "stage_power_limit_w"} <= given.keys():
+        raise PlanError(
+            "A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both."
+        )
+    if "power_limit_w" in given:
+        return {"power_limit_w": np.asarray([_watts(given["power_limit_w"], "power_limit_w")])}
+    if "stage_power_limit_w" not in given:
+        return {}
+    key, value = "stage_power_limit_w", given["stage_power_limit_w"]
+    parts = value if isinstance(value, list | tuple) else re.split("[;,]", str(value))
+    if len(parts) != pp:
+        raise PlanError(f"{key} must have one limit in W for each of the {pp} stages; got {value!r}.")
+    return {key: np.asarray([[_watts(part, key) for part in parts]])}
+
+
+def _watts(value: Any, key: str) -> float:
     try:
         watts = 0.0 if isinstance(value, bool) else float(str(value))
     except ValueError:
         watts = 0.0
     if not 0 < watts < 1e6:
-        raise PlanError(f"The power_limit_w of a plan must be watts per GPU, above 0; got {value!r}.")
+        raise PlanError(f"The {key} of a plan must be watts per GPU, above 0; got {value!r}.")
     return watts
 
 
@@ -244,4 +263,6 @@ def _dtype(name: str) -> type[np.generic]:
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list):
+        return ";".join(plain_number(one) for one in value)
     return plain_number(value) if isinstance(value, float) else str(value)

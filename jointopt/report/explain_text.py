@@ -7,9 +7,11 @@ from itertools import groupby
 from typing import Any
 
 from jointopt.report.assumed import assumptions
+from jointopt.report.energy_text import energy_table, held_back, stage_energy_table
 from jointopt.report.informed import informed_lines
 from jointopt.report.parts import tidy_parts
 from jointopt.report.results import Explanation, Stage
+from jointopt.report.site import asks_for_site, site_parts, site_table
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -31,15 +33,31 @@ def explanation_text(explanation: Explanation) -> str:
         "",
         *breakdown("Time on the critical path", explanation.time_s, second, time_unit),
         "",
-        *breakdown("Energy of all GPUs", explanation.energy_by_part_j, joule, energy_unit),
+        *energy_table(explanation, joule, energy_unit),
+        "",
+        *_site(explanation),
         "",
         *breakdown("Memory of the fullest GPU", explanation.memory_gib, 1.0, "GiB"),
         "",
         *stage_table(explanation.stages, (second, time_unit), (joule, energy_unit)),
+        *held_back(explanation),
     ]
+    by_stage = stage_energy_table(explanation.stages)
+    lines += ["", *by_stage] if by_stage else []
     if explanation.assumed:
         lines += ["", *assumptions(explanation.assumed)]
     return "\n".join(lines)
+
+
+def _site(explanation: Explanation) -> list[str]:
+    """Energy of the site, and what it costs where the job asks for that."""
+    job, time_s, energy_j = explanation.job, explanation.iteration_time_s, explanation.energy_j
+    parts = site_parts(job, time_s, energy_j)
+    joule, unit = unit_of(sum(parts.values()), ENERGY_UNITS)
+    lines = breakdown(f"Energy of the site (PUE {job.cluster.pue:g})", parts, joule, unit)
+    return (
+        [*lines, "", *site_table(job, ["this plan"], [time_s], [energy_j])] if asks_for_site(job) else lines
+    )
 
 
 def _title(explanation: Explanation) -> list[str]:
@@ -89,6 +107,9 @@ def _around(interval: tuple[float, float], value: float) -> str:
 def _plan(plan: Mapping[str, Any]) -> str:
     layout = {name: plan[name] for name in LAYOUT_COLUMNS}
     layout["sequence_parallel"] = "yes" if layout["sequence_parallel"] else "no"
+    limits = plan.get("stage_power_limit_w") or [plan[name] for name in ("power_limit_w",) if name in plan]
+    if limits:
+        layout["power_limit_w"] = ";".join(f"{watts:g}" for watts in limits)
     return " ".join(f"{name}={value}" for name, value in layout.items())
 
 
@@ -121,6 +142,7 @@ def stage_table(
         f"idle\n{s}": numbers([stage.idle_s / second for stage in stages], longest / second),
         f"energy\n{j}": numbers([stage.energy_j / joule for stage in stages], most / joule),
         "power\nW/GPU": [_optional(stage.power_w, 0) for stage in stages],
+        "peak\nW/GPU": [_optional(stage.peak_power_w, 0) for stage in stages],
         _MEMORY: [f"{stage.memory_gib:.1f}" for stage in stages],
         "temperature\n°C": [_optional(stage.temperature_c, 1) for stage in stages],
     }

@@ -8,12 +8,9 @@ _NOISE = 1e-9  # of the total: what differences of sums leave
 
 
 def tidy_parts(parts: Mapping[str, float]) -> dict[str, float]:
-    """The parts with ``leakage`` counted as ``static`` and rounding noise moved to the largest part.
-
-    Leakage is what the static power is more or less than at the reference temperature, negative on a cool GPU.
-    """
+    """The parts with rounding noise moved to the largest part, and a negative ``leakage`` counted as ``static``."""
     tidy = dict(parts)
-    if {"leakage", "static"} <= tidy.keys():
+    if "static" in tidy and tidy.get("leakage", 0.0) < 0:
         tidy["static"] += tidy.pop("leakage")
     noise = {
         name: value for name, value in tidy.items() if 0 < abs(value) < _NOISE * abs(sum(parts.values()))

@@ -81,7 +81,10 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage of an explained plan; power and memory are those of one GPU of the stage."""
+    """One pipeline stage of an explained plan; power and memory are those of one GPU of the stage.
+
+    All GPUs of a stage do the same, so a rank's energy is the stage's over ``num_gpus``.
+    """
 
     clock_mhz: float
     busy_s: float
@@ -90,7 +93,13 @@ class Stage:
     memory_gib: float
     num_layers: int = 0
     power_w: float | None = None
-    temperature_c: float | None = None
+    temperature_c: float | None = None  # of the hottest GPU
+    num_gpus: int | None = None
+    peak_power_w: float | None = None  # of the hottest GPU, while a micro-batch's kernels run
+    power_limit_w: float | None = None  # the cluster's, or a lower one of the plan
+    held_by: str = ""  # power_limit or temperature, where it keeps the clock below the one asked for
+    energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
+    temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,12 @@ class Explanation:
     memory_gib: Mapping[str, float]  # part -> GiB of the worst GPU; adds up to peak_memory_gib
     stages: tuple[Stage, ...]
     assumed: tuple[str, ...] = ()
+    memory_energy_j: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of energy_by_part_j's memory, by purpose
+    communication_energy_j: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # of energy_by_part_j's communication, by kind of parallelism, then by link
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # result -> 90 % interval
     in_domain: bool = True  # recorded runs support such a plan
     surrogate: str = "none"
@@ -137,6 +152,7 @@ class Limit:
     name: str  # column that is bounded
     bound: float
     value: float  # of the plan chosen
+    held: float  # what is held to the bound: the value, or the upper end of its interval
     high: float | None  # upper end of its 90 % interval
     binds: bool  # without this limit alone a better plan would be chosen
     relaxed: Relaxation  # by 5 %

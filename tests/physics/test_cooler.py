@@ -81,3 +81,38 @@ def test_at_its_tdp_in_the_design_air_a_gpu_is_the_margin_below_throttling(
     hot = replace(a100, inlet_c=thermal.DESIGN_INLET_C, leakage_w_per_k=0.0).temperature_c(np.array(400.0))
     throttle_c = make_job().cluster.gpu.throttle_temperature_c or thermal.THROTTLE_C
     assert float(hot) == pytest.approx(throttle_c - thermal.DESIGN_MARGIN_K)
+
+
+def spread(make_job: Callable[..., Job], rise_k: float, gpus_per_node: int = 8) -> Cooler:
+    cluster = replace(make_job().cluster, exhaust_rise_k=rise_k, gpus_per_node=gpus_per_node)
+    assert cluster.gpu.power is not None
+    return cooler(cluster, cluster.gpu.power)
+
+
+def test_the_exhaust_row_is_hotter_by_the_rise_and_what_it_leaks_more(make_job: Callable[..., Job]) -> None:
+    node = spread(make_job, 12.0)
+    positions = node.temperature_by_position_c(np.array(300.0))
+    gain = node.resistance_k_per_w * node.leakage_w_per_k
+    assert float(positions["exhaust"] - positions["inlet"]) == pytest.approx(12.0 / (1.0 - gain))
+    assert positions["exhaust"] == node.temperature_c(np.array(300.0))
+
+
+def test_the_hottest_position_decides_throttling(make_job: Callable[..., Job]) -> None:
+    warm = replace(make_job().cluster, inlet_temperature_c=make_job().cluster.inlet_temperature_c + 12.0)
+    assert warm.gpu.power is not None
+    assert spread(make_job, 12.0).throttle_power_w == cooler(warm, warm.gpu.power).throttle_power_w
+
+
+def test_leakage_of_a_node_is_the_mean_of_its_positions(make_job: Callable[..., Job]) -> None:
+    node, power = spread(make_job, 12.0, gpus_per_node=4), np.array(300.0)
+    cool = replace(node, exhaust_rise_k=0.0).leakage_w(power)
+    assert float(node.leakage_w(power)) == pytest.approx(float(cool + node.peak_leakage_w(power)) / 2.0)
+    at_air, heated = node.leakage_parts_w(power)
+    assert at_air + float(heated) == pytest.approx(float(node.leakage_w(power)))
+    assert float(heated) > 0.0
+
+
+def test_a_node_with_one_gpu_has_no_exhaust_row(make_job: Callable[..., Job]) -> None:
+    node = spread(make_job, 12.0, gpus_per_node=1)
+    assert set(node.temperature_by_position_c(np.array(300.0))) == {"inlet"}
+    assert node == spread(make_job, 0.0, gpus_per_node=1)

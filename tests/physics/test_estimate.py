@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.errors import InfeasibleError
+from jointopt.physics.breakdown import breakdown
 from jointopt.physics.estimate import HEAT, PREDICTIONS, Estimator
 from jointopt.schema import Floats
 from jointopt.spec.job import Constraints, Job
@@ -298,3 +299,90 @@ def test_traffic_hides_under_no_more_compute_than_there_is(
         kernels = costs.forward_sm_s + costs.forward_memory_s + costs.backward_sm_s + costs.backward_memory_s
         exposed = costs.comm_parts_s["cp_comm"]
         assert (exposed > 10.0 * kernels).all(), name
+
+
+def limited(physics: Estimator, **limits: Any) -> Estimator:
+    """The same layouts under power limits of their own."""
+    return Estimator(physics.job, physics.hardware.constants, physics.layouts | limits)
+
+
+def test_a_plan_s_power_limit_is_that_of_a_cluster_with_this_limit(
+    make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+) -> None:
+    job = make_job()
+    capped = replace(job, cluster=replace(job.cluster, power_limit_w=200.0))
+    plans = {"dp": [8, 4, 2], "pp": [1, 2, 4]}
+    own, clusters = limited(price(job, **plans), power_limit_w=np.full(3, 200.0)), price(capped, **plans)
+    for clock in (600.0, 1410.0):
+        first, second = (p.evaluate(np.arange(3), one_clock(p, clock)) for p in (own, clusters))
+        assert {name: first[name].tolist() for name in PREDICTIONS} == {
+            name: second[name].tolist() for name in PREDICTIONS
+        }
+
+
+def test_a_limit_of_one_stage_holds_that_stage_alone(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    limits = np.array([[400.0, 400.0, 200.0, np.nan]])
+    physics = limited(price(make_job(), dp=2, pp=4), stage_power_limit_w=limits)
+    parts = breakdown(physics, 0, np.full(4, physics.top_mhz))
+    assert parts.held_by == ("", "", "power_limit", "")
+    assert parts.stage_peak_power_w[2] <= 200.0 < parts.stage_peak_power_w.max()
+    assert parts.stage_power_limit_w.tolist() == [400.0, 400.0, 200.0, 400.0]
+
+
+def test_a_plan_s_limit_above_the_cluster_s_changes_nothing(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    free = price(make_job(), dp=8)
+    loose = limited(free, power_limit_w=np.array([1000.0]))
+    plan = np.zeros(1, np.int64), np.full((1, 1), free.top_mhz)
+    assert loose.evaluate(*plan)["iteration_time_s"] == free.evaluate(*plan)["iteration_time_s"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    job=st.sampled_from(JOBS), seed=st.integers(0, 10**6), share=st.floats(0.3, 1.0), inlet_c=st.floats(10, 45),
+    rise_k=st.floats(0, 15),
+)  # fmt: skip
+def test_power_never_exceeds_the_cap_with_unequal_stage_clocks_in_any_air(
+    job: int, seed: int, share: float, inlet_c: float, rise_k: float, shipped_physics: Physics
+) -> None:
+    known, some = shipped_physics(job), np.random.default_rng(seed).integers(0, 10**6, 4)
+    cluster = known.job.cluster
+    limit_w = known.power.static_w + share * (cluster.power_limit_w - known.power.static_w)
+    warm = replace(cluster, power_limit_w=limit_w, inlet_temperature_c=inlet_c, exhaust_rise_k=rise_k)
+    rows = {name: values[some % len(values)] for name, values in known.layouts.items()}
+    physics = Estimator(replace(known.job, cluster=warm), known.hardware.constants, rows)
+    clocks, index = random_clocks(physics, seed), np.arange(4)
+    assert (physics.evaluate(index, clocks)["avg_power_w"] <= limit_w * (1 + 1e-5)).all()
+    hot = physics.heat(index, clocks)
+    assert (hot["peak_power_w"] <= limit_w * (1 + 1e-5)).all()
+    assert (hot["temperature_c"] <= (cluster.gpu.throttle_temperature_c or 87.0) + 1e-6).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=st.sampled_from(JOBS), seed=st.integers(0, 10**6))
+def test_no_plan_beats_the_static_energy_of_its_own_time(
+    job: int, seed: int, shipped_physics: Physics
+) -> None:
+    physics = shipped_physics(job)
+    some = np.random.default_rng(seed).integers(0, len(physics.layouts["pp"]), 20)
+    found = physics.evaluate(some, random_clocks(physics, seed)[some])
+    coldest_w = physics.power.static_w + physics.cooler.leakage_line[0]
+    floor = coldest_w * found["iteration_time_s"] * physics.job.cluster.num_gpus
+    assert (found["energy_j"] > floor).all()
+    assert (found["energy_j"] >= physics.lower_bound(some)[1]).all()
+
+
+def test_a_warm_exhaust_row_costs_leakage_and_then_time(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    job, found = make_job(), []
+    for rise_k in (0.0, 10.0, 40.0):
+        cluster = replace(job.cluster, inlet_temperature_c=30.0, exhaust_rise_k=rise_k)
+        physics = price(replace(job, cluster=cluster), dp=8)
+        found.append(physics.evaluate(np.zeros(1, np.int64), np.full((1, 1), physics.top_mhz)))
+    times, powers = ([float(f[name][0]) for f in found] for name in ("iteration_time_s", "avg_power_w"))
+    assert times[0] == times[1] < times[2]
+    assert powers[1] > powers[0]

@@ -78,6 +78,14 @@ def test_a_default_zero_stage_that_pipelines_cannot_have_gives_way(make_job):
     assert record(parse_plan("pp=2 tp=1", make_job(framework=framework)))["zero_stage"] == 0
 
 
+def test_a_power_limit_per_stage_survives_text_and_json(make_job):
+    parsed = parse_plan("pp=2 stage_power_limit_w=300;250.5 clock_mhz=600", make_job())
+    assert parsed.layouts["stage_power_limit_w"].tolist() == [[300.0, 250.5]]
+    text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
+    assert record(parse_plan(text, make_job())) == record(parsed)
+    assert record(parse_plan(json.dumps(record(parsed)), make_job())) == record(parsed)
+
+
 def test_one_clock_serves_all_stages(make_job):
     assert parse_plan("pp=4 clock_mhz=600", make_job()).stage_clock_mhz.tolist() == [[600.0] * 4]
 
@@ -104,6 +112,8 @@ def test_one_clock_serves_all_stages(make_job):
         ("clock_mhz=1500", "between 210 and 1410 MHz, the clocks of gpu-x; got 1500"),
         ("clock_mhz=fast", "clock_mhz must be MHz such as 1410"),
         ("power_limit_w=-3", "power_limit_w of a plan must be watts per GPU, above 0; got '-3'"),
+        ("pp=2 stage_power_limit_w=300", "one limit in W for each of the 2 stages; got '300'"),
+        ("power_limit_w=300 stage_power_limit_w=300", "got both"),
         ('{"tp": 2', "is not a JSON mapping"),
         ('{"tp": true}', "got True"),
         ('{"tp": 2.5}', "got 2.5"),
