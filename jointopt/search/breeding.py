@@ -109,17 +109,16 @@ def local_moves(
     """
     own = genome.encode(around)
     near = np.concatenate([_shifted(genome, own, CLOCK, CLOCK_STEPS), _shifted(genome, own, SLACK, (-1, 1))])
-    chosen = []
+    chosen: list[Ints] = []
     for moves in (near[: len(near) * clocks], genome.neighbours(own)):
         layout, clock, slack = genome.decode(moves)
         fresh = moves[seen.lacks(layout, genome.problem.decode_clocks(layout, clock, slack))]
-        fresh = rng.permutation(np.unique(fresh, axis=0))[: size - sum(map(len, chosen))]
-        chosen.append(fresh)
+        chosen.append(rng.permutation(np.unique(fresh, axis=0))[: size - sum(len(c) for c in chosen)])
     return np.concatenate(chosen)
 
 
 def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
-    """Per combination of tp, pp and cp the feasible plan with the least time x energy, of the best combinations only."""
+    """Of each combination of tp, pp and cp the feasible plan with the least time x energy; the best ones only."""
     combination = genome.layout_genes[plans["layout_index"]] @ COMBINATION
     time_s, energy_j = objectives(plans)
     product = np.where(plans["violation"] <= 0.0, time_s * energy_j, np.inf)
@@ -132,7 +131,8 @@ def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
 def _shifted(genome: Genome, genes: Ints, column: int, steps: tuple[int, ...]) -> Ints:
     moved = np.repeat(genes, len(steps), axis=0)
     moved[:, column] += np.tile(steps, len(genes))
-    return moved[(moved[:, column] >= 0) & (moved[:, column] < genome.sizes[column])]
+    inside: Bools = (moved[:, column] >= 0) & (moved[:, column] < genome.sizes[column])
+    return np.asarray(moved[inside], dtype=np.int64)
 
 
 def unseen(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 
-from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
+from jointopt.schema import Columns, Ints
 from jointopt.search.breeding import Seen, breed, half_local, unseen
 from jointopt.search.genome import SLACK, Genome
 from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
@@ -244,34 +244,6 @@ def _ask(study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> 
     )
     children: Ints = sampler.sample_relative(study, asking, {})["genes"]
     return children[:size]
-
-
-def distributions_of(layouts: Columns, clocks_mhz: Floats) -> dict[str, BaseDistribution]:
-    """One parameter per plan column, degrees on a log scale, the clock in MHz, the share of slack."""
-    made: dict[str, BaseDistribution] = {name: _distribution(name, layouts[name]) for name in LAYOUT_COLUMNS}
-    low, high = float(clocks_mhz.min()), float(clocks_mhz.max())
-    made["clock_mhz"] = optuna.distributions.FloatDistribution(low, high)
-    made["slack"] = optuna.distributions.FloatDistribution(0.0, 1.0)
-    return made
-
-
-def _distribution(name: str, values: Any) -> BaseDistribution:
-    if name == "recompute":
-        return optuna.distributions.CategoricalDistribution(RECOMPUTE_NAMES)
-    if name == "sequence_parallel":
-        return optuna.distributions.CategoricalDistribution((False, True))
-    low, high = int(values.min()), int(values.max())
-    return optuna.distributions.IntDistribution(low, high, log=name != "zero_stage")
-
-
-def parameters_of(described: Columns) -> list[dict[str, Any]]:
-    """Optuna's parameters of each plan (a table from `Problem.describe`), as plain Python values."""
-    columns: dict[str, list[Any]] = {name: described[name].tolist() for name in LAYOUT_COLUMNS}
-    columns["recompute"] = [RECOMPUTE_NAMES[code] for code in columns["recompute"]]
-    columns["sequence_parallel"] = [bool(value) for value in columns["sequence_parallel"]]
-    columns["clock_mhz"] = described["clock_mhz"].tolist()
-    columns["slack"] = np.nan_to_num(described["slack"]).tolist()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _finished(plans: Columns, generation: int) -> list[FrozenTrial]:

@@ -9,10 +9,11 @@ import pytest
 import sqlalchemy as sa
 
 from jointopt.errors import UsageError
+from jointopt.search import bulk
 from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, is_covered, objectives, take
-from jointopt.search.studies import add_in_bulk, choose, finished_trials, prepare_storage, save_study
+from jointopt.search.studies import choose, prepare_storage, save_study
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +38,25 @@ def save(plans, url, **changes):
     return save_study(plans, url, **({"name": "tiny", "job_hash": "0123456789abcdef", "seed": 0} | changes))
 
 
-def test_the_bulk_path_reads_back_as_optunas_own_add_trials(plans, url):
-    trials = finished_trials(take(plans, np.arange(50)))
-    studies = [
-        optuna.create_study(storage=url, study_name=n, directions=["minimize"] * 2) for n in ("bulk", "own")
-    ]
-    assert add_in_bulk(studies[0], trials)
-    studies[1].add_trials(trials)
-    bulk, own = (optuna.load_study(study_name=n, storage=url).trials for n in ("bulk", "own"))
-    fields = ("number", "state", "values", "params", "distributions", "user_attrs", "system_attrs", "datetime_start",
-              "datetime_complete", "intermediate_values")  # fmt: skip
-    for one, other in zip(bulk, own, strict=True):
-        assert [getattr(one, f) for f in fields] == [getattr(other, f) for f in fields]
+def no_tables(monkeypatch):
+    """As if Optuna had changed its tables."""
+    monkeypatch.setitem(bulk.PINNED_COLUMNS, "trials", {"trial_id", "renamed"})
+
+
+def test_the_bulk_path_reads_back_as_optunas_own_way_of_writing(plans, url, monkeypatch):
+    fast = save(plans, url, max_trials=50, note="# Hello")
+    no_tables(monkeypatch)
+    slow = save(plans, url, max_trials=50, note="# Hello", name="own")
+    one, other = (optuna.load_study(study_name=n, storage=url) for n in (fast, slow))
+    fields = ("number", "state", "values", "params", "distributions", "user_attrs", "system_attrs", "constraints",
+              "duration", "intermediate_values")  # fmt: skip
+    for mine, theirs in zip(one.trials, other.trials, strict=True):
+        assert [getattr(mine, f) for f in fields] == [getattr(theirs, f) for f in fields]
+    assert (one.user_attrs, one.directions, one.metric_names) == (
+        other.user_attrs,
+        other.directions,
+        other.metric_names,
+    )
 
 
 def test_a_study_goes_on_after_a_bulk_write(plans, url):
@@ -60,15 +68,32 @@ def test_a_study_goes_on_after_a_bulk_write(plans, url):
     assert [t.number for t in study.trials] == list(range(before + 2))
 
 
-def test_where_the_tables_are_not_as_pinned_optunas_own_path_is_taken(plans, url, monkeypatch):
-    monkeypatch.setitem(
-        __import__("jointopt.search.studies", fromlist=["x"]).PINNED_COLUMNS,
-        "trials",
-        {"trial_id", "renamed"},
-    )
-    study = optuna.create_study(storage=url, directions=["minimize"] * 2)
-    assert not add_in_bulk(study, finished_trials(take(plans, np.arange(3))))
-    assert len(study.trials) == 3
+def test_a_write_that_is_cut_off_leaves_nothing_behind(plans, url, monkeypatch):
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("jointopt.search.studies.plot_attributes", cut)
+        with pytest.raises(KeyboardInterrupt):
+            save(plans, url)
+    assert optuna.get_all_study_names(url) == []
+    assert save(plans, url) == "tiny-01234567"
+
+
+def test_a_full_record_holds_every_plan_in_order(plans, url):
+    study = optuna.load_study(study_name=save(plans, url, max_trials=None), storage=url)
+    np.testing.assert_array_equal([t.values for t in study.trials], np.column_stack(objectives(plans)))
+
+
+def test_plans_of_the_front_are_explained(plans, url):
+    study = optuna.load_study(study_name=save(plans, url, note="# Tiny"), storage=url)
+    attributes = study._storage.get_study_system_attrs(study._study_id)
+    assert attributes["dashboard:note_str:0"].startswith("# Tiny")
+    assert "| time s | energy J |" in attributes["dashboard:note_str:0"]
+    [best] = [t for t in study.best_trials if t.values == min(t.values for t in study.best_trials)]
+    note = attributes[f"dashboard:{best._trial_id}:note_str:0"]
+    assert "time +0.0%" in note
+    assert f"{best.params['dp']} replicas (dp)" in note
 
 
 def test_optunas_best_trials_are_the_front(plans, url):
@@ -224,7 +249,8 @@ def test_optuna_dashboard_shows_the_study(plans, url):
     detail = call(app, f"/api/studies/{study['study_id']}")
     assert len(detail["trials"]) == len(choose(plans, 2000, 0))
     assert detail["note"]["body"].startswith("# Hello")
-    assert len(detail["note"]["body"]) == 5008
+    assert "## The front" in detail["note"]["body"][5008:]
+    assert detail["plotly_graph_objects"][0]["id"] == "front"
     assert {len(trial["constraints"]) for trial in detail["trials"]} == {1}
     assert detail["objective_names"] == ["iteration_time_s", "energy_j"]
 
