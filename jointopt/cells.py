@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from jointopt.errors import TableError
-from jointopt.schema import ATTENTIONS, COLUMNS, DTYPES, RECOMPUTE_NAMES, STATUSES, Column
+from jointopt.schema import ATTENTIONS, COLUMNS, DTYPES, RECOMPUTE_NAMES, STATUSES, Column, Ints
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -21,16 +22,37 @@ def read_columns(
     table: pd.DataFrame, names: Iterable[str], readers: Mapping[str, Reader]
 ) -> tuple[pd.DataFrame, list[tuple[str, pd.Series, str]]]:
     """A copy with the cells of ``names`` read, senseless ones blank, and (column, which rows, expected) of those."""
-    clean = table.reset_index(drop=True)
-    faults = []
-    for name in clean.columns.intersection(pd.Index(list(names))):
+    given = table.reset_index(drop=True)
+    clean, faults = {}, []
+    for name in given.columns.intersection(pd.Index(list(names))):
         reader = readers.get(name, readers.get(_column(name).dtype, _text))
-        values, wrong, expected = reader(_stripped(clean[name]), name)
+        values, wrong, expected = _read_once(given[name], reader, name)
         clean[name] = values
         if wrong.any():
             clean[name] = values.mask(wrong)
             faults.append((name, wrong, expected))
-    return clean, faults
+    return given.assign(**clean), faults
+
+
+def _read_once(cells: pd.Series, reader: Reader, name: str) -> Reading:
+    """What ``reader`` says of each cell; where cells are of one kind, each distinct value is read once."""
+    numbers = pd.api.types.is_numeric_dtype(cells) and reader in (_numbers, _text)
+    if numbers or not (pd.api.types.is_numeric_dtype(cells) or pd.api.types.infer_dtype(cells) == "string"):
+        return reader(_stripped(cells), name)
+    codes, distinct = pd.factorize(cells)
+    values, wrong, expected = reader(_stripped(pd.Series(distinct)), name)
+    spread = np.append(values.to_numpy(), [np.nan if values.dtype == float else None])[codes]
+    bad = np.append(wrong.to_numpy(bool), [False])[codes]
+    return pd.Series(spread, cells.index, dtype=values.dtype), pd.Series(bad, cells.index), expected
+
+
+def row_codes(columns: Iterable[npt.ArrayLike | pd.Series]) -> Ints:
+    """One number per row, (n,), equal for rows whose cells are equal in all ``columns``; 0, 1, ... as they appear."""
+    codes = np.zeros(1, np.int64)
+    for column in columns:
+        found, distinct = pd.factorize(np.asarray(column))  # blanks are -1
+        codes = pd.factorize(codes * (len(distinct) + 1) + found + 1)[0].astype(np.int64)
+    return codes
 
 
 def _column(name: str) -> Column:

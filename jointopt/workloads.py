@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.models import load_model
-from jointopt.cells import named_attention, named_dtype
+from jointopt.cells import named_attention, named_dtype, row_codes
 from jointopt.errors import CatalogError, TableError, UsageError
-from jointopt.schema import RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.schema import COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Training
@@ -39,6 +39,10 @@ _SHAPE = [
 ]  # fmt: skip
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 _DEGREES = ("cp", "pp", "tp", "dp")
+_HABITS = ("ep", "vpp", "zero_stage", "sequence_parallel", "recompute")
+# fields of a plan, in the order in which a row names those that it lacks
+_ASSUMABLE = (*_DEGREES, "micro_batch_size", "global_batch_size", *_HABITS)
+_READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
 
@@ -62,7 +66,8 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     could not run (degrees that do not multiply to its GPUs, more stages than layers). Raises TableError for a missing
     column, a cell that makes no sense, or a table of which no row is left.
     """
-    runs = _with_catalogue_shapes(clean_runs(table))
+    runs = clean_runs(table)
+    runs = _with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
         hint = " (a catalogue name in the column model stands for it)" if missing[0] in _SHAPE else ""
@@ -72,8 +77,8 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     runs = _with_degrees(runs)
     reasons = _impossible(runs)
     found = []
-    good = _with_whole_batches(runs.drop(index=list(reasons)))
-    for _, rows in good.groupby([c for c in _WORKLOAD if c in good], dropna=False, sort=False):
+    good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
+    for rows in _alike(good, [name for name in _WORKLOAD if name in good]):
         try:
             found.append(_workload(rows))
         except UsageError as error:
@@ -82,6 +87,14 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
         row = min(reasons)
         raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
     return found, reasons
+
+
+def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
+    """The rows that agree in the columns ``names``, blanks included, in the order in which they first appear."""
+    codes = row_codes(runs[name] for name in names)
+    order = np.argsort(codes, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
+        yield runs.iloc[rows]
 
 
 def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -110,12 +123,12 @@ def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
     """Degrees without blanks, and ``assumed``: one blank is what the others leave, further ones are taken as 1."""
     blank = pd.DataFrame({d: runs[d].isna() if d in runs else True for d in _DEGREES}, index=runs.index)
     left = blank.sum(axis=1)
-    assumed = pd.Series("", index=runs.index)
+    assumed = np.zeros(len(runs), np.int64)
     degrees = {d: runs[d] if d in runs else pd.Series(np.nan, index=runs.index) for d in _DEGREES}
     for name in _DEGREES:
         guess = blank[name] & (left > 1)
         degrees[name] = degrees[name].mask(guess, 1.0)
-        assumed = assumed.mask(guess, assumed + f"{name} ")
+        assumed |= _bit(name, guess)
         left = left - guess
     product = pd.DataFrame(degrees).prod(axis=1)  # blanks count as 1
     rest = (runs["num_gpus"] // product).where(lambda quotient: quotient >= 1)
@@ -126,14 +139,18 @@ def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
 def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
     size = runs["micro_batch_size"] if "micro_batch_size" in runs else pd.Series(np.nan, index=runs.index)
-    assumed = runs["assumed_plan"].mask(size.isna(), runs["assumed_plan"] + "micro_batch_size ")
     share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
     cut = size.fillna(1.0).clip(upper=share)
     step = runs["dp"] * cut
     batch = np.ceil(runs["global_batch_size"] / step) * step
-    assumed = assumed.mask(cut < size, assumed + "micro_batch_size ")
-    assumed = assumed.mask(batch > runs["global_batch_size"], assumed + "global_batch_size ")
+    assumed = runs["assumed_plan"] | _bit("micro_batch_size", size.isna() | (cut < size))
+    assumed |= _bit("global_batch_size", batch > runs["global_batch_size"])
     return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
+
+
+def _bit(name: str, rows: pd.Series) -> Ints:
+    """The bit of `_ASSUMABLE` that says so, where a row's field was assumed, (n,)."""
+    return rows.to_numpy(np.int64) << _ASSUMABLE.index(name)
 
 
 def _impossible(runs: pd.DataFrame) -> dict[int, str]:
@@ -168,11 +185,21 @@ def _workload(rows: pd.DataFrame) -> Workload:
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
     plans, guessed = _plans(rows, job)
-    notes = [
-        " ".join([*assumed, *plan.split(), *(name for name, mask in guessed.items() if mask[i])])
-        for i, plan in enumerate(rows["assumed_plan"])
-    ]
+    bits = rows["assumed_plan"].to_numpy(np.int64)
+    for name, mask in guessed.items():
+        bits = bits | _bit(name, pd.Series(mask))
+    notes = _named(assumed, bits)
     return Workload(job, rows.index.to_numpy(), plans, _clocks(rows, plans["pp"], gpu), notes)
+
+
+def _named(assumed: list[str], bits: Ints) -> list[str]:
+    """What every row assumes: names common to all rows, then those of its ``bits``."""
+    codes, distinct = pd.factorize(bits)
+    words = [
+        " ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()
+    ]
+    texts: list[str] = np.array(words, dtype=object)[codes].tolist()
+    return texts
 
 
 def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
@@ -268,7 +295,8 @@ def _plans(rows: pd.DataFrame, job: Job) -> tuple[Columns, dict[str, Bools]]:
         plans[name] = np.where(guessed[name], habit, given.to_numpy())
     plans |= {name: plans[name].astype(np.int64) for name in ("ep", "vpp", "zero_stage")}
     plans["sequence_parallel"] = (plans["sequence_parallel"].astype(float) > 0) & (plans["tp"] > 1)
-    plans["recompute"] = np.array([RECOMPUTE_CODES[word] for word in plans["recompute"]], np.int8)
+    codes, words = pd.factorize(plans["recompute"])
+    plans["recompute"] = np.array([RECOMPUTE_CODES[str(word)] for word in words], np.int8)[codes]
     guessed["sequence_parallel"] &= plans["tp"] > 1
     guessed["ep"] &= job.model.is_moe
     return plans, guessed
@@ -281,8 +309,12 @@ def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:
         one = rows["clock_mhz"].fillna(one[0]).to_numpy(float)
     beyond = np.arange(int(pp.max())) >= pp[:, None]
     out = np.where(beyond, np.nan, one[:, None])
-    given = rows.get("stage_clock_mhz", ())
-    for i, clocks in enumerate(given):
-        if isinstance(clocks, tuple):
-            out[i, : pp[i]] = clocks
+    if "stage_clock_mhz" in rows:
+        given = rows["stage_clock_mhz"]
+        counts = given.map(len, na_action="ignore").fillna(0).to_numpy(np.int64)
+        for count in np.unique(counts[counts > 0]).tolist():
+            at = np.flatnonzero(counts == count)
+            clocks = np.array(given.iloc[at].tolist(), np.float64)
+            width = out.shape[1] if count == 1 else count  # one clock is that of all stages
+            out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
     return out
