@@ -13,7 +13,7 @@ from jointopt.plans.parse import format_plan
 from jointopt.report.results import Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.schema import Bools, Columns, Floats, Ints
-from jointopt.spec.job import Job
+from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.stored import StoredPlans, stored_plans
 
 OBJECTIVES = ("time", "energy", "edp", "knee")
@@ -45,7 +45,15 @@ def select(
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job)
-    energy = "facility_energy_j" if facility else "energy_j"
+    return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
+
+
+def choose(
+    stored: StoredPlans, limits: Mapping[str, float], objective: str, reason: str = "as asked", *,
+    facility: bool = False, at_high_end: bool = False,
+) -> Selection:  # fmt: skip
+    """As `select`, of plans at hand; ``limits`` are upper bounds by the name of the job file's constraint."""
+    energy = SITE_ENERGY if facility else "energy_j"
     bounds = {energy if name == "energy_j" else name: bound for name, bound in limits.items()}
     choice = _Choice.of(stored, bounds, objective, energy, at_high_end)
     return _selection(stored, choice, objective, energy, reason, at_high_end)

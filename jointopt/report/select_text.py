@@ -10,6 +10,7 @@ from jointopt.report.results import Limit, Relaxation, Selection
 from jointopt.report.select_json import next_command
 from jointopt.report.site import asks_for_site, site_table
 from jointopt.report.table import figure, wrapped
+from jointopt.spec.job import SITE_ENERGY
 
 _WORDS = {
     "iteration_time_s": ("iteration time", "s"),
@@ -67,7 +68,7 @@ def _useful(limit: Limit) -> Relaxation:
 
 def _title(selection: Selection) -> list[str]:
     count = length(selection.plans)
-    energy = ", hosts and PUE counted as energy" if selection.energy == "facility_energy_j" else ""
+    energy = ", hosts and PUE counted as energy" if selection.energy == SITE_ENERGY else ""
     kept = f"; {selection.satisfying:,} keep every limit" if selection.limits else ""
     plans = f"{count:,} plan{'s' if count > 1 else ''} of {selection.source}{kept}."
     asked = (
@@ -141,7 +142,7 @@ def _remarks(selection: Selection) -> list[str]:
 
 def _site(selection: Selection, others: dict[str, int]) -> Sequence[str]:
     job = selection.job
-    if job is None or not (asks_for_site(job) or selection.energy == "facility_energy_j"):
+    if job is None or not (asks_for_site(job) or selection.energy == SITE_ENERGY):
         return []
     rows = [selection.row, *others.values()]
     time, energy = (selection.plans[name][rows] for name in ("iteration_time_s", "energy_j"))

@@ -1,0 +1,124 @@
+"""The command on what a real search has left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
+
+JOB = """
+model: opt-350m
+training: {seq_length: 2048, global_batch_size: 256, framework: megatron-lm, run_tokens: 3e11}
+cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4, carbon_kg_per_kwh: 0.4, price_per_kwh: 0.2, currency: EUR}
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(jointopt, [str(word) for word in arguments])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("select")
+    (folder / "job.yaml").write_text(JOB)
+    storage = f"sqlite:///{folder}/studies.db"
+    stored = ["--storage", storage, "--study", "mine", "--out", folder]
+    done = run("propose", folder / "job.yaml", "--trials", 200, "--surrogate", "none", *stored)
+    assert done.exit_code == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(params=["proposal.json", "front.csv", "study"])
+def source(request: pytest.FixtureRequest, place: Path) -> list[str]:
+    """The same plans in each of the three forms."""
+    if request.param == "study":
+        return ["mine", "--storage", f"sqlite:///{place}/studies.db"]
+    return [str(place / request.param)]
+
+
+def chosen(*arguments: object) -> dict[str, Any]:
+    done = run("select", *arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def budget_of(place: Path) -> float:
+    """Between the energies of two neighbours in the middle of the front."""
+    front = json.loads((place / "proposal.json").read_text())["front"]
+    return 0.5 * float(front[len(front) // 2]["energy_j"] + front[len(front) // 2 + 1]["energy_j"])
+
+
+def test_files_and_study_give_the_same_plan_under_a_budget(source: list[str], place: Path) -> None:
+    budget = budget_of(place)
+    front = json.loads((place / "proposal.json").read_text())["front"]
+    fastest = next(plan for plan in front if plan["energy_j"] <= budget)
+    document = chosen(*source, "--max-energy-j", budget)
+    assert document["plan"].items() <= fastest.items()
+    for name in ("iteration_time_s", "energy_j_high", "avg_power_w_low", "facility_energy_j"):
+        assert document[name] == pytest.approx(fastest[name])
+    assert (document["objective"], document["binding"]) == ("time", ["energy_j"])
+
+
+def test_the_document_names_limits_relaxations_and_a_command_that_runs(
+    source: list[str], place: Path
+) -> None:
+    document = chosen(*source, "--max-energy-j", budget_of(place), "--max-cluster-kw", 20)
+    assert (
+        document["constraints"].keys() == document["relaxations"].keys() == {"energy_j", "cluster_power_kw"}
+    )
+    relaxed = document["relaxations"]["energy_j"]
+    assert relaxed["relaxed_to"] == pytest.approx(1.05 * budget_of(place))
+    assert relaxed["gain"] == pytest.approx(document["iteration_time_s"] - relaxed["iteration_time_s"])
+    assert document["relaxations"]["cluster_power_kw"]["gain"] == 0
+    plan = document["next"].split('"')[1]
+    explained = run("explain", place / "job.yaml", "--plan", plan, "--surrogate", "none", "--json").stdout
+    assert json.loads(explained)["facility_energy_j"] == pytest.approx(document["facility_energy_j"])
+
+
+def test_the_text_says_which_limit_binds_and_what_the_run_costs(place: Path) -> None:
+    text = run("select", place, "--max-energy-j", budget_of(place), "--max-power-w", 390).stdout
+    assert "The fastest plan (an energy budget is given" in text
+    assert "binds. 5 % more (" in text
+    assert "mean power at most 390 W per GPU" in text
+    assert "does not bind." in text
+    assert "for a run of 300,000,000,000 tokens (572,205 iterations)" in text
+    assert "EUR" in text
+    prose = [line for line in text.splitlines() if not line.startswith("  jointopt explain")]
+    assert max(map(len, prose)) <= 100
+
+
+def test_without_a_limit_the_knee_and_both_ends_are_shown(source: list[str]) -> None:
+    text = run("select", *source).stdout
+    assert "The knee of the front (no limit is given" in text
+    assert {line[:1] for line in text.splitlines()} >= {"=", "f", "e"}
+
+
+def test_out_of_reach_is_exit_code_1_and_one_sentence(source: list[str]) -> None:
+    done = run("select", *source, "--max-energy-j", 10)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "keeps every limit; the closest, dp=" in done.stderr
+
+
+def test_hosts_move_the_plan_of_least_energy_to_a_higher_clock(place: Path) -> None:
+    gpus = chosen(place, "--objective", "energy")
+    site = chosen(place, "--objective", "energy", "--facility")
+    assert site["iteration_time_s"] < gpus["iteration_time_s"]
+    assert site["facility_energy_j"] < gpus["facility_energy_j"]
+    assert site["energy"] == "facility_energy_j"
+
+
+@pytest.mark.parametrize(
+    "flags", [["--max-power-w", "0"], ["--max-energy-j", "nan"], ["--max-energy-j", "much"], ["--objective", "best"],
+              ["--objective", "knee", "--max-energy-j", "9"], ["--job", "missing.yaml"]],
+)  # fmt: skip
+def test_bad_usage_is_exit_code_2(place: Path, flags: list[str]) -> None:
+    done = run("select", place, *flags)
+    assert done.exit_code == 2
+    assert done.stderr
+    assert done.stdout == ""
