@@ -85,7 +85,7 @@ def test_the_text_says_which_limit_binds_and_what_the_run_costs(place: Path) -> 
     assert "binds. 5 % more (" in text
     assert "mean power at most 390 W per GPU" in text
     assert "does not bind." in text
-    assert "for a run of 300,000,000,000 tokens (572,205 iterations)" in text
+    assert "for a run of 300,000,000,000 tokens (572,205 iterations)" in " ".join(text.split())
     assert "EUR" in text
     prose = [line for line in text.splitlines() if not line.startswith("  jointopt explain")]
     assert max(map(len, prose)) <= 100
