@@ -12,7 +12,18 @@ import click
 from jointopt import __version__
 from jointopt.errors import JointOptError
 
-COMMANDS = ("propose", "select", "explain", "predict", "evaluate", "ingest", "retrain", "tune", "catalog")
+COMMANDS = (
+    "propose",
+    "select",
+    "explain",
+    "polish",
+    "predict",
+    "evaluate",
+    "ingest",
+    "retrain",
+    "tune",
+    "catalog",
+)
 
 
 class Commands(click.Group):

@@ -13,6 +13,7 @@ _VERBS = {
     "load_job": "jointopt.jobfile",
     "propose": "jointopt.workflow",
     "explain": "jointopt.workflow",
+    "polish": "jointopt.polishing",
     "select": "jointopt.selecting",
     "predict": "jointopt.predicting",
     "retrain": "jointopt.retraining",

@@ -1,0 +1,78 @@
+"""``jointopt polish``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from jointopt.cli import common
+
+if TYPE_CHECKING:
+    from jointopt.report.polish_results import Polished
+
+
+@click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
+@click.argument("job")
+@click.option(
+    "--plan", required=True, help="Words such as dp=4 pp=4, or a JSON mapping; clocks are per stage."
+)
+@click.option(
+    "--slowdown", type=float, default=0.0, show_default=True,
+    help="Share of the plan's iteration time that the schedule may take longer.",
+)  # fmt: skip
+@click.option(
+    "--solver", type=click.Choice(["lowtime", "linear"]), default="lowtime", show_default=True,
+    help="lowtime needs pip install 'jointopt[polish]'; linear is a linear programme.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=float, default=6.0, show_default=True, help="About how long lowtime may take."
+)
+@click.option(
+    "--zeus", type=click.Path(path_type=Path), help="File for Zeus' pipeline frequency optimizer, *.py."
+)
+@common.as_json
+def polish(
+    job: str, plan: str, slowdown: float, solver: str, seconds: float, zeus: Path | None, as_json: bool
+) -> None:
+    """Give each forward and backward pass of a micro-batch a clock of its own, for one plan of JOB.
+
+    Passes that nothing waits for run slower, so the iteration takes less energy and no more time than with one clock
+    per stage. Prints the schedules that no other beats in time and energy; the plan must have pp of 2 or more.
+
+    \b
+    Examples:
+      jointopt polish opt-350m-8x4-gh200 --plan "dp=8 pp=4 mbs=4 clock=1980" --slowdown 0.01
+      jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
+    """
+    from jointopt.polishing import polish as polished_plan
+    from jointopt.report.plain import json_text
+    from jointopt.report.polish_json import polish_document
+    from jointopt.report.polish_text import polished_text
+
+    _check(zeus)
+    the_job = common.job_of(job, {})
+    polished = polished_plan(
+        the_job, plan, slowdown=slowdown, solver=solver, seconds=seconds, progress=common.progress
+    )
+    _write(polished, zeus)
+    click.echo(json_text(polish_document(polished)) if as_json else polished_text(polished))
+
+
+def _check(zeus: Path | None) -> None:
+    """Refuses a file that could not be written after the work; leaves nothing behind."""
+    from jointopt.report.zeus_export import check_zeus_path
+
+    if zeus:
+        with common.writing("--zeus"):
+            check_zeus_path(zeus)
+
+
+def _write(polished: Polished, zeus: Path | None) -> None:
+    from jointopt.report.zeus_export import write_zeus, zeus_command
+
+    if zeus:
+        with common.writing("--zeus"):
+            write_zeus(polished, zeus)
+        click.echo(f"Wrote {zeus}. Run it with Zeus:\n  {zeus_command(zeus)}", err=True)
