@@ -249,13 +249,12 @@ class Scores:
     stranger: HeldOut | None  # as source_out, under a framework that nobody knows
 
 
-def cross_validate(
-    data: TrainingSet, allowed: set[str], kernels: tuple[Kernel, Kernel], strength: float, seed: int = 0
-) -> list[Scores]:
-    """Every source judged by a surrogate without it; the kernels' few numbers and the strength are shared by all."""
+def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
+    """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
     scores = []
     for name in np.unique(data.source).tolist():
-        surrogate = fit(data, data.of(allowed - {name}), kernels, seed, strength)
+        others = data.of(allowed - {name})
+        surrogate = fit(data, others, learn_kernels(data, others, seed), seed, strength)
         rows = data.of({name})
         scores.append(
             Scores(
@@ -302,7 +301,7 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     kernels = learn_kernels(data, everything, seed)
     surrogate = fit(data, everything, kernels, seed)
     strength = surrogate.booster.strength if surrogate.booster else 0.0
-    scores = cross_validate(data, names, kernels, strength, seed)
+    scores = cross_validate(data, names, strength, seed)
     surrogate = calibrated(surrogate, _held_out(scores))
     return surrogate, score_table(scores)
 

@@ -6,9 +6,10 @@ The residual r = log(measured / predicted) of a run is modelled as
 
 with J the sensitivity of the predicted time to the physics' own constants (link speeds, efficiencies, overheads;
 `jointopt.physics.describe.sensitivities`), δ how far the constants of this cluster and software are off, u the scale of
-a source and of a group, and s a smooth function of the plan's shape and shares. All terms are Gaussian, so a few
-measured runs first move scale and constants, and many of them s; how fast is learned by marginal likelihood over
-recorded sources, not chosen. Runs of different sources are independent: letting clusters under one framework share
+a source and of a group, and s a smooth function of the plan's shape and shares, with a length for every feature. All
+terms are Gaussian, so a few measured runs first move scale and constants, and many of them s; how fast, and over which
+features, is learned by marginal likelihood over recorded sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1),
+not chosen. Runs of different sources are independent: letting clusters under one framework share
 (correlation 0.2 or 0.5) made unseen ones worse. Noise is Student-t by reweighting, because recorded runs have outliers
 (West 1984, Outlier models and prior distributions in Bayesian linear regression).
 """
@@ -42,6 +43,9 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
         "share_zero_comm", "share_cp_comm",
     ),
 }  # fmt: skip
+USUAL_LENGTHS: Mapping[str, float] = {"plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "share": 0.3}
+FEATURES = tuple(name for names in CLASSES.values() for name in names)
+CHUNK = 16_384  # runs whose covariance with the measured ones is held at a time
 
 
 @dataclass(frozen=True)
@@ -68,22 +72,19 @@ class Runs:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Standard deviations of each term, of logarithms of time, and lengths over which the shape term varies."""
+    """Standard deviations of each term, of logarithms of time, and lengths over which the smooth term varies."""
 
     constants: tuple[float, ...]
     source: float
     group: float
     shape: float
-    lengths: tuple[float, ...]  # one per class of features
+    lengths: tuple[float, ...]  # one per name in `FEATURES`
     noise: float
 
     @classmethod
     def unpack(cls, logs: Floats, count: int) -> Kernel:
         v = np.exp(logs).tolist()
-        lengths = tuple(v[count + 3 : count + 3 + len(CLASSES)])
-        return cls(
-            tuple(v[:count]), v[count], v[count + 1], v[count + 2], lengths, v[count + 3 + len(CLASSES)]
-        )
+        return cls(tuple(v[:count]), v[count], v[count + 1], v[count + 2], tuple(v[count + 3 : -1]), v[-1])
 
     def pack(self) -> Floats:
         return np.log([*self.constants, self.source, self.group, self.shape, *self.lengths, self.noise])
@@ -91,33 +92,18 @@ class Kernel:
 
 def default_kernel(constants: int) -> Kernel:
     """Where learning starts, and the centre of the prior on its logarithms."""
-    return Kernel((0.15,) * constants, 0.1, 0.05, 0.08, (2.0, 1.0, 2.0, 1.0, 0.3), 0.03)
-
-
-def _distances(a: Runs, b: Runs) -> list[Floats]:
-    """Squared distances (n, m) per class of features."""
-    out = []
-    for names in CLASSES.values():
-        x, y = a.matrix(names), b.matrix(names)
-        squares = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2.0 * x @ y.T
-        out.append(np.maximum(squares, 0.0))
-    return out
-
-
-def _covariance(
-    kernel: Kernel, a: Runs, b: Runs, distances: list[Floats], same_source: Floats, same_group: Floats
-) -> Floats:
-    constants = (a.sensitivity * np.square(kernel.constants)) @ b.sensitivity.T
-    apart = sum(
-        (d / length**2 for d, length in zip(distances, kernel.lengths, strict=True)), np.zeros_like(constants)
-    )
-    smooth = kernel.shape**2 * np.exp(-0.5 * apart)
-    return np.asarray(same_source * (constants + kernel.source**2 + smooth) + kernel.group**2 * same_group)
+    lengths = tuple(USUAL_LENGTHS[kind] for kind, names in CLASSES.items() for _ in names)
+    return Kernel((0.15,) * constants, 0.1, 0.05, 0.08, lengths, 0.03)
 
 
 def covariance(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     """Prior covariance (n, m) of the residuals of two sets of runs, noise not included."""
-    return _covariance(kernel, a, b, _distances(a, b), *_kinship(a, b))
+    same_source, same_group = _kinship(a, b)
+    constants = (a.sensitivity * np.square(kernel.constants)) @ b.sensitivity.T
+    x, y = (runs.matrix(FEATURES) / kernel.lengths for runs in (a, b))
+    apart = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2.0 * x @ y.T
+    smooth = kernel.shape**2 * np.exp(-0.5 * np.maximum(apart, 0.0))
+    return np.asarray(same_source * (constants + kernel.source**2 + smooth) + kernel.group**2 * same_group)
 
 
 def _kinship(a: Runs, b: Runs) -> tuple[Floats, Floats]:
@@ -149,10 +135,13 @@ class Posterior:
         noise = self.noise_variance or 2.0 * self.kernel.noise**2
         if self.runs is None or self.weights is None or self.factor is None:
             return np.zeros(len(runs)), np.sqrt(prior + noise)
-        cross = covariance(self.kernel, runs, self.runs)
-        explained = solve_triangular(self.factor, cross.T, lower=True)
-        left = np.maximum(prior - np.square(explained).sum(axis=0), 1e-9)
-        return np.asarray(cross @ self.weights), np.sqrt(left + noise)
+        mean, explained = np.empty(len(runs)), np.empty(len(runs))
+        for start in range(0, len(runs), CHUNK):
+            at = np.arange(start, min(start + CHUNK, len(runs)))
+            cross = covariance(self.kernel, runs.take(at), self.runs)
+            mean[at] = cross @ self.weights
+            explained[at] = np.square(solve_triangular(self.factor, cross.T, lower=True)).sum(axis=0)
+        return mean, np.sqrt(np.maximum(prior - explained, 1e-9) + noise)
 
 
 def condition(
@@ -192,10 +181,11 @@ def learn(sources: Sequence[tuple[Runs, Floats]], most_runs: int = 100, seed: in
     parts = [_sampled(runs, y, most_runs, rng) for runs, y in sources if len(y) >= 4]
     count = sources[0][0].sensitivity.shape[1]
     start = default_kernel(count).pack()
-    centre = np.concatenate([start, np.full(len(parts), np.log(0.04))])
+    first = np.concatenate([start, np.full(len(parts), np.log(0.04))])
     found = minimize(
-        _penalised_likelihood, centre, args=(parts, start, count), method="L-BFGS-B", options={"maxiter": 50}
-    )
+        _penalised_likelihood, first, args=(parts, start, count), jac=True, method="L-BFGS-B",
+        bounds=[(value - 4.0, value + 4.0) for value in first], options={"maxiter": 60},
+    )  # fmt: skip
     logs = found.x[: len(start)].copy()
     logs[-1] = np.median(found.x[len(start) :]) if parts else start[-1]
     return Kernel.unpack(logs, count)
@@ -204,7 +194,7 @@ def learn(sources: Sequence[tuple[Runs, Floats]], most_runs: int = 100, seed: in
 @dataclass(frozen=True)
 class _Part:
     runs: Runs
-    distances: list[Floats]
+    squares: Floats  # (features, n, n): squared differences of each feature
     same_source: Floats
     same_group: Floats
     residual: Floats
@@ -215,19 +205,49 @@ def _sampled(runs: Runs, residual: Floats, most: int, rng: np.random.Generator) 
     rows = rng.choice(len(residual), min(most, len(residual)), replace=False).astype(np.int64)
     some, y = runs.take(rows), residual[rows]
     y = np.clip(y, np.median(y) - 0.5, np.median(y) + 0.5)
-    return _Part(some, _distances(some, some), *_kinship(some, some), y, min(1.0, 60.0 / len(rows)))
+    x = some.matrix(FEATURES).T
+    squares = np.square(x[:, :, None] - x[:, None, :])
+    return _Part(some, squares, *_kinship(some, some), y, min(1.0, 60.0 / len(rows)))
 
 
-def _penalised_likelihood(logs: Floats, parts: list[_Part], centre: Floats, count: int) -> float:
+def _penalised_likelihood(
+    logs: Floats, parts: list[_Part], centre: Floats, count: int
+) -> tuple[float, Floats]:
+    """Negative log of likelihood times prior, and its gradient with respect to the logarithms."""
     kernel = Kernel.unpack(logs[: len(centre)], count)
-    total = 0.5 * float(np.square(logs[: len(centre)] - centre).sum())
-    for part, log_noise in zip(parts, logs[len(centre) :], strict=True):
-        total += 0.5 * ((log_noise - np.log(0.03)) / 0.7) ** 2
-        prior = _covariance(kernel, part.runs, part.runs, part.distances, part.same_source, part.same_group)
-        try:
-            factor, _ = cho_factor(prior + np.exp(2 * log_noise) * np.eye(len(part.residual)), lower=True)
-        except np.linalg.LinAlgError:
-            return 1e6
-        fit = 0.5 * float(part.residual @ cho_solve((factor, True), part.residual))
-        total += part.weight * (fit + float(np.log(np.diag(factor)).sum()))
-    return total
+    away = logs[: len(centre)] - centre
+    noisy = (logs[len(centre) :] - np.log(0.03)) / 0.7
+    total = 0.5 * float(np.square(away).sum() + np.square(noisy).sum())
+    gradient = np.concatenate([away, noisy / 0.7])
+    for i, part in enumerate(parts, len(centre)):
+        value, slope, slope_of_noise = _unlikelihood(kernel, part, float(np.exp(2.0 * logs[i])))
+        total += part.weight * value
+        gradient[: len(centre) - 1] += part.weight * slope
+        gradient[i] += part.weight * slope_of_noise
+    return total, gradient
+
+
+def _unlikelihood(kernel: Kernel, part: _Part, noise: float) -> tuple[float, Floats, float]:
+    """Negative log likelihood of one source, and its slopes: the kernel's packed logarithms but the last, the noise.
+
+    Rasmussen and Williams 2006, equations 5.8 and 5.9.
+    """
+    j, same = part.runs.sensitivity, part.same_source
+    variances = np.square(kernel.constants)
+    apart = np.tensordot(1.0 / np.square(kernel.lengths), part.squares, 1)
+    smooth = kernel.shape**2 * np.exp(-0.5 * apart) * same
+    prior = ((j * variances) @ j.T + kernel.source**2) * same + kernel.group**2 * part.same_group + smooth
+    factor = cho_factor(prior + noise * np.eye(len(j)), lower=True)
+    inverse = cho_solve(factor, np.eye(len(j)))
+    alpha = inverse @ part.residual
+    value = 0.5 * float(part.residual @ alpha) + float(np.log(np.diag(factor[0])).sum())
+    outer = 0.5 * (inverse - np.outer(alpha, alpha))
+    within, bent = outer * same, outer * smooth
+    slope = np.concatenate([
+        2.0 * variances * ((within @ j) * j).sum(axis=0),
+        [2.0 * kernel.source**2 * within.sum()],
+        [2.0 * kernel.group**2 * (outer * part.same_group).sum()],
+        [2.0 * bent.sum()],
+        np.tensordot(part.squares, bent, 2) / np.square(kernel.lengths),
+    ])  # fmt: skip
+    return value, slope, 2.0 * noise * float(np.trace(outer))

@@ -15,13 +15,13 @@ import numpy as np
 
 from jointopt.errors import TableError
 from jointopt.schema import Bools, Columns, Floats
-from jointopt.surrogate.gaussian import CLASSES, Kernel, Runs, condition
+from jointopt.surrogate.gaussian import FEATURES, Kernel, Runs, condition
 
 if TYPE_CHECKING:
     from jointopt.surrogate.boost import ResidualBooster
 
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
-FORMAT = 1
+FORMAT = 2  # 1 had one length per class of features
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 _DAMAGED = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError,
@@ -178,7 +178,7 @@ def _check_sizes(surrogate: Surrogate) -> None:
         "residuals": {count, *surrogate.residual.shape, *runs.source.shape, *runs.group.shape},
         "supporting features": {count, *(len(values) for values in runs.features.values())},
         "constants": {constants, *(len(kernel.constants) for kernel in kernels)},
-        "lengths": {len(CLASSES), *(len(kernel.lengths) for kernel in kernels)},
+        "lengths": {len(FEATURES), *(len(kernel.lengths) for kernel in kernels)},
     }
     if booster is not None:
         trees = booster.booster_.n_features_in_
