@@ -15,7 +15,7 @@ import numpy as np
 
 from jointopt.errors import InfeasibleError
 from jointopt.physics import costs as pc
-from jointopt.physics import power, slack
+from jointopt.physics import facility, power, slack
 from jointopt.physics.cooler import cooler
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.stage_memory import memory_parts
@@ -406,11 +406,12 @@ class Estimator:
             bound = getattr(limits, name)
             if bound is not None:
                 bounded[name] = (out[name], bound)
+        if limits.facility_energy_j is not None:
+            site = facility.facility_energy_j(cluster, out["iteration_time_s"], out["energy_j"])
+            bounded["facility_energy_j"] = (site, limits.facility_energy_j)
         if limits.cluster_power_kw is not None:
-            watts = (
-                out["avg_power_w"] * cluster.num_gpus + cluster.host_power_w * cluster.nodes
-            ) * cluster.pue
-            bounded["cluster_power_kw"] = (watts / 1e3, limits.cluster_power_kw)
+            site = facility.cluster_power_kw(cluster, out["avg_power_w"])
+            bounded["cluster_power_kw"] = (site, limits.cluster_power_kw)
         return bounded
 
     def _violation(self, out: Columns) -> Floats:

@@ -65,6 +65,7 @@ class Constraints:
     iteration_time_s: float | None = None
     energy_j: float | None = None
     avg_power_w: float | None = None
+    facility_energy_j: float | None = None  # GPUs and hosts, times PUE
     cluster_power_kw: float | None = None
     memory_fraction: float | None = None  # None = the framework profile's own
 
