@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.errors import InfeasibleError, UsageError
-from jointopt.plans.parse import format_plan
+from jointopt.report.clocks import short_plan
 from jointopt.report.results import Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.schema import Bools, Columns, Floats, Ints
@@ -225,8 +225,7 @@ def _closest(stored: StoredPlans, choice: _Choice) -> str:
         for (name, bound), over in zip(choice.bounds.items(), excess[:, row], strict=True)
         if over > _ROUNDING
     ]
-    plan = format_plan(stored.plans, stored.plans["stage_clock_mhz"], row)
     return (
-        f"None of the {len(choice.score):,} plans of {stored.source} keeps every limit; the closest, {plan}, breaks "
-        f"{' and '.join(broken)}."
+        f"None of the {len(choice.score):,} plans of {stored.source} keeps every limit; the closest, "
+        f"{short_plan(stored.plans, row)}, breaks {' and '.join(broken)}."
     )

@@ -1,9 +1,13 @@
-"""Stage clocks in little room."""
+"""Stage clocks, and plans with them, in little room."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+
+from jointopt.plans.clocks import plain_number
+from jointopt.plans.parse import format_plan
+from jointopt.schema import Columns
 
 
 def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
@@ -18,3 +22,12 @@ def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
         return str(runs[0][0])
     text = ",".join(f"{clock}×{count}" if count > 1 else str(clock) for clock, count in runs)
     return text if len(text) <= width else f"{min(whole)}..{max(whole)}"
+
+
+def short_plan(plans: Columns, row: int) -> str:
+    """The plan of a row as `jointopt.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
+    layout = format_plan(plans, plans["stage_clock_mhz"], row).rsplit(" ", 1)[0]
+    clocks = [clock for clock in plans["stage_clock_mhz"][row].tolist() if clock == clock]
+    runs = [(plain_number(clock), len(list(run))) for clock, run in groupby(clocks)]
+    words = [f"{clock}x{count}" if count > 1 and len(runs) > 1 else clock for clock, count in runs]
+    return f"{layout} clock_mhz={','.join(words)}"

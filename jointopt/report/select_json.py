@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jointopt.jobfile import shipped_jobs
 from jointopt.plans.parse import PLAN_KEYS
+from jointopt.report.clocks import short_plan
 from jointopt.report.plain import length, plain, plan_entries
 from jointopt.report.results import Limit, Relaxation, Selection
 
@@ -39,12 +41,8 @@ def select_document(selection: Selection) -> dict[str, Any]:
 
 def next_command(selection: Selection) -> str:
     """The command that takes the plan apart; ``job.yaml`` stands for the job's own file where it is no shipped job."""
-    from jointopt.jobfile import shipped_jobs
-    from jointopt.plans.parse import format_plan
-
     job = selection.job_name if selection.job_name in shipped_jobs() else "job.yaml"
-    plan = format_plan(selection.plans, selection.plans["stage_clock_mhz"], selection.row)
-    return f'jointopt explain {job} --plan "{plan}"'
+    return f'jointopt explain {job} --plan "{short_plan(selection.plans, selection.row)}"'
 
 
 def _stand(limit: Limit) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def selection_text(selection: Selection) -> str:
         *_title(selection),
         "",
         *plan_table(rows, reference, marks),
-        *_legend(selection),
+        *_legend(selection, others),
         *([""] if selection.limits else []),
         *(line for limit in selection.limits for line in _limit_lines(selection, limit, others)),
         *_remarks(selection),
@@ -81,11 +81,15 @@ def _title(selection: Selection) -> list[str]:
     )
 
 
-def _legend(selection: Selection) -> list[str]:
+def _legend(selection: Selection, others: dict[str, int]) -> list[str]:
     if selection.limits:
-        return ["= the plan chosen; Δ% is relative to it."]
-    words = "= the plan chosen; f the fastest, e the one of least energy; Δ% is relative to the first."
-    return wrapped(f"{words} Limits (--max-...) choose another.")
+        words = "= the plan chosen; Δ% is relative to it."
+    else:
+        words = "= the plan chosen, f the fastest, e that of least energy; Δ% is relative to the first."
+    known = selection.plans.get("in_domain")
+    if known is not None and any(known[row] is False for row in (selection.row, *others.values())):
+        words += " ? outside of what was checked: its interval (±) is wider."
+    return wrapped(words if selection.limits else f"{words} Limits (--max-...) choose another.")
 
 
 def _limit_lines(selection: Selection, limit: Limit, others: dict[str, int]) -> list[str]:

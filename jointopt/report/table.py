@@ -65,12 +65,11 @@ def numbers(values: Sequence[float], scale: float) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """One number of a sentence: whole, or with four digits and no exponent."""
-    return (
-        f"{value:,.0f}"
-        if value.is_integer() or abs(value) >= 1000
-        else f"{value:.{decimals_for(abs(value))}f}"
-    )
+    """One number of a sentence: all of its whole digits, or four digits in all, without an exponent."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    text = f"{value:.{decimals_for(abs(value))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def unit_of(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:

@@ -1,7 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.report.table import ENERGY_UNITS, TIME_UNITS, TextColumn, lay_out, numbers, unit_of, wrapped
+from jointopt.report.table import (
+    ENERGY_UNITS,
+    TIME_UNITS,
+    TextColumn,
+    figure,
+    lay_out,
+    numbers,
+    unit_of,
+    wrapped,
+)
 
 
 def test_numbers_align_right_and_words_left() -> None:
@@ -33,3 +42,10 @@ def test_a_wrapped_sentence_keeps_its_words_and_fits(words: list[str]) -> None:
     lines = wrapped(" ".join(words))
     assert " ".join(lines).split() == words
     assert max(map(len, lines)) <= 100
+
+
+def test_a_number_of_a_sentence_has_four_digits_or_all_whole_ones() -> None:
+    numbers_of_sentences = [1234567.8, 1000.0, 250.0, 7.2, 17.91234, 0.01234567, 0.0, -3.14159]
+    assert [figure(number) for number in numbers_of_sentences] == [
+        "1,234,568", "1,000", "250", "7.2", "17.91", "0.01235", "0", "-3.142",
+    ]  # fmt: skip
