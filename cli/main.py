@@ -13,17 +13,9 @@ from jointopt import __version__
 from jointopt.errors import JointOptError
 
 COMMANDS = (
-    "propose",
-    "select",
-    "explain",
-    "polish",
-    "predict",
-    "evaluate",
-    "ingest",
-    "retrain",
-    "tune",
+    "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "tune", "work", "dashboard",
     "catalog",
-)
+)  # fmt: skip
 
 
 class Commands(click.Group):

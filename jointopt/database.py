@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from jointopt.errors import UsageError
 
@@ -18,14 +19,36 @@ _LOCK_WAIT_S = (
 )
 
 
-def open_database(url: str) -> sqlalchemy.Engine:
-    """The engine of a URL; nothing is connected, and no file made, before its first use."""
+def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
+    """The engine of a URL; nothing is connected, and no file made, before its first use.
+
+    ``lock_first``: on SQLite a transaction takes the write lock as it begins, so that what it reads is still true when
+    it writes (PostgreSQL locks rows).
+    """
     parsed = sqlalchemy.engine.make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return sqlalchemy.create_engine(parsed)
+        return sqlalchemy.create_engine(parsed, pool_pre_ping=True)
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
-    return sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+    engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+    if lock_first:
+        sqlalchemy.event.listen(engine, "connect", _begin_by_hand)
+        sqlalchemy.event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
+
+
+def _begin_by_hand(connection: Any, _: object) -> None:
+    """Keeps Python's SQLite driver from beginning transactions in its own, late way."""
+    connection.isolation_level = None
+
+
+def make_table(engine: sqlalchemy.Engine, table: sqlalchemy.Table) -> None:
+    """Makes a table where it is missing; of several processes that do, all win."""
+    try:
+        table.create(engine, checkfirst=True)
+    except DBAPIError:  # another process made it between looking and making
+        if not sqlalchemy.inspect(engine).has_table(table.name):
+            raise
 
 
 def has_table(url: str, name: str) -> bool:

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from jointopt.cells import as_table, json_rows
-from jointopt.database import database_errors, open_database
+from jointopt.database import database_errors, make_table, open_database
 from jointopt.schema import COLUMNS
 
 PROVENANCE = ("origin", "recorded_at")
@@ -67,7 +67,7 @@ class Store:
         if not by_hash:
             return Added(0, 0)
         with database_errors(self._url, "measurement store"):
-            self._make_table()
+            make_table(self._engine, _MEASUREMENTS)
             new = self._insert_patiently(by_hash, origin)
         return Added(new, len(records) - new)
 
@@ -94,13 +94,6 @@ class Store:
             return []
         with self._engine.connect() as connection:
             return list(connection.execute(sa.select(_MEASUREMENTS).order_by(_MEASUREMENTS.c.id)))
-
-    def _make_table(self) -> None:
-        try:
-            _MEASUREMENTS.metadata.create_all(self._engine)
-        except DBAPIError:  # another process made it between looking and making
-            if not sa.inspect(self._engine).has_table(_MEASUREMENTS.name):
-                raise
 
     def _insert_patiently(self, by_hash: Mapping[str, dict[str, Any]], origin: str) -> int:
         for attempt in range(_ATTEMPTS):

@@ -11,25 +11,85 @@ from scipy.special import ndtr
 from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.pareto import front_order, nadir
 
-_SAMPLES = 256  # draws per plan where two objectives leave no closed form
+SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
 
 
 def acquire(
     predicted: Columns, measured: Columns, costs: Floats, k: int, rng: np.random.Generator, *,
-    objectives: tuple[str, ...], allowed: Bools, least_chance: float = 0.0,
+    objectives: tuple[str, ...], allowed: Bools, least_chance: float = 0.0, draws: Columns | None = None,
 ) -> Ints:  # fmt: skip
-    """Indices of at most ``k`` plans worth running next, the best first.
+    """Indices of at most ``k`` plans worth running next, the best first, none chosen knowing what the others show.
 
     ``predicted`` (n): each objective with ``_low`` and ``_high`` (90 % interval of a log-normal), and
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
+    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool); with them a batch is diverse, since plans that
+    are good or bad together gain little from each other. Without, plans err independently.
     Plans outside ``allowed`` are never chosen, nor those that better what was measured by 1 % with a probability
     below ``least_chance``.
     """
     gain, chance = expected_gain(predicted, measured, rng, objectives=objectives)
     eligible = np.flatnonzero(allowed & (chance >= least_chance) & np.isfinite(gain))
-    order = np.argsort(-gain[eligible] / costs[eligible], kind="stable")
-    return eligible[order[:k]].astype(np.int64)
+    if not len(eligible):
+        return np.empty(0, np.int64)
+    first = eligible[np.argmax(gain[eligible] / costs[eligible])]
+    chosen = [int(first)]
+    if k > 1:
+        values, fits = _drawn(predicted, objectives, draws, rng)
+        known = _known(predicted, measured, objectives)
+        both = np.concatenate([known, _log_normal(predicted, objectives)[0]])
+        batch = _Batch(known, values, fits, nadir(both[:, 0], both[:, -1]))
+        while len(chosen) < min(k, len(eligible)):
+            batch.add(chosen[-1])
+            left = np.setdiff1d(eligible, chosen)
+            chosen.append(int(left[np.argmax(batch.gain(left) / costs[left])]))
+    return np.array(chosen, np.int64)
+
+
+class _Batch:
+    """What plans add, in the mean over joint draws, to what is measured and to the plans already in the batch."""
+
+    def __init__(self, known: Floats, values: Floats, fits: Bools, reference: tuple[float, float]) -> None:
+        self._values, self._fits, self._reference = values, fits, reference  # logs (n, s, objectives), (n, s)
+        self._fronts = [known] * values.shape[1]
+
+    def add(self, plan: int) -> None:
+        for draw in np.flatnonzero(self._fits[plan]):
+            points = np.vstack([self._fronts[draw], self._values[plan, draw]])
+            self._fronts[draw] = points[front_order(points[:, 0], points[:, -1])]
+
+    def gain(self, plans: Ints) -> Floats:
+        """Expected gain (m,) in log-volume."""
+        total = np.zeros(len(plans))
+        for draw, front in enumerate(self._fronts):
+            points = self._values[plans, draw]
+            if points.shape[1] == 1:
+                added = np.maximum(front.min() - points[:, 0], 0.0)
+            else:
+                added = added_area(front, points, self._reference)
+            total += np.where(self._fits[plans, draw], added, 0.0)
+        return total / len(self._fronts)
+
+
+def _drawn(
+    predicted: Columns, objectives: tuple[str, ...], draws: Columns | None, rng: np.random.Generator
+) -> tuple[Floats, Bools]:
+    """Logs of the objectives (n, s, objectives) and whether plans fit (n, s)."""
+    if draws is not None:
+        return np.log(np.stack([draws[name] for name in objectives], axis=2)), draws["fits"]
+    mean, deviation = _log_normal(predicted, objectives)
+    shape = (len(mean), SAMPLES, len(objectives))
+    values = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal(shape)
+    return values, rng.random(shape[:2]) < predicted["probability_fits"][:, None]
+
+
+def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -> Floats:
+    """Logs of the measured front (f, objectives) by the first; before the first run, the median prediction."""
+    known = np.log(np.stack([measured[name] for name in objectives], axis=1))
+    if not len(known):
+        mean, _ = _log_normal(predicted, objectives)
+        return np.asarray(np.nanmedian(mean, axis=0, keepdims=True))
+    return np.asarray(known[front_order(known[:, 0], known[:, -1])])
 
 
 def expected_gain(
@@ -42,9 +102,7 @@ def expected_gain(
     so that a first plan is promising and likely to fit.
     """
     mean, deviation = _log_normal(predicted, objectives)
-    known = np.log(np.stack([measured[name] for name in objectives], axis=1))
-    if not len(known):
-        known = np.median(mean, axis=0, keepdims=True)
+    known = _known(predicted, measured, objectives)
     if len(objectives) == 1:
         gain, chance = _improvement(mean[:, 0], deviation[:, 0], float(known.min()))
     else:
@@ -73,12 +131,11 @@ def _hypervolume_gain(
     mean: Floats, deviation: Floats, known: Floats, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
     """Two objectives: the draws are common to all plans, so that plans differ by what is predicted alone."""
-    front = known[front_order(known[:, 0], known[:, 1])]
     everything = np.concatenate([known, mean])
     reference = nadir(everything[:, 0], everything[:, 1])
-    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal((1, _SAMPLES, 2))
-    gain = added_area(front, draws.reshape(-1, 2), reference).reshape(len(mean), _SAMPLES)
-    ahead = added_area(front + np.log(0.99), draws.reshape(-1, 2), reference).reshape(len(mean), _SAMPLES)
+    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal((1, SAMPLES, 2))
+    gain = added_area(known, draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
+    ahead = added_area(known + np.log(0.99), draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
     return gain.mean(axis=1), (ahead > 0).mean(axis=1)
 
 

@@ -63,6 +63,17 @@ def elite(plans: Columns, size: int) -> Ints:
     return np.concatenate([*chosen, nearest[:size]]).astype(np.int64)
 
 
+def first(genome: Genome, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
+    """Genes to begin with: points of the start front, also with all slack used; the rest is random."""
+    if start is None or not len(start["slack"]):
+        return genome.random(size, rng)
+    given = genome.encode(take(start, evenly(start, max(2, size // 3))))
+    relaxed = given.copy()
+    relaxed[:, SLACK] = genome.sizes[SLACK] - 1
+    chosen = np.concatenate([given, relaxed])[:size]
+    return np.concatenate([chosen, genome.random(size - len(chosen), rng)])
+
+
 def breed(genome: Genome, parents: Columns, size: int, rng: np.random.Generator) -> Ints:
     """Genes of ``size`` children: tournament, crossover, mutation, and a few newcomers."""
     genes = genome.encode(parents)

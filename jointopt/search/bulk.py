@@ -222,7 +222,7 @@ def insert_trials(
             for row in range(chunk.start, chunk.stop)
         )
         _many(connection, "trials", "trial_id number study_id state datetime_start datetime_complete", heads)
-        _insert_details(connection, ids[chunk], rows, chunk)
+        insert_details(connection, ids[chunk], rows, chunk)
     return ids
 
 
@@ -242,7 +242,8 @@ def _next_ids(connection: sa.Connection, count: int) -> list[int]:
     return [int(row[0]) for row in connection.execute(sa.text(counter), {"count": count})]
 
 
-def _insert_details(connection: sa.Connection, ids: list[int], rows: TrialRows, chunk: slice) -> None:
+def insert_details(connection: sa.Connection, ids: list[int], rows: TrialRows, chunk: slice) -> None:
+    """Parameters, values and attributes of trials that are there: the ``chunk`` of ``rows`` that has these ids."""
     for name, values in rows.params.items():
         kind = optuna.distributions.distribution_to_json(rows.distributions[name])
         params = zip(ids, repeat(name), values[chunk], repeat(kind))
@@ -252,15 +253,8 @@ def _insert_details(connection: sa.Connection, ids: list[int], rows: TrialRows, 
         _many(connection, "trial_values", "trial_id objective value value_type", found)
     for table, attributes in (("user", rows.user_attrs), ("system", rows.system_attrs)):
         for key, texts in attributes.items():
-            insert_attributes(connection, table, key, zip(ids, texts[chunk], strict=True))
-
-
-def insert_attributes(
-    connection: sa.Connection, kind: str, key: str, texts: Iterable[tuple[int, str | None]]
-) -> None:
-    """One attribute (``kind``: user or system) of many trials, from pairs of trial id and JSON text."""
-    known = ((trial, key, text) for trial, text in texts if text is not None)
-    _many(connection, f"trial_{kind}_attributes", "trial_id key value_json", known)
+            known = (row for row in zip(ids, repeat(key), texts[chunk]) if row[-1] is not None)
+            _many(connection, f"trial_{table}_attributes", "trial_id key value_json", known)
 
 
 def _many(connection: sa.Connection, table: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> None:

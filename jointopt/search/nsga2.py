@@ -18,8 +18,8 @@ import numpy as np
 import optuna
 
 from jointopt.schema import Columns, Ints
-from jointopt.search.breeding import Seen, breed, half_local, unseen
-from jointopt.search.genome import SLACK, Genome
+from jointopt.search.breeding import Seen, breed, first, half_local, unseen
+from jointopt.search.genome import Genome
 from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
 from jointopt.search.polish import Polisher
 from jointopt.search.problem import Problem, Progress
@@ -198,7 +198,7 @@ class _Run:
 
     def _ask(self, study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:
         if generation == 0:
-            return _first(self.breeder.archive, size, self.start, self.breeder.rng)
+            return first(self.breeder.archive.genome, size, self.start, self.breeder.rng)
         return _ask(study, sampler, generation, size)
 
     def _half_local(self, front: Columns, asked: Ints, share_done: float) -> Ints:
@@ -223,18 +223,6 @@ class _Run:
 def _no_plans(problem: Problem) -> Columns:
     none = np.zeros(0, dtype=np.int64)
     return problem.plans(none, none, np.zeros(0))
-
-
-def _first(archive: _Archive, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
-    """Generation 0: points of the start front, also with all slack used; the rest is random."""
-    genome = archive.genome
-    if start is None or not count(start):
-        return genome.random(size, rng)
-    given = genome.encode(take(start, evenly(start, max(2, size // 3))))
-    relaxed = given.copy()
-    relaxed[:, SLACK] = genome.sizes[SLACK] - 1
-    chosen = np.concatenate([given, relaxed])[:size]
-    return np.concatenate([chosen, genome.random(size - len(chosen), rng)])
 
 
 def _ask(study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:

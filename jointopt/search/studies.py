@@ -116,8 +116,8 @@ def _write(
         with engine.begin() as connection:
             study_id = insert_study(connection, tables, title, facts)
             ids = insert_trials(connection, study_id, rows)
-            shown = dict(_shown(plans, note, ids))
-            set_study_attributes(connection, tables["study_system_attributes"], study_id, shown)
+            system_attrs = dict(shown(plans, note, ids))
+            set_study_attributes(connection, tables["study_system_attributes"], study_id, system_attrs)
     except IntegrityError:
         return False
     return True
@@ -135,14 +135,14 @@ def _write_slowly(
         return False
     study.add_trials(frozen_trials(rows))
     ids = [trial._trial_id for trial in study.get_trials(deepcopy=False)]
-    for key, value in _shown(plans, note, ids):
+    for key, value in shown(plans, note, ids):
         storage.set_study_system_attr(study._study_id, key, value)
     for key, value in facts.items():  # the mark of completeness is the last
         study.set_user_attr(key, value)
     return True
 
 
-def _shown(plans: Columns, note: str, trial_ids: list[int]) -> Iterator[tuple[str, Any]]:
+def shown(plans: Columns, note: str, trial_ids: list[int]) -> Iterator[tuple[str, Any]]:
     """What Optuna and its dashboard show of a study beside its trials."""
     yield METRIC_NAMES_KEY, list(OBJECTIVES)
     yield from note_attributes(f"{note}\n{front_note(plans)}".strip())

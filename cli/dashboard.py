@@ -1,0 +1,29 @@
+"""``jointopt dashboard``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(short_help="Open the stored studies in a browser.")
+@click.option(
+    "--storage", default="sqlite:///jointopt.db", show_default=True, help="Database URL of the studies."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="On this machine; 0 = any free."
+)  # fmt: skip
+@click.option("--study", help="Name of the study to point to; by default the newest.")
+def dashboard(storage: str, port: int, study: str | None) -> None:
+    """Start optuna-dashboard on the stored studies and print its URL; Ctrl-C ends it.
+
+    Only browsers of this machine reach it. A study's page shows its front under "Graph", what its plans are under
+    "Note" and in every trial, and which trials break a constraint.
+
+    \b
+    Examples:
+      jointopt dashboard
+      jointopt dashboard --storage postgresql+psycopg://me@host/studies --port 0
+    """
+    from jointopt.search.dashboard import serve
+
+    serve(storage, port, study, lambda name, url: click.echo(f"{name}\n  {url}\nCtrl-C ends it."))

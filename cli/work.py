@@ -1,0 +1,57 @@
+"""``jointopt work``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Join the workers that search a job together.")
+@click.argument("job")
+@click.option(
+    "--storage", default="sqlite:///jointopt.db", show_default=True,
+    help="Database that all workers share; of several machines: postgresql+psycopg://user@host/name.",
+)  # fmt: skip
+@click.option(
+    "--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Plans by all workers."
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Plans taken at once."
+)
+@click.option("--evaluate", metavar="MODULE:FUNCTION", help="What answers for plans; by default the physics.")
+@click.option(
+    "--lease", "lease_s", type=click.FloatRange(min=1), default=60, show_default=True,
+    help="Seconds of silence after which others take a worker's plans over.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
+)
+@click.option("--study", help="Name of the shared study; by default the job's name and version.")
+def work(
+    job: str, storage: str, trials: int, batch: int, evaluate: str | None, lease_s: float, seed: int,
+    study: str | None,
+) -> None:  # fmt: skip
+    """Evaluate plans of JOB until all workers together have --trials of them; start as many workers as you like.
+
+    JOB is a job file or the name of a shipped job. No plan is evaluated twice, whichever workers and machines take
+    part; plans of a worker that dies are taken over by the others, and a search that was cut off goes on when a worker
+    starts again. FUNCTION(job, plans) gets columns of plans and returns their iteration_time_s and energy_j.
+
+    \b
+    Examples:
+      jointopt work job.yaml --storage postgresql+psycopg://me@host/studies --trials 5000
+      jointopt work job.yaml --evaluate my_cluster:run --batch 1
+    """
+    from jointopt.report.shared_text import shared_text
+    from jointopt.workers import work as run
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is in flight is given back on the way out
+    found = run(
+        common.job_of(job, {}), storage, trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
+        study=study, progress=common.progress,
+    )  # fmt: skip
+    click.echo(shared_text(found, storage))
