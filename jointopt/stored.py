@@ -22,7 +22,8 @@ from jointopt.spec.job import Job
 from jointopt.tables import read_table
 
 STORAGE = "sqlite:///jointopt.db"
-KNOWN = (*RESULTS, "peak_power_w", "temperature_c", *SITE_COLUMNS)
+_SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
+KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS)
 _NEEDED = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS)
 _EXPECTED = (
     "expected proposal.json or front.csv of `jointopt propose --out`, or what `propose --json` printed"
@@ -49,7 +50,8 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
     path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
-    if storage is None and (path.is_file() or path.suffix or path.name != source):
+    looks_like_a_file = path.suffix.lower() in _SUFFIXES or path.name != source
+    if storage is None and (path.is_file() or looks_like_a_file):
         found = _of_file(path)
     else:
         found = _of_study(source, storage or STORAGE)
@@ -64,7 +66,7 @@ def _of_file(path: Path) -> StoredPlans:
         raise UsageError(f"{path} does not exist or is no regular file; {_EXPECTED}.")
     if path.suffix.lower() == ".json":
         return _of_document(path)
-    if path.suffix.lower() not in (".csv", ".gz"):
+    if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path} is no .json or .csv file; {_EXPECTED}.")
     return StoredPlans(str(path), _columns(read_table(path), str(path)), "")
 
@@ -115,7 +117,9 @@ def _columns(table: pd.DataFrame, source: str) -> Columns:
     missing = [name for name in _NEEDED if name not in table]
     if missing:
         raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
-    clean, faults = read_columns(table, [*_NEEDED, "peak_power_w", "temperature_c"], STRICT_READERS)
+    clean, faults = read_columns(
+        table, [*_NEEDED, "power_limit_w", "peak_power_w", "temperature_c"], STRICT_READERS
+    )
     for name, wrong, expected in faults:
         row = int(wrong.to_numpy().argmax())
         raise TableError(
@@ -171,11 +175,12 @@ def _with_site(found: StoredPlans) -> StoredPlans:
 
 
 def _check_same(found: StoredPlans, job: Job) -> None:
+    """Refuses a job of another model (whatever its name) or GPU than the one that the plans were proposed for."""
     stored = found.job
-    if stored is not None and (stored.model.name, stored.cluster.gpu.id) != (
-        job.model.name,
-        job.cluster.gpu.id,
-    ):
+    if stored is None:
+        return
+    shapes = [replace(model, name="") for model in (stored.model, job.model)]
+    if shapes[0] != shapes[1] or stored.cluster.gpu.id != job.cluster.gpu.id:
         raise UsageError(
             f"The plans of {found.source} are for {stored.model.name} on {stored.cluster.gpu.id}, and job {job.name!r} "
             f"is for {job.model.name} on {job.cluster.gpu.id}; give the job that they were proposed for."

@@ -61,6 +61,12 @@ def test_a_job_of_other_plans_is_refused(folder: Path, job: str, source: str, wo
         stored_plans(str(folder / source), job=shipped_job(job))
 
 
+def test_the_job_may_have_another_name(folder: Path) -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    renamed = replace(job, name="other", model=replace(job.model, name="other"))
+    assert stored_plans(str(folder), job=renamed).job_name == "other"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -104,6 +110,7 @@ def test_a_cell_that_makes_no_sense_is_named(folder: Path, column: str, cell: An
         ("no/such/place", "does not exist"),
         ("out/proposal.txt", r"is no \.json or \.csv file"),
         ("a-study", "There is no study 'a-study'"),
+        ("llama-3.1-8b-1f0c3503", "There is no study 'llama-3.1-8b-1f0c3503'"),
     ],
 )
 def test_what_is_not_there_is_told(
