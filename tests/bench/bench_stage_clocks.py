@@ -1,4 +1,4 @@
-"""A clock per pipeline stage against one clock for all: energy saved on one layout, within a slowdown.
+"""A clock per pipeline stage against one clock, or one power limit, for all: energy saved within a slowdown.
 
     OMP_NUM_THREADS=1 python tests/bench/bench_stage_clocks.py
 
@@ -41,6 +41,19 @@ def price(physics: Estimator, clocks: Floats) -> Columns:
     return physics.evaluate(np.zeros(len(clocks), np.int64), clocks)
 
 
+def limited(physics: Estimator) -> Columns:
+    """The layout at the top clock under one power limit for all GPUs, from half the cluster's limit up to it."""
+    limits = physics.job.cluster.power_limit_w * np.linspace(0.5, 1.0, 101)
+    layouts = {name: np.repeat(values, len(limits)) for name, values in physics.layouts.items()}
+    capped = estimator(physics.job, layouts | {"power_limit_w": limits})
+    top = np.full((len(limits), int(physics.layouts["pp"][0])), physics.top_mhz)
+    return capped.evaluate(np.arange(len(limits)), top)
+
+
+def least_j(plans: Columns, most_s: float) -> float:
+    return float(plans["energy_j"][plans["iteration_time_s"] <= most_s].min())
+
+
 def by_slack(physics: Estimator) -> Floats:
     """Stage clocks (n, pp) that spend shares of the slack under every clock of the slowest stage."""
     clock, share = np.meshgrid(np.arange(len(physics.job.search.clock_mhz)), np.linspace(0.0, 1.0, 11))
@@ -73,15 +86,17 @@ def show(job: Job, least_pp: int, most_vpp: int) -> None:
     physics = fastest(job, least_pp, most_vpp)
     grid, pp = np.asarray(job.search.clock_mhz), int(physics.layouts["pp"][0])
     uniform = price(physics, np.repeat(grid[:, None], pp, axis=1))
+    capped = limited(physics)
     top_s, top_j = float(uniform["iteration_time_s"][-1]), float(uniform["energy_j"][-1])
     plan = format_plan(physics.layouts, np.full((1, pp), grid[-1]))
     print(f"{job.name}: {plan}\n  {top_s:.3f} s, {top_j / 1e3:,.1f} kJ at the top clock")
     for slowdown in SLOWDOWNS:
-        within = uniform["iteration_time_s"] <= top_s * (1.0 + slowdown)
-        one = float(uniform["energy_j"][within].min())
-        many, clocks = per_stage(physics, top_s * (1.0 + slowdown))
+        most_s = top_s * (1.0 + slowdown)
+        limit, one = (least_j(plans, most_s) for plans in (capped, uniform))
+        many, clocks = per_stage(physics, most_s)
         print(
-            f"  at <= {slowdown:.0%} slowdown: one clock {1 - one / top_j:6.1%}, a clock per stage "
+            f"  at <= {slowdown:.0%} slowdown: one limit {1 - limit / top_j:6.1%}, "
+            f"one clock {1 - one / top_j:6.1%}, a clock per stage "
             f"{1 - many / top_j:6.1%} ({short_clocks(clocks.tolist(), 60)} MHz)",
             flush=True,
         )
