@@ -1,6 +1,8 @@
 # `make demo` proposes plans for a shipped job, `make test` runs the tests; both set everything up in .venv first.
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+# Real trainings are tested where CI runs, and wherever PyTorch is installed.
+EXTRAS := dev,dashboard$(if $(CI),$(shell printf ,)torch)
 DEMO_JOB ?= opt-350m-2x4-a100
 
 .PHONY: demo test check lint types layers wheel clean
@@ -41,5 +43,5 @@ clean:
 
 .venv/.dev-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt and its development tools into .venv ..."
-	$(PIP) -e '.[dev,dashboard]'
+	$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@ .venv/.run-installed

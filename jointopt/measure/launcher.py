@@ -36,7 +36,10 @@ class Launcher(Protocol):
         """
 
 
-_SHIPPED = {"replay": "jointopt.measure.replay:ReplayLauncher"}
+_SHIPPED = {
+    "replay": "jointopt.measure.replay:ReplayLauncher",
+    "torchrun": "jointopt.measure.torchrun:TorchrunLauncher",
+}
 
 
 def launcher_names() -> tuple[str, ...]:

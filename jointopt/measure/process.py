@@ -1,0 +1,110 @@
+"""Programs that are started, watched and always ended: no process outlives the run that it belongs to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from jointopt.errors import LauncherError
+
+_MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
+_POLITE_S = 10.0  # from SIGTERM to SIGKILL
+_POLL_S = 0.1
+_TAIL_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: its exit code (negative = signal), whether the time limit ended it, the end of its log."""
+
+    code: int
+    timed_out: bool
+    tail: str
+
+
+def run_program(
+    command: Sequence[str],
+    log: Path,
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Ended:
+    """Run ``command`` with output to ``log``; whatever happens here, none of its processes is left.
+
+    Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
+    """
+    mark = uuid.uuid4().hex
+    own = {**os.environ, **(env or {}), _MARK: mark}
+    with log.open("ab") as out:
+        try:
+            program = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=cwd,
+                start_new_session=True, preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )  # fmt: skip
+        except OSError as error:
+            raise LauncherError(
+                f"{command[0]!r} cannot be started: {error.strerror}; is it installed, and on the PATH?"
+            ) from error
+    try:
+        timed_out = not _ends_within(program, limit_s)
+    finally:
+        _end(program, mark)
+    return Ended(program.returncode, timed_out, tail(log))
+
+
+def _end_with_parent() -> None:
+    """Asks Linux to send SIGTERM when the tool dies, by SIGKILL too (prctl PR_SET_PDEATHSIG)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _ends_within(program: subprocess.Popen[bytes], limit_s: float) -> bool:
+    until = time.monotonic() + limit_s
+    while program.poll() is None:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _end(program: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark."""
+    if program.poll() is None:
+        program.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(_POLITE_S)
+    left = list(marked(mark))
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=_POLITE_S)
+    if program.poll() is None:
+        program.kill()
+        program.wait()
+
+
+def marked(mark: str) -> Iterable[psutil.Process]:
+    """Processes that inherited the mark of a run."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == mark:
+                yield process
+
+
+def tail(log: Path) -> str:
+    """The end of a log, at most 64 KiB; bytes that are no text are shown as such."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return stream.read().decode("utf-8", "backslashreplace")

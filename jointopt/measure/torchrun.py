@@ -1,0 +1,132 @@
+"""The launcher that trains for real, on this machine: the project's own trainer under torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jointopt.errors import LauncherError
+from jointopt.measure.failures import failure_of
+from jointopt.measure.launcher import RESULTS
+from jointopt.measure.process import run_program
+from jointopt.measure.trainer.spec import TrainSpec
+from jointopt.schema import Columns
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+
+DEFAULT_LIMIT_S = 600.0
+
+
+class TorchrunLauncher:
+    """Runs a plan as processes of this machine, one per GPU of the job (gloo on CPUs where there is no GPU).
+
+    ``limit_s`` is the longest that a run may take, ``iterations`` are measured after ``warmup_iterations``; the log of
+    each run stays in ``logs`` where a folder is given.
+    """
+
+    name = "torchrun"
+
+    def __init__(
+        self, limit_s: float = DEFAULT_LIMIT_S, iterations: int = 10, warmup_iterations: int = 3,
+        logs: Path | None = None,
+    ) -> None:  # fmt: skip
+        if importlib.util.find_spec("torch") is None:
+            raise LauncherError(
+                "The launcher torchrun needs PyTorch; install it with: pip install 'jointopt[torch]'."
+            )
+        self.limit_s, self.iterations, self.warmup_iterations = limit_s, iterations, warmup_iterations
+        self.logs = logs
+
+    def candidates(self, job: Job) -> Columns | None:
+        """Any plan; LauncherError where the job needs more than this one machine, or a model that is not built here."""
+        if job.cluster.nodes != 1:
+            raise LauncherError(
+                f"The launcher torchrun runs on one machine, and job {job.name!r} has {job.cluster.nodes} nodes; use "
+                "--launcher slurm."
+            )
+        check_model(job.model)
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The measurement of ``plan``: median time of the measured iterations, memory, or how it failed."""
+        self.candidates(job)
+        spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
+        with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
+            folder = self.logs or Path(scratch)
+            folder.mkdir(parents=True, exist_ok=True)
+            return self._run(spec, Path(scratch), folder / f"{_name(spec)}.log")
+
+    def _run(self, spec: TrainSpec, scratch: Path, log: Path) -> Mapping[str, Any]:
+        told, answer = scratch / "spec.json", scratch / "result.json"
+        spec.write(told)
+        log.write_bytes(b"")
+        ended = run_program(
+            command(spec.processes, told, answer), log, limit_s=self.limit_s, env=_ENVIRONMENT
+        )
+        if ended.code == 0 and not ended.timed_out and answer.is_file():
+            return measured(json.loads(answer.read_text(encoding="utf-8")))
+        failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
+        return dict.fromkeys(RESULTS, math.nan) | {"status": failure.status, "notes": failure.reason}
+
+
+# one thread per process: gloo runs would otherwise compete for cores
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def command(processes: int, spec: Path, answer: Path) -> list[str]:
+    """The torchrun command line of one machine; ports are its own choice, so several can run side by side."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+        "-m", "jointopt.measure.trainer", str(spec), str(answer),
+    ]  # fmt: skip
+
+
+def measured(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The result columns of a run that ended well; the spread of its iterations stands in ``notes``."""
+    seconds, losses = found["iteration_s"], found["loss"]
+    middle = statistics.median(seconds)
+    spread = (max(seconds) - min(seconds)) / middle
+    notes = f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}"
+    if not all(map(math.isfinite, losses)):
+        notes += "; the loss is not finite"
+    results = {"status": "ok", "iteration_time_s": middle, "peak_memory_gib": found["peak_memory_gib"]}
+    return dict.fromkeys(RESULTS, math.nan) | results | {"notes": notes}
+
+
+def train_spec(job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterations: int) -> TrainSpec:
+    """What the trainer is told of a job and a plan (plan columns)."""
+    m, t = job.model, job.training
+    degrees = {
+        name: int(plan[name])
+        for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage")
+    }
+    return TrainSpec(
+        num_layers=m.num_layers, hidden_size=m.hidden_size, ffn_hidden_size=m.ffn_hidden_size,
+        num_attention_heads=m.num_attention_heads, num_query_groups=m.num_query_groups, head_dim=m.head_dim,
+        vocab_size=m.vocab_size, gated_mlp=m.gated_mlp, num_experts=m.num_experts, moe_router_topk=m.moe_router_topk,
+        moe_ffn_hidden_size=m.moe_ffn_hidden_size, num_shared_experts=m.num_shared_experts,
+        num_dense_layers=m.num_dense_layers, seq_length=t.seq_length, global_batch_size=t.global_batch_size,
+        dtype=t.dtype, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
+        iterations=iterations, warmup_iterations=warmup_iterations, **degrees,
+    )  # fmt: skip
+
+
+def check_model(model: Model) -> None:
+    """LauncherError for shapes that the trainer does not build."""
+    if model.kv_lora_rank:
+        raise LauncherError(
+            f"The trainer has no multi-head latent attention, which {model.name} uses; measure it with --launcher "
+            "megatron or --launcher command."
+        )
+
+
+def _name(spec: TrainSpec) -> str:
+    degrees = "".join(f"{name}{getattr(spec, name)}-" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
+    return f"{degrees}mbs{spec.micro_batch_size}-{spec.recompute}-zero{spec.zero_stage}"

@@ -1,0 +1,148 @@
+"""Trains for some iterations and measures them: time by iteration, loss, memory of the fullest rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleInterleaved1F1B
+
+from jointopt.measure.trainer.model import Stage, loss_of
+from jointopt.measure.trainer.parallel import device_mesh, stages
+from jointopt.measure.trainer.spec import TrainSpec
+
+Step = Callable[
+    [], Tensor
+]  # runs one iteration's passes, returns this rank's mean loss (0 where it has none)
+
+
+def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
+    """Results of one run, the same on every rank: seconds by iteration, losses, memory."""
+    torch.manual_seed(spec.seed)
+    mesh = device_mesh(spec, device)
+    parts = stages(spec, mesh, device)
+    inputs, targets = _batch(spec, mesh, device)
+    step = (
+        _pipelined(spec, mesh, parts, inputs, targets)
+        if spec.pp > 1
+        else _plain(spec, parts[0], inputs, targets)
+    )
+    parameters = [p for part in parts.values() for p in part.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, fused=device.type == "cuda")
+    seconds, losses = [], []
+    for _ in range(spec.warmup_iterations + spec.iterations):
+        started = _now(device)
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(_mean_loss(spec, mesh, step()))
+        optimizer.step()
+        seconds.append(_now(device) - started)
+    return {
+        "iteration_s": _slowest(seconds, device)[spec.warmup_iterations :],
+        "loss": losses,
+        "peak_memory_gib": _slowest([_memory_gib(device)], device)[0],
+    }
+
+
+def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random tokens of this rank, (sequences, tokens): every layout cuts the same global batch."""
+    generator = torch.Generator().manual_seed(spec.seed)
+    shape = (spec.global_batch_size, spec.seq_length + 1)
+    tokens = torch.randint(spec.vocab_size, shape, generator=generator)
+    mine = tokens.chunk(spec.dp)[mesh["dp"].get_local_rank()]
+    x, y = (t.chunk(spec.cp, 1)[mesh["cp"].get_local_rank()] for t in (mine[:, :-1], mine[:, 1:]))
+    return x.to(device), y.to(device)
+
+
+def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> Step:
+    """Gradient accumulation over micro-batches; ZeRO-2 and 3 reduce after each, the others once."""
+    batches = list(
+        zip(inputs.split(spec.micro_batch_size), targets.split(spec.micro_batch_size), strict=True)
+    )
+
+    def step() -> Tensor:
+        total = torch.zeros((), device=inputs.device)
+        for i, (x, y) in enumerate(batches):
+            stage.set_requires_gradient_sync(spec.zero_stage >= 2 or i == len(batches) - 1)
+            loss = loss_of(stage(x), y) / len(batches)
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    return step
+
+
+def _pipelined(
+    spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor
+) -> Step:
+    count = spec.pp * spec.vpp
+    group = mesh["pp"].get_group()
+    built = [PipelineStage(part, i, count, inputs.device, group=group) for i, part in parts.items()]
+    batches = spec.num_micro_batches
+    if spec.vpp > 1:
+        schedule = ScheduleInterleaved1F1B(built, batches, loss_fn=loss_of)
+    else:
+        schedule = Schedule1F1B(built[0], batches, loss_fn=loss_of)
+    first, last = 0 in parts, count - 1 in parts
+
+    def step() -> Tensor:
+        losses: list[Tensor] = []
+        schedule.step(*([inputs] if first else []), **({"target": targets, "losses": losses} if last else {}))
+        return torch.stack(losses).mean().detach() if last else torch.zeros((), device=inputs.device)
+
+    return step
+
+
+def _mean_loss(spec: TrainSpec, mesh: DeviceMesh, loss: Tensor) -> float:
+    """The mean over the global batch: only ranks of the last stage have a loss."""
+    total = loss.clone()
+    dist.all_reduce(total)
+    return float(total) / (spec.dp * spec.cp * spec.tp)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _slowest(values: list[float], device: torch.device) -> list[float]:
+    """The largest of each value over all ranks."""
+    out = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(out, op=dist.ReduceOp.MAX)
+    return out.tolist()
+
+
+def _memory_gib(device: torch.device) -> float:
+    """Reserved by the allocator on a GPU, which is what runs out; resident memory of the process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def main(spec_path: str, out_path: str) -> None:
+    """Run the spec in this process, one of torchrun's; rank 0 writes the results."""
+    spec = TrainSpec.read(Path(spec_path))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    found = train(spec, device)
+    if dist.get_rank() == 0:
+        found["median_s"] = statistics.median(found["iteration_s"])
+        Path(out_path).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,58 @@
+"""What a trainer is told, as a JSON file: one model, one plan, how long to run. No torch in this file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """One run. Degrees multiply to the number of processes; ``recompute`` is none, selective or full."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    head_dim: int
+    vocab_size: int
+    gated_mlp: bool
+    num_experts: int
+    moe_router_topk: int
+    moe_ffn_hidden_size: int
+    num_shared_experts: int
+    num_dense_layers: int
+    seq_length: int
+    global_batch_size: int
+    dtype: str
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    vpp: int
+    micro_batch_size: int
+    sequence_parallel: bool
+    recompute: str
+    zero_stage: int
+    warmup_iterations: int = 3
+    iterations: int = 10
+    seed: int = 0
+    learning_rate: float = 1e-3
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def processes(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> TrainSpec:
+        return cls(**json.loads(path.read_text(encoding="utf-8")))

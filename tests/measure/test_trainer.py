@@ -1,0 +1,101 @@
+"""Layouts of one training: with equal batch and initial weights, every one of them must reach the same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jointopt.measure.trainer.spec import TrainSpec
+
+pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+
+TINY = TrainSpec(
+    num_layers=4, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4, head_dim=16,
+    vocab_size=256, gated_mlp=True, num_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0, num_shared_experts=0,
+    num_dense_layers=0, seq_length=32, global_batch_size=8, dtype="fp32", dp=1, tp=1, pp=1, cp=1, ep=1, vpp=1,
+    micro_batch_size=1, sequence_parallel=False, recompute="none", zero_stage=0, warmup_iterations=0, iterations=3,
+)  # fmt: skip
+EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
+FOUR: dict[str, dict[str, Any]] = {
+    "data parallel": {"dp": 4},
+    "ZeRO-1, larger micro-batches": {"dp": 4, "zero_stage": 1, "micro_batch_size": 2},
+    "ZeRO-2, full recomputation": {"dp": 4, "zero_stage": 2, "recompute": "full"},
+    "ZeRO-3, context parallel": {"dp": 2, "cp": 2, "zero_stage": 3},
+    "tensor parallel": {"tp": 4},
+    "tensor and sequence parallel, ZeRO-1": {"dp": 2, "tp": 2, "sequence_parallel": True, "zero_stage": 1},
+    "pipeline": {"pp": 4},
+    "interleaved pipeline, ZeRO-1": {"dp": 2, "pp": 2, "vpp": 2, "zero_stage": 1},
+    "pipeline, tensor parallel, selective": {
+        "pp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective",
+    },
+    "pipeline, context parallel": {"pp": 2, "cp": 2},
+}  # fmt: skip
+FOUR_EXPERTS: dict[str, dict[str, Any]] = {
+    "experts everywhere": {"dp": 4},
+    "expert parallel": {"dp": 4, "ep": 4, "zero_stage": 1},
+    "expert and tensor parallel": {"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "expert and context parallel, ZeRO-3": {"dp": 2, "cp": 2, "ep": 4, "zero_stage": 3},
+    "expert parallel in an interleaved pipeline": {"dp": 2, "ep": 2, "pp": 2, "vpp": 2},
+}
+EIGHT: dict[str, dict[str, Any]] = {
+    "three dimensions": {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1, "sequence_parallel": True},
+    "four dimensions less one": {"dp": 2, "cp": 2, "tp": 2, "zero_stage": 3, "recompute": "full"},
+    "deep": {"dp": 2, "pp": 4, "zero_stage": 1},
+}
+
+
+def losses(tmp_path: Path, processes: int, layouts: list[dict[str, Any]]) -> list[list[float]]:
+    """Losses by iteration of each layout, trained in turn by the same processes."""
+    told, answer = tmp_path / "specs.json", tmp_path / "losses.json"
+    told.write_text(json.dumps([asdict(TINY) | layout for layout in layouts]))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    program = Path(__file__).with_name("train_many.py")
+    ran = subprocess.run(
+        [*start, str(program), str(told), str(answer)], capture_output=True, text=True, timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(answer.read_text())
+
+
+def alone(tmp_path: Path, **model: Any) -> list[float]:
+    return losses(tmp_path, 1, [model])[0]
+
+
+def test_four_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
+    expected = alone(tmp_path)
+    assert expected[0] > expected[-1] + 0.1
+    for name, found in zip(FOUR, losses(tmp_path, 4, list(FOUR.values())), strict=True):
+        assert found == pytest.approx(expected, abs=2e-4), name
+
+
+def test_four_processes_train_experts_alike_in_every_layout(tmp_path: Path) -> None:
+    expected = alone(tmp_path, **EXPERTS)
+    layouts = [EXPERTS | layout for layout in FOUR_EXPERTS.values()]
+    for name, found in zip(FOUR_EXPERTS, losses(tmp_path, 4, layouts), strict=True):
+        assert found == pytest.approx(expected, abs=2e-4), name
+
+
+def test_eight_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
+    expected = alone(tmp_path)
+    for name, found in zip(EIGHT, losses(tmp_path, 8, list(EIGHT.values())), strict=True):
+        assert found == pytest.approx(expected, abs=2e-4), name
+
+
+def test_a_plain_mlp_grouped_queries_and_shared_experts_train_alike(tmp_path: Path) -> None:
+    shape = EXPERTS | {
+        "gated_mlp": False,
+        "num_query_groups": 2,
+        "num_shared_experts": 1,
+        "num_dense_layers": 1,
+    }
+    expected = alone(tmp_path, **shape)
+    found = losses(tmp_path, 4, [shape | {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}])[0]
+    assert found == pytest.approx(expected, abs=2e-4)
