@@ -18,7 +18,7 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     too; `jointopt.plans.parse.parse_plan` gives canonical ones. Memory and other constraints are not looked
     at here.
     """
-    checks = (_degrees, _tensor, _pipeline, _context, _batch, _expert, _state, _searched)
+    checks = (_degrees, _tensor, _pipeline, _context, _batch, _expert, _state, _power, _searched)
     return [sentence for check in checks for sentence in check(job, plan)]
 
 
@@ -115,6 +115,13 @@ def _state(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"{framework.name} has no zero_stage {stage}."
     elif plan["pp"] > 1 and stage not in framework.zero_stages_with_pipeline:
         yield f"{framework.name} has no zero_stage {stage} with pp > 1."
+
+
+def _power(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
+    most, given = job.cluster.power_limit_w, {"power_limit_w": [plan.get("power_limit_w")]}
+    for key, limits in (given | {"stage_power_limit_w": plan.get("stage_power_limit_w", [])}).items():
+        if any(watts is not None and watts > most for watts in limits):
+            yield f"{key} is above the {most:g} W that a GPU of the cluster may draw (cluster.power_limit_w)."
 
 
 def _searched(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
