@@ -1,7 +1,7 @@
 """One worker of a search that many processes share: claim plans, evaluate them, tell, and breed where none wait.
 
 Breeding is that of the search in one process, with parents from everything that is finished by then. A lone worker
-that is killed and started again goes on as if nothing had happened.
+that is killed and started again once its lease is over goes on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Worker:
             return None
         self._look(connection)
         rng = np.random.default_rng((self.seed, count))
-        plans = self._plans(list(self._finished))
+        plans = self._plans(sorted(self._finished))
         if count and len(plans["slack"]):
             children = breed(self._genome, take(plans, elite(plans, POPULATION)), size, rng)
             share = count / self.trials
