@@ -65,6 +65,13 @@ def _scaled(gpu: Gpu, reference_id: str) -> PowerConstants | None:
     return _with_own_readings(gpu, constants, said)
 
 
+def response_figures(gpu: Gpu) -> dict[str, float]:
+    """Knee, voltage ratio and static power where a fit of new measurements of that GPU starts; empty: not measured."""
+    response, same_chip = read_yaml(_FILE)["response"], read_yaml(_FILE)["like"].get(gpu.id)
+    entry = response.get(gpu.id) or response.get(same_chip) or {}
+    return {figure: float(cell[0]) for figure, cell in entry.items()}
+
+
 def _peak_tflops(gpu: Gpu) -> float | None:
     return gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16"))
 

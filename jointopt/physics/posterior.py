@@ -1,0 +1,174 @@
+"""Parameters of a law from few readings: priors, a smooth departure from the law, outliers, and honest intervals.
+
+Readings are y = law(theta) + departure + noise. theta has independent normal priors; the departure is a Gaussian
+process, because no law of a GPU is exact and neighbouring clocks depart alike; a reading that its neighbours
+contradict gets a wider noise. The law is linearised at the most likely theta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.stats import t as student
+
+from jointopt.schema import Bools, Floats
+
+Law = Callable[[Floats], Floats]
+_STEP = 1e-5  # of central differences; parameters are logarithms, logits and fractions
+_ENOUGH = 1e-4  # change of the cost (of the order of the number of readings) at which a search ends
+_PRIOR_READINGS = (
+    40.0  # what the assumed size of noise and departure weighs against what the readings say of it
+)
+_OUTLYING = 2.0  # standard deviations of noise
+_TAIL = 4.0  # degrees of freedom of the Student distribution that judges outliers
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Logarithms of what was measured, (n,), NaN where it is asked for, and how far it may lie from the law."""
+
+    value: Floats
+    departure: Floats  # (n, n) covariance of the law's own error
+    noise: Floats  # (n,) standard deviation of one measurement
+
+    @property
+    def known(self) -> Bools:
+        return np.asarray(np.isfinite(self.value))
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Independent normal priors of the parameters, (p,)."""
+
+    mean: Floats
+    sd: Floats
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Most likely parameters, and the weight of every known reading's noise (1 = no outlier)."""
+
+    theta: Floats
+    weight: Floats
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Expected logarithms (n,), their standard deviation with noise, and the factor on it for a 90 % interval."""
+
+    mean: Floats
+    sd: Floats
+    factor: float
+    theta_sd: Floats  # (p,)
+
+
+def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
+    """Most likely parameters of the law; ``starts`` beside the prior's mean, for laws with several optima."""
+    weight = np.ones(int(readings.known.sum()))
+    found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
+    theta = min(found, key=lambda pair: pair[1])[0]
+    for _ in range(4):
+        revised = _outlier_weights(law, readings, weight, theta)
+        if np.abs(revised - weight).max(initial=0.0) < 0.02:
+            break
+        weight = revised
+        theta, _ = _search(law, readings, prior, weight, theta)
+    return Fit(theta, weight)
+
+
+def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Prediction:
+    """Every reading, asked for or known, as law and known readings together tell it."""
+    known = np.flatnonzero(readings.known)
+    value, slope = _linearised(law, found.theta)
+    expected = value + slope @ (prior.mean - found.theta)
+    scaled = slope * prior.sd**2
+    cross = scaled @ slope[known].T + readings.departure[:, known]
+    factor = cho_factor(cross[known] + np.diag(readings.noise[known] ** 2 / found.weight))
+    miss = readings.value[known] - expected[known]
+    mean = expected + cross @ cho_solve(factor, miss)
+    variance = (scaled * slope).sum(axis=1) + np.diag(readings.departure) + readings.noise**2
+    variance -= np.einsum("ij,ji->i", cross, cho_solve(factor, cross.T))
+    degrees = _PRIOR_READINGS + known.size
+    spread = (_PRIOR_READINGS + miss @ cho_solve(factor, miss)) / degrees
+    left = prior.sd**2 - np.einsum("ij,ji->i", scaled[known].T, cho_solve(factor, scaled[known]))
+    sd = np.sqrt(np.maximum(variance, 1e-12) * spread)
+    return Prediction(mean, sd, float(student.ppf(0.95, degrees)), np.sqrt(np.maximum(left, 0.0)))
+
+
+def _covariance(readings: Readings, weight: Floats) -> Floats:
+    known = np.flatnonzero(readings.known)
+    departure = readings.departure[np.ix_(known, known)]
+    return np.asarray(departure + np.diag(readings.noise[known] ** 2 / weight))
+
+
+def _search(
+    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats, steps: int = 40
+) -> tuple[Floats, float]:
+    """Levenberg-Marquardt on the whitened misses and the prior: parameters and cost."""
+    known = np.flatnonzero(readings.known)
+    lower = cholesky(_covariance(readings, weight), lower=True)
+    measured = readings.value[known]
+
+    def whitened(value: Floats) -> Floats:
+        return np.asarray(solve_triangular(lower, value, lower=True, check_finite=False))
+
+    def cost_of(theta: Floats) -> float:
+        miss, away = whitened(measured - law(theta)[known]), (theta - prior.mean) / prior.sd
+        cost = float(miss @ miss + away @ away)
+        return cost if np.isfinite(cost) else np.inf
+
+    theta, damping = start.copy(), 1e-3
+    cost = cost_of(theta)
+    for _ in range(steps):
+        value, slope = _linearised(law, theta)
+        a, miss = whitened(slope[known]), whitened(measured - value[known])
+        curvature = a.T @ a + np.diag(1.0 / prior.sd**2)
+        descent = a.T @ miss - (theta - prior.mean) / prior.sd**2
+        step, gained, damping = _damped_step(curvature, descent, damping, theta, cost, cost_of)
+        theta, cost = theta + step, cost - gained
+        if gained < _ENOUGH:
+            break
+    return theta, cost
+
+
+def _damped_step(
+    curvature: Floats,
+    descent: Floats,
+    damping: float,
+    theta: Floats,
+    cost: float,
+    cost_of: Callable[[Floats], float],
+) -> tuple[Floats, float, float]:
+    """A step that lowers the cost, by how much, and the next damping; no step where none of eight does."""
+    for _ in range(8):
+        damped = curvature + damping * np.diag(np.diag(curvature))
+        step: Floats = np.asarray(np.linalg.solve(damped, descent), dtype=np.float64)
+        gained = cost - cost_of(theta + step)
+        if gained > 0.0:
+            return step, gained, max(damping / 10.0, 1e-9)
+        damping *= 10.0
+    return np.zeros_like(theta), 0.0, damping
+
+
+def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
+    """1 for a reading whose noise is usual, less the further it lies from what its neighbours say."""
+    known = np.flatnonzero(readings.known)
+    miss = readings.value[known] - law(theta)[known]
+    variance = readings.noise[known] ** 2 / weight
+    noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
+    away = np.abs(noise) / readings.noise[known]
+    outlying = (_TAIL + _OUTLYING**2) / (_TAIL + away**2)
+    return np.where(away < _OUTLYING, 1.0, outlying)
+
+
+def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
+    """The law at theta (n,) and its derivatives (n, p)."""
+    columns = []
+    for i in range(theta.size):
+        step = np.zeros_like(theta)
+        step[i] = _STEP
+        columns.append((law(theta + step) - law(theta - step)) / (2.0 * _STEP))
+    return law(theta), np.stack(columns, axis=1)

@@ -1,0 +1,264 @@
+"""Pipelines: times, iteration time and energy of every rank under any clocks or power limits, from measured plans.
+
+    E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x)
+
+with the response of `jointopt.physics.clock_response` per rank and direction, and T from the 1F1B schedule of the mean
+times plus what an iteration takes beyond it. Under a power limit a pass takes now longer, now shorter, and a pipeline
+waits for the slowest; a rank that waits keeps its clock and draws more than under a low clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.physics.clock_response import (
+    Hierarchy,
+    ResponsePrior,
+    log_power_w,
+    log_time_s,
+    switching_shape,
+    take,
+)
+from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
+from jointopt.physics.posterior import Fit, Prediction, Prior, Readings, fit, predict
+from jointopt.physics.stage_response import Estimate, departures, interval, per_curve
+from jointopt.schema import Bools, Floats, Ints
+
+# Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
+_TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025
+_OWN_TIME, _SHARED_TIME, _LIMITED_TIME = 0.003, 0.003, 0.02
+_ENERGY_NOISE, _LIMITED_ENERGY_NOISE = 0.006, 0.01
+_OWN_ENERGY, _SHARED_ENERGY, _LIMITED_ENERGY = 0.004, 0.004, 0.01
+_LIMIT_FACTOR_SD = 0.05  # of single passes: they are shorter than what the limit averages over
+_SCATTER = 0.1  # of a pass's time under a limit that slows it by _SCATTERED and more
+_SCATTERED = 0.15
+_BEYOND_SHARE = 0.02  # of an iteration beyond its schedule, where no iteration was measured
+_BEYOND_SD, _LIMITED_BEYOND_SD = 0.006, 0.045
+_MEASURED_SD = 0.001  # of an iteration time that the row states itself
+_WAIT_BOOST, _WAIT_BOOST_SD = (
+    0.3,
+    0.2,
+)  # logarithm of the waiting power under a limit over that under low clocks
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """Ranks of measured iterations and of those asked for; (n,) each, times (2, n) of one forward and backward pass.
+
+    NaN is unknown. All rows are of one pipeline: equal stages, work and number of micro-batches.
+    """
+
+    rank: Ints
+    plan: Ints
+    x: Floats  # (2, n) mean clock asked for in forward and backward passes over the maximum clock
+    limit_w: Floats  # NaN where no limit but the board's is set
+    num_micro_batches: int
+    time_s: Floats  # (2, n)
+    iteration_s: Floats
+    energy_j: Floats
+
+    @property
+    def ranks(self) -> int:
+        return int(self.rank.max()) + 1
+
+    @property
+    def limited(self) -> Bools:
+        return np.asarray(np.isfinite(self.limit_w))
+
+
+@dataclass(frozen=True)
+class RankFit:
+    """Parameters of GPU and passes (curve = direction·ranks + rank), and what they say of every row."""
+
+    hierarchy: Hierarchy
+    theta: Floats
+    theta_sd: Floats
+    found: Fit
+    time: tuple[Estimate, Estimate]  # of one forward, one backward pass
+    iteration: Estimate
+    energy: Estimate
+
+    @property
+    def wait_w(self) -> float:
+        """Power of a rank that waits, under clocks and no limit."""
+        return float(np.exp(self.theta[self.hierarchy.size]))
+
+
+def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) -> RankFit:
+    """Response of every rank's passes, what the asked rows take and draw. Needs times, T and energy of one plan.
+
+    ``found``: parameters from an earlier call with the same readings, beside which only other rows were asked for.
+    """
+    hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2)
+    prior = _prior(rows, hierarchy, known)
+    readings = _readings(rows)
+    n = len(rows.rank)
+
+    guess = _RankLaw(rows, hierarchy, np.nan_to_num(rows.time_s, nan=1.0), np.nan_to_num(rows.iteration_s))
+    found = found or fit(guess, readings, prior, list(_stronger(prior)))
+    told = predict(guess, readings, prior, found)
+    times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(told.mean[: 2 * n].reshape(2, n)))
+    iteration = _iterations(rows, times, told, np.exp(hierarchy.work(found.theta).log_time_s))
+    law = _RankLaw(rows, hierarchy, times, iteration.value)
+    told_energy = predict(law, readings, prior, found)
+    width = _energy_width(law, law.wait_w(found.theta), told_energy, told, iteration)
+    ends = told.factor * told.sd[: 2 * n].reshape(2, n)
+    return RankFit(
+        hierarchy,
+        found.theta,
+        told.theta_sd,
+        found,
+        (interval(told.mean[:n], ends[0]), interval(told.mean[n : 2 * n], ends[1])),
+        iteration,
+        interval(told_energy.mean[2 * n :], width),
+    )
+
+
+@dataclass(frozen=True)
+class _RankLaw:
+    """Logarithms of forward times, backward times and energies (3n,) for given times and iterations."""
+
+    rows: RankRows
+    hierarchy: Hierarchy
+    time_s: Floats
+    iteration_s: Floats
+
+    def __call__(self, theta: Floats) -> Floats:
+        rows, shape = self.rows, self.hierarchy.shape(theta)
+        board = self.hierarchy.limit_w(theta)
+        limit = np.fmin(np.where(rows.limited, rows.limit_w, board), board)
+        work = self.hierarchy.work(theta)
+        busy_s = rows.num_micro_batches * self.time_s
+        waiting_s = np.maximum(self.iteration_s - busy_s.sum(axis=0), 0.0)
+        energy = self.wait_w(theta) * waiting_s
+        times = []
+        for i in (0, 1):
+            own = take(work, rows.rank + i * rows.ranks)
+            times.append(log_time_s(shape, own, rows.x[i], limit))
+            energy = energy + busy_s[i] * np.exp(log_power_w(shape, own, rows.x[i], limit))
+        return np.concatenate([*times, np.log(energy)])
+
+    def wait_w(self, theta: Floats) -> Floats:
+        """Power of every row's rank while it waits, (n,)."""
+        log_w, boost = theta[self.hierarchy.size :]
+        return np.asarray(np.exp(log_w + np.where(self.rows.limited, boost, 0.0)))
+
+
+def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        guess = np.log(rows.time_s) + 0.5 * np.log(rows.x)
+    curve = np.concatenate([rows.rank, rows.rank + rows.ranks])
+    first = per_curve(guess.reshape(-1), curve, hierarchy.curves, np.nanmin)
+    switching = np.full(hierarchy.curves, _first_switching_w(rows, known))
+    mean, sd = hierarchy.prior(known, first, switching, _LIMIT_FACTOR_SD)
+    mean = np.concatenate([mean, [np.log(known.wait_w), _WAIT_BOOST]])
+    return Prior(mean, np.concatenate([sd, [known.wait_sd, _WAIT_BOOST_SD]]))
+
+
+def _first_switching_w(rows: RankRows, known: ResponsePrior) -> float:
+    """Of an average pass at the maximum clock, from power while busy."""
+    busy_s = rows.num_micro_batches * rows.time_s.sum(axis=0)
+    busy_w = (rows.energy_j - known.wait_w * (rows.iteration_s - busy_s)) / busy_s
+    shape = switching_shape(rows.x.mean(axis=0), known.knee, known.rise)
+    return float(max(np.nanmedian((busy_w - known.static_w) / shape), 0.1 * known.limit_w))
+
+
+def _stronger(prior: Prior) -> Iterator[Floats]:
+    """Starts with more and less switching power: the limit hides that of work which meets it."""
+    for shift in (-0.25, 0.25):
+        start = prior.mean.copy()
+        start[8] += shift
+        yield start
+
+
+def _readings(rows: RankRows) -> Readings:
+    n, limited = len(rows.rank), rows.limited
+    same = rows.rank[:, None] == rows.rank[None, :]
+    both = limited[:, None] & limited[None, :]
+    departure = np.zeros((3 * n, 3 * n))
+    parts = [(rows.x[i], _OWN_TIME, _SHARED_TIME, _LIMITED_TIME) for i in (0, 1)]
+    parts.append((rows.x[1], _OWN_ENERGY, _SHARED_ENERGY, _LIMITED_ENERGY))
+    for i, (x, own, shared, under_limit) in enumerate(parts):
+        size = np.where(both, under_limit**2 * (same + 0.5), own**2 * same + shared**2)
+        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = departures(x, rows.limit_w) * size
+    times = np.where(limited, _LIMITED_TIME_NOISE, _TIME_NOISE)
+    energies = np.where(limited, _LIMITED_ENERGY_NOISE, _ENERGY_NOISE)
+    whole = np.isfinite(rows.time_s).all(axis=0) & np.isfinite(rows.iteration_s)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = np.log([*rows.time_s, np.where(whole, rows.energy_j, np.nan)])
+    return Readings(value.reshape(-1), departure, np.concatenate([times, times, energies]))
+
+
+def _iterations(rows: RankRows, times: Floats, told: Prediction, full_s: Floats) -> Estimate:
+    """Iteration time of every row's plan: as measured, else the schedule of its times and what lies beyond it."""
+    plans = np.unique(rows.plan)
+    scheduled = _schedules(rows, plans, times, full_s)
+    measured = np.array([np.nanmax(rows.iteration_s[rows.plan == p], initial=-np.inf) for p in plans])
+    seen = np.isfinite(measured)
+    beyond = measured[seen] - scheduled[seen]
+    typical = float(np.median(beyond)) if seen.any() else _BEYOND_SHARE * float(np.median(scheduled))
+    spread = float(np.median(np.abs(beyond - typical)) * 1.5) if seen.any() else _BEYOND_SHARE
+    limited = np.array([rows.limited[rows.plan == p].any() for p in plans])
+    n = len(rows.rank)
+    own = np.where(np.isnan(rows.time_s), told.sd[: 2 * n].reshape(2, n), 0.0).mean(axis=0)
+    pace = np.array([own[rows.plan == p].max() for p in plans])
+    floor = np.where(limited, _LIMITED_BEYOND_SD, _BEYOND_SD)
+    sd = np.sqrt(floor**2 + (spread / scheduled) ** 2 + pace**2)
+    value = np.where(seen, measured, scheduled + typical)
+    at = np.searchsorted(plans, rows.plan)
+    own_row = np.isfinite(rows.iteration_s)
+    value_of_row = np.where(own_row, rows.iteration_s, value[at])
+    return interval(np.log(value_of_row), told.factor * np.where(own_row, _MEASURED_SD, sd[at]))
+
+
+def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats) -> Floats:
+    """Seconds of every plan's 1F1B schedule; ranks that no row of the plan is of run as the plan's others allow."""
+    pass_s = np.repeat(full_s.reshape(2, 1, rows.ranks), len(plans), axis=1)
+    limited = np.zeros((len(plans), rows.ranks), bool)
+    at = np.searchsorted(plans, rows.plan)
+    pass_s[:, at, rows.rank] = times
+    limited[at, rows.rank] = rows.limited
+    slowed = np.log(pass_s.sum(axis=0) / full_s.reshape(2, rows.ranks).sum(axis=0))
+    scatter = np.where(limited, _SCATTER * np.clip(slowed / _SCATTERED, 0.0, 1.0), 0.0)
+    return scattered_schedule_s(pass_s[0], pass_s[1], rows.num_micro_batches, scatter)
+
+
+def scattered_schedule_s(
+    forward_s: Floats, backward_s: Floats, num_micro_batches: int, scatter: Floats
+) -> Floats:
+    """Makespan of 1F1B (plans,) where a pass of stage s scatters about its mean (plans, stages) by ``scatter``.
+
+    ``scatter`` is the standard deviation of the logarithm; the draws are the same at every call. Exact where it is 0.
+    """
+    depth, draws = forward_s.shape[1], np.random.default_rng(0)
+    orders = [schedule_order(depth, 1, num_micro_batches, rank) for rank in range(depth)]
+    before = data_dependency(depth, 1)
+    free = np.zeros_like(forward_s)
+    done: dict[tuple[int, object], Floats] = {}
+    for rank, operation in execution_order(orders, before):
+        source = before(rank, operation)
+        start = free[:, rank] if source is None else np.maximum(free[:, rank], done[source])
+        mean = (backward_s if operation.backward else forward_s)[:, rank]
+        width = scatter[:, rank]
+        end = start + mean * np.exp(width * draws.standard_normal() - 0.5 * width**2)
+        free[:, rank] = done[rank, operation] = end
+    return np.asarray(free.max(axis=1))
+
+
+def _energy_width(
+    law: _RankLaw, wait_w: Floats, energy: Prediction, times: Prediction, iteration: Estimate
+) -> Floats:
+    """Half width of the logarithm of energy: of the law, of the waiting time, and of pass times not measured."""
+    rows, n = law.rows, len(law.rows.rank)
+    joules = np.exp(energy.mean[2 * n :])
+    # under a limit, a rank that falls behind its schedule is busy for about half of the delay
+    late_w = np.where(rows.limited, 0.5 * (wait_w + joules / iteration.value), wait_w)
+    waiting = late_w * (iteration.high - iteration.value) / joules
+    unknown = ~np.isfinite(rows.time_s)
+    relative = times.factor * times.sd[: 2 * n].reshape(2, n) * unknown
+    busy_s = rows.num_micro_batches * law.time_s
+    passes = (relative * busy_s).sum(axis=0) * np.maximum(joules / busy_s.sum(axis=0) - wait_w, 0.0) / joules
+    return np.asarray(np.sqrt((energy.factor * energy.sd[2 * n :]) ** 2 + waiting**2 + passes**2))

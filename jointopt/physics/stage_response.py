@@ -1,0 +1,164 @@
+"""Stage profiles: time and power of forward and backward passes at any clock, from readings at a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jointopt.physics.clock_response import (
+    Hierarchy,
+    ResponsePrior,
+    Work,
+    log_power_w,
+    log_time_s,
+    matern,
+    switching_shape,
+    take,
+)
+from jointopt.physics.posterior import Fit, Prior, Readings, fit, predict
+from jointopt.schema import Floats, Ints
+
+# Chosen on the A100-SXM profiles, clocks held out. Departures and noise are of logarithms; those under a power limit
+# are of the A40 and A100-PCIe ranks.
+_LENGTH = 0.1  # of log x over which departures from the law die out
+_LIMIT_LENGTH = 0.3  # of the logarithm of the limit
+_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.005, 0.004, 0.001
+_OWN_POWER, _SHARED_POWER, _POWER_NOISE = 0.008, 0.012, 0.008
+_LIMITED_DEPARTURE, _LIMITED_NOISE = 0.015, 0.015
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """Readings of passes, and rows asked for: (n,) each, NaN where a time or a power is not known."""
+
+    curve: Ints  # which stage's which pass
+    kind_of: Ints  # (curves,) forward, backward, ...
+    x: Floats  # clock asked for over the maximum clock
+    limit_w: Floats  # NaN where no limit but the board's is set
+    time_s: Floats
+    power_w: Floats
+
+    @property
+    def hierarchy(self) -> Hierarchy:
+        return Hierarchy(self.kind_of, int(self.kind_of.max()) + 1)
+
+    def limits_w(self, board_w: float) -> Floats:
+        return np.fmin(np.where(np.isnan(self.limit_w), board_w, self.limit_w), board_w)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected values with the ends of the 90 % interval, (n,) each."""
+
+    value: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True)
+class StageFit:
+    """Parameters of the GPU and of every curve, and the readings as they explain them."""
+
+    hierarchy: Hierarchy
+    theta: Floats
+    theta_sd: Floats
+    found: Fit
+    time: Estimate
+    power: Estimate
+    energy: Estimate
+
+    def work(self) -> Work:
+        return self.hierarchy.work(self.theta)
+
+
+def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) -> StageFit:
+    """The clock response of every curve; each needs at least one reading of its time and of its power.
+
+    ``found``: parameters from an earlier call with the same readings, beside which only other rows were asked for.
+    """
+    hierarchy, n = rows.hierarchy, len(rows.x)
+
+    def law(theta: Floats) -> Floats:
+        shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)
+        limit = rows.limits_w(hierarchy.limit_w(theta))
+        return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
+
+    readings = _readings(rows)
+    prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
+    found = found or fit(law, readings, prior, list(_other_limits(prior)))
+    told = predict(law, readings, prior, found)
+    (time, power), widths = told.mean.reshape(2, n), told.factor * told.sd.reshape(2, n)
+    return StageFit(
+        hierarchy,
+        found.theta,
+        told.theta_sd,
+        found,
+        time=interval(time, widths[0]),
+        power=interval(power, widths[1]),
+        energy=interval(time + power, np.hypot(*widths)),
+    )
+
+
+def interval(log_value: Floats, log_width: Floats) -> Estimate:
+    """Value and ends from logarithms."""
+    return Estimate(np.exp(log_value), np.exp(log_value - log_width), np.exp(log_value + log_width))
+
+
+def _readings(rows: StageRows) -> Readings:
+    n, limited = len(rows.x), np.isfinite(rows.limit_w)
+    near = departures(rows.x, rows.limit_w)
+    same = rows.curve[:, None] == rows.curve[None, :]
+    both = limited[:, None] & limited[None, :]
+    departure = np.zeros((2 * n, 2 * n))
+    for i, (own, shared) in enumerate(((_OWN_TIME, _SHARED_TIME), (_OWN_POWER, _SHARED_POWER))):
+        size = np.where(both, _LIMITED_DEPARTURE**2 * (same + 0.5), own**2 * same + shared**2)
+        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = near * size
+    noise = [np.where(limited, _LIMITED_NOISE, usual) for usual in (_TIME_NOISE, _POWER_NOISE)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = np.log(np.concatenate([rows.time_s, rows.power_w]))
+    return Readings(value, departure, np.concatenate(noise))
+
+
+def departures(x: Floats, limit_w: Floats) -> Floats:
+    """Correlation (n, n) of the law's errors: near where clocks and limits are, none between limited and not."""
+    limited = np.isfinite(limit_w)
+    z, w = np.log(x), np.log(np.where(limited, limit_w, 1.0))
+    near = matern(np.abs(z[:, None] - z[None, :]), _LENGTH)
+    near *= matern(np.abs(w[:, None] - w[None, :]), _LIMIT_LENGTH)
+    return np.asarray(near * (limited[:, None] == limited[None, :]))
+
+
+def _first_times(rows: StageRows) -> Floats:
+    """Logarithm of every curve's time at the maximum clock, had 70 % of it followed the clock."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        guess = np.log(rows.time_s) + 0.7 * np.log(rows.x)
+    return per_curve(guess, rows.curve, len(rows.kind_of), np.nanmin)
+
+
+def _first_switching_w(rows: StageRows, known: ResponsePrior) -> Floats:
+    above = np.maximum(rows.power_w - known.static_w, 5.0)
+    above[np.isnan(rows.power_w)] = np.nan
+    return per_curve(
+        above / switching_shape(rows.x, known.knee, known.rise), rows.curve, len(rows.kind_of), np.nanmedian
+    )
+
+
+def per_curve(values: Floats, curve: Ints, curves: int, of: Callable[[Floats], Any]) -> Floats:
+    """One figure of every curve's known values, (curves,); the mean of the others for a curve without any."""
+    out = np.full(curves, np.nan)
+    for i in range(curves):
+        own = values[(curve == i) & np.isfinite(values)]
+        if own.size:
+            out[i] = of(own)
+    return np.where(np.isnan(out), np.nanmean(out), out)
+
+
+def _other_limits(prior: Prior) -> Iterator[Floats]:
+    """Starts with the board's limit lower and higher: the law has an optimum on each side of a reading."""
+    for shift in (-0.1, 0.1):
+        start = prior.mean.copy()
+        start[7] += shift
+        yield start
