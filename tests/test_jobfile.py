@@ -33,7 +33,7 @@ FULL: dict[str, Any] = {
     "cluster": {
         "gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4, "intra_node_gbytes_per_s": 300,
         "inter_node_gbytes_per_s": 12.5, "inter_node_latency_us": 10, "intra_node_pj_per_bit": 1.3,
-        "inter_node_pj_per_bit": 20, "inlet_temperature_c": 22, "host_power_w": 1000, "pue": 1.1,
+        "inter_node_pj_per_bit": 20, "inlet_temperature_c": 22, "exhaust_rise_k": 5, "host_power_w": 1000, "pue": 1.1,
         "power_limit_w": 300,
     },
     "search": {
@@ -266,6 +266,7 @@ ANY_CLUSTER = st.fixed_dictionaries(
         "gpus_per_node": st.integers(1, 16),
         "pue": st.floats(1, 2),
         "inlet_temperature_c": st.floats(0, 60),
+        "exhaust_rise_k": st.floats(0, 40),
         "power_limit_w": st.floats(100, 500),
         "host_power_w": st.sampled_from([0, 2800, 3300.0, 17.5]),
         "inter_node_gbytes_per_s": st.sampled_from([25, 25.0, 12.5]),
