@@ -42,8 +42,8 @@ FULL: dict[str, Any] = {
         "clock_mhz": {"min": 600, "max": 1410, "step": 15}, "per_stage_clocks": True,
     },
     "constraints": {
-        "iteration_time_s": 12.0, "energy_j": 9000, "facility_energy_j": 2e4, "avg_power_w": 320, "cluster_power_kw": 30,
-        "memory_fraction": 0.92,
+        "iteration_time_s": 12.0, "energy_j": 9000, "facility_energy_j": 2e4, "avg_power_w": 320,
+        "cluster_power_kw": 30, "memory_fraction": 0.92,
     },
     "objectives": ["iteration_time_s", "energy_j"],
 }  # fmt: skip
