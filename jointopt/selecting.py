@@ -19,6 +19,7 @@ from jointopt.stored import StoredPlans, stored_plans
 OBJECTIVES = ("time", "energy", "edp", "knee")
 STEP = 0.05  # by how much a limit is relaxed to see what that buys
 WORTH_HAVING = 1e-3  # relative gain below which a plan is no better in practice
+_HIGHEST = 1e15  # as in a job file
 _ROUNDING = 1e-9  # relative: a bound that was read off a printed plan is kept by that plan
 _NAMES = {
     "iteration_time_s": "--max-iteration-time-s",
@@ -60,8 +61,8 @@ def choose(
 
 
 def _bound(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{_NAMES[name]} must be a finite number above 0; got {value:g}.")
+    if not 0 < value <= _HIGHEST:
+        raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
     return float(value)
 
 

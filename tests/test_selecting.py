@@ -210,9 +210,9 @@ def front_file(make_proposal: Callable[..., Any], tmp_path: Any) -> str:
     return str(write_proposal(make_proposal(5), tmp_path)[1])
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 0.0, -1.0])
 def test_a_limit_that_is_no_bound_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="--max-power-w must be a finite number above 0"):
+    with pytest.raises(UsageError, match="--max-power-w must be a number above 0"):
         select("anything", max_power_w=value)
 
 

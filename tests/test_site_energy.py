@@ -1,10 +1,12 @@
 """The energy of the site as an objective and as a bound: the best in it is on the front of time and GPU energy."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from jointopt.report.results import Proposal
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.job import Job
+from jointopt.tuning import tune
 from jointopt.workflow import propose
 
 JOB = replace(shipped_job("opt-350m-2x4-a100"), objectives=("iteration_time_s", "energy_j"))
@@ -79,3 +82,9 @@ def test_objective_and_bound_survive_being_saved() -> None:
     job: Job = replace(JOB, objectives=("iteration_time_s", "facility_energy_j"), constraints=limited)
     assert parse_job(dict(parse_yaml(dump_job(job))), "job", Path()) == job
     assert job.measured_objectives == ("iteration_time_s", "energy_j")
+
+
+def test_runs_are_judged_by_what_they_measure(job: Job, make_runs: Callable[..., pd.DataFrame]) -> None:
+    asked = replace(job, objectives=("iteration_time_s", "facility_energy_j"))
+    both = make_runs(energy_j=lambda runs: 3000.0 * runs["iteration_time_s"])
+    assert tune(asked, "replay", 2, table=both).objectives == ("iteration_time_s", "energy_j")
