@@ -233,12 +233,21 @@ class Estimator:
         """
         cold = np.fmin(self.electrical_limit_w(rows, depth), self.cooler.throttle_power_w)
         if float(cold.min()) <= self.power.static_w:
-            raise InfeasibleError(
-                f"A power limit of {float(cold.min()):.4g} W per GPU leaves nothing to compute with: "
-                f"{self.job.cluster.gpu.id} draws {self.power.static_w:.4g} W whatever runs; raise "
-                f"cluster.power_limit_w (or the plan's own limit) or lower cluster.inlet_temperature_c."
-            )
+            raise InfeasibleError(self._nothing_left(float(cold.min())))
         return np.asarray(cold)
+
+    def _nothing_left(self, watts: float) -> str:
+        gpu, cluster = self.job.cluster.gpu.id, self.job.cluster
+        idle = f"{gpu} draws {self.power.static_w:.4g} W whatever runs"
+        if watts < self.cooler.throttle_power_w:
+            return (
+                f"A power limit of {watts:.4g} W per GPU leaves nothing to compute with: {idle}; raise "
+                f"cluster.power_limit_w, or the plan's own limit, or lower cluster.inlet_temperature_c."
+            )
+        return (
+            f"Air of {cluster.inlet_temperature_c + self.cooler.exhaust_rise_k:.4g} °C at the hottest GPU makes it "
+            f"throttle at {watts:.4g} W, and {idle}; lower cluster.inlet_temperature_c or cluster.exhaust_rise_k."
+        )
 
     def _ceiling(self, costs: pc.StageCosts, limit_w: Floats) -> tuple[Floats, Floats]:
         """Clock at which each stage's burst meets the power limit, (L, pp) MHz, and the pauses left at the lowest."""

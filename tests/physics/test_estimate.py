@@ -149,6 +149,14 @@ def test_a_limit_below_the_static_power_is_refused_in_one_sentence(
         price(replace(job, cluster=replace(job.cluster, power_limit_w=56.0)), dp=8)
 
 
+def test_air_too_hot_to_compute_in_is_refused_in_one_sentence(
+    make_job: Callable[..., Job], price: Callable[..., Estimator]
+) -> None:
+    job = make_job()
+    with pytest.raises(InfeasibleError, match=r"Air of 90 °C .* lower cluster\.inlet_temperature_c"):
+        price(replace(job, cluster=replace(job.cluster, inlet_temperature_c=55.0, exhaust_rise_k=35.0)), dp=8)
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_energy_is_mean_power_times_time_times_gpus(job: int, shipped_physics: Physics) -> None:
     physics = shipped_physics(job)
