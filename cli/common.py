@@ -12,6 +12,7 @@ import click
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.calibration import Calibration
     from jointopt.spec.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +34,19 @@ def _table(_context: click.Context, _option: click.Parameter, path: Path | None)
 measured = click.option(
     "--measured", type=click.Path(path_type=Path), metavar="TABLE", callback=_table,
     help="Runs measured on the job's cluster, which move the predictions; those in --storage do so too.",
+)  # fmt: skip
+
+
+def _calibration(_context: click.Context, _option: click.Parameter, path: Path | None) -> Calibration | None:
+    """What `calibrate` wrote into a file, if one is named."""
+    from jointopt.calibration import load_calibration
+
+    return None if path is None else load_calibration(path)
+
+
+calibration = click.option(
+    "--calibration", type=click.Path(path_type=Path), metavar="CAL.yaml", callback=_calibration,
+    help="What `jointopt calibrate` learned of the GPU.",
 )  # fmt: skip
 
 

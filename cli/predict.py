@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from jointopt.cli import common
+
+if TYPE_CHECKING:
+    from jointopt.calibration import Calibration
 
 
 @click.command(short_help="Predict the runs of a table.")
@@ -16,7 +20,10 @@ from jointopt.cli import common
 @click.option(
     "--measured", type=click.Path(path_type=Path), help="Measured runs of that cluster to adapt to first."
 )
-def predict(table: Path, out: Path, surrogate: str, measured: Path | None) -> None:
+@common.calibration
+def predict(
+    table: Path, out: Path, surrogate: str, measured: Path | None, calibration: Calibration | None
+) -> None:
     """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
 
     TABLE needs the columns gpu, num_gpus, seq_length, global_batch_size, and either model (a catalogue name) or
@@ -35,6 +42,6 @@ def predict(table: Path, out: Path, surrogate: str, measured: Path | None) -> No
     from jointopt.tables import read_table, write_table
 
     known = read_table(measured) if measured else None
-    predicted = predicted_table(read_table(table), surrogate, known)
+    predicted = predicted_table(read_table(table), surrogate, known, calibration)
     write_table(predicted, out)
     click.echo(f"{len(predicted):,} rows written to {out}.", err=True)

@@ -12,6 +12,7 @@ from jointopt.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.calibration import Calibration
     from jointopt.report.results import Proposal
 
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 )
 @common.surrogate
 @common.measured
+@common.calibration
 @common.storage("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option(
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 def propose(
     job: str | None, save_job: Path | None, trials: int, seed: int, surrogate: str, measured: pd.DataFrame | None,
-    storage: str | None, study: str | None, out: Path | None, as_json: bool, show_all: bool, **shape: Any,
+    calibration: Calibration | None, storage: str | None, study: str | None, out: Path | None, as_json: bool,
+    show_all: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -53,6 +56,7 @@ def propose(
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
     from jointopt import workflow
+    from jointopt.calibration import calibrated
     from jointopt.report.plain import json_text
     from jointopt.report.propose_json import propose_document
     from jointopt.report.propose_text import proposal_text
@@ -62,8 +66,8 @@ def propose(
         common.save(the_job, save_job)
     _check(out)
     found = workflow.propose(
-        the_job, trials=trials, seed=seed, surrogate=surrogate, measured=measured, storage=storage, study=study,
-        progress=common.progress,
+        calibrated(the_job, calibration), trials=trials, seed=seed, surrogate=surrogate, measured=measured,
+        storage=storage, study=study, progress=common.progress,
     )  # fmt: skip
     _write(found, out)
     click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))

@@ -13,7 +13,7 @@ from jointopt.calibration import Calibration, Constants
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.power import response_figures
 from jointopt.errors import CatalogError, TableError
-from jointopt.physics.clock_response import Hierarchy, ResponsePrior, Shape, Work, energy_minimum, take
+from jointopt.physics.clock_response import Hierarchy, ResponsePrior, Work, take
 from jointopt.physics.rank_response import RankFit, RankRows, fit_ranks
 from jointopt.physics.stage_response import Estimate, StageFit, StageRows, fit_stages
 from jointopt.response_tables import (
@@ -34,7 +34,7 @@ _MOST_READINGS = {"stages": 600, "iterations": 600, "ranks": 400}  # of one fit,
 _MOST_ASKED = 400  # rows that are predicted in one go
 _MOST_WORK = 100  # pieces of work that a calibration lists
 _SURE = {
-    "knee_sd": 0.015,
+    "knee_sd": 0.01,
     "rise_sd": 0.1,
     "static_sd": 0.08,
     "wait_sd": 0.08,
@@ -65,9 +65,14 @@ class _Fitted:
     """One fit and the readings it is of."""
 
     told: StageFit | RankFit
+    readings: StageRows | RankRows
     keys: list[tuple[str, ...]]  # of its curves or pipelines
-    x: Floats  # clocks of the readings, as fractions
     error_percent: dict[str, float]
+
+    @property
+    def x(self) -> Floats:
+        """Clocks of the readings over the maximum clock."""
+        return np.asarray(self.readings.x.reshape(-1))
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:
@@ -170,7 +175,7 @@ def _calibrate_stages(
     curves = {key: i for i, key in enumerate(dict.fromkeys(keys[i] for i in kept))}
     readings = _stage_rows(rows.iloc[kept], [keys[i] for i in kept], curves, gpu)
     told = fit_stages(readings, gpu.prior)
-    fitted = _Fitted(told, list(curves), readings.x, _stage_error(told, readings))
+    fitted = _Fitted(told, readings, list(curves), _stage_error(told, readings))
     predicted = _predict_stages(measured.kind, fitted, readings, query, wanted, gpu)
     return [fitted], predicted
 
@@ -357,7 +362,7 @@ class _Pipeline:
             "pass_time": _round(100 * float(np.abs(times - 1.0).mean())),
             "energy": _round(100 * float(energy.mean())),
         }
-        return _Fitted(told, [key], self.readings.x.reshape(-1), error)
+        return _Fitted(told, self.readings, [key], error)
 
     def predicted(
         self,
@@ -476,11 +481,13 @@ def _weighed(name: str, found: Floats) -> tuple[float, float]:
 
 def _work_entries(gpu: _Board, fits: list[_Fitted]) -> Iterator[dict[str, Any]]:
     for fitted in fits:
-        hierarchy, theta = fitted.told.hierarchy, fitted.told.theta
-        shape, works, board = hierarchy.shape(theta), hierarchy.work(theta), hierarchy.limit_w(theta)
-        lowest = max(float(fitted.x.min()), 0.3)
-        for i, name in enumerate(_curve_names(fitted, hierarchy)):
-            yield {"work": name} | _entry(gpu, shape, take(works, np.array(i)), board, min(lowest, 0.95))
+        works = fitted.told.hierarchy.work(fitted.told.theta)
+        readings = fitted.readings
+        saved = (
+            _savings(fitted, readings, gpu) if isinstance(readings, StageRows) else [{}] * len(works.share)
+        )
+        for i, name in enumerate(_curve_names(fitted, fitted.told.hierarchy)):
+            yield {"work": name} | _entry(take(works, np.array(i))) | saved[i]
 
 
 def _curve_names(fitted: _Fitted, hierarchy: Hierarchy) -> list[str]:
@@ -493,21 +500,34 @@ def _curve_names(fitted: _Fitted, hierarchy: Hierarchy) -> list[str]:
     ]
 
 
-def _entry(gpu: _Board, shape: Shape, work: Work, board_w: float, lowest: float) -> dict[str, Any]:
-    best, (_, time, energy) = energy_minimum(shape, work, board_w, lowest)
-    saving = {
-        f"saving_percent_at_{p}_percent_slowdown": _round(100 * float(1 - energy[time <= 1 + p / 100].min()))
-        for p in (1, 5, 10)
-    }
+def _entry(work: Work) -> dict[str, Any]:
     return {
         "time_at_max_clock_s": _round(float(np.exp(work.log_time_s))),
         "clock_sensitive_share": _round(float(work.share)),
         "static_w": _round(float(work.static_w)),
         "switching_w": _round(float(work.switching_w)),
-        "least_energy_clock_mhz": _round(best * gpu.max_clock_mhz),
-        "least_energy_saving_percent": _round(100 * float(1 - energy.min())),
-        **saving,
     }
+
+
+def _savings(fitted: _Fitted, readings: StageRows, gpu: _Board) -> list[dict[str, Any]]:
+    """Clock of the least energy, and savings over the maximum clock, of the curves that a calibration lists."""
+    grid = np.linspace(min(float(readings.x.min()), 0.95), 1.0, 101)
+    out: list[dict[str, Any]] = []
+    for curve in range(min(len(fitted.keys), _MOST_WORK)):
+        blank = np.full(len(grid), np.nan)
+        more = StageRows(np.full(len(grid), curve), readings.kind_of, grid, blank, blank, blank)
+        told = fit_stages(_joined(readings, more), gpu.prior, fitted.told.found)
+        time, energy = _tail(told.time, len(grid)).value, _tail(told.energy, len(grid)).value
+        time, energy = time / time[-1], energy / energy[-1]
+        figures = {
+            "least_energy_clock_mhz": round(float(grid[np.argmin(energy)]) * gpu.max_clock_mhz),
+            "least_energy_saving_percent": _round(100 * float(1 - energy.min())),
+        }
+        for percent in (1, 5, 10):
+            least = float(energy[time <= 1 + percent / 100].min())
+            figures[f"saving_percent_at_{percent}_percent_slowdown"] = _round(100 * (1 - least))
+        out.append(figures)
+    return out + [{}] * (len(fitted.keys) - len(out))
 
 
 def _advice(gpu: _Board, constants: Constants, x: Floats) -> Iterator[str]:

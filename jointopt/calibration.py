@@ -110,9 +110,9 @@ def _number(section: Section, name: str) -> float:
     return float(value)
 
 
-def fits(job: Job, calibration: Calibration) -> bool:
-    """Whether the calibration is of the job's GPU."""
-    return job.cluster.gpu.id == calibration.gpu
+def calibrated_if_same_gpu(job: Job, calibration: Calibration | None) -> Job:
+    """`calibrated` where the calibration is of the job's GPU, else the job itself."""
+    return calibrated(job, calibration if calibration and calibration.gpu == job.cluster.gpu.id else None)
 
 
 def calibrated(job: Job, calibration: Calibration | None) -> Job:
@@ -124,7 +124,7 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
     if calibration is None:
         return job
     gpu, constants = job.cluster.gpu, calibration.constants
-    if not fits(job, calibration) or gpu.power is None:
+    if calibration.gpu != gpu.id or gpu.power is None:
         raise UsageError(
             f"The calibration is of GPU {calibration.gpu!r} and the job runs on {gpu.id!r}; "
             f"calibrate on measurements of {gpu.id!r}."

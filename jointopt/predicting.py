@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
+from jointopt.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.correcting import correct, load_surrogate
 from jointopt.errors import JointOptError, TableError
 from jointopt.intervals import RESULTS, add_intervals
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
 
 
 def predict(
-    table: pd.DataFrame, surrogate: str = "none", measured: pd.DataFrame | None = None
+    table: pd.DataFrame,
+    surrogate: str = "none",
+    measured: pd.DataFrame | None = None,
+    calibration: Calibration | None = None,
 ) -> pd.DataFrame:
     """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
     columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate.
+    ``calibration``: what was learned of a GPU, used for the rows that run on it.
     A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
     Raises TableError for a cell that makes no sense, and where no row can be predicted.
     """
@@ -34,6 +40,7 @@ def predict(
     from jointopt.workloads import workloads
 
     found, reasons = workloads(table)
+    found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)) for work in found]
     parts = []
     for work in found:
         try:

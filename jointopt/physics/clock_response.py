@@ -179,14 +179,3 @@ def matern(distance: Floats, length: float) -> Floats:
     z = np.sqrt(3.0) * distance / length
     return np.asarray((1.0 + z) * np.exp(-z))
 
-
-def energy_minimum(shape: Shape, work: Work, limit_w: float, lowest: float) -> tuple[float, Floats]:
-    """x of the least energy of a piece of work (scalars), and time and energy at every percent of x over those at 1.
-
-    Second result (3, n): x, relative time, relative energy, from ``lowest`` to 1.
-    """
-    x = np.linspace(lowest, 1.0, max(round((1.0 - lowest) * 200), 2) + 1)
-    limit = np.full_like(x, limit_w)
-    time = np.exp(log_time_s(shape, work, x, limit))
-    energy = time * np.exp(log_power_w(shape, work, x, limit))
-    return float(x[np.argmin(energy)]), np.stack([x, time / time[-1], energy / energy[-1]])

@@ -49,10 +49,16 @@ class Prior:
 
 @dataclass(frozen=True)
 class Fit:
-    """Most likely parameters, and the weight of every known reading's noise (1 = no outlier)."""
+    """Most likely parameters, and the weight of every reading's noise, (n,) (1 = no outlier)."""
 
     theta: Floats
     weight: Floats
+
+    def padded(self, columns: int, count: int) -> Fit:
+        """For readings of ``columns`` quantities each, after which others were appended to ``count`` in all."""
+        own = self.weight.reshape(columns, -1)
+        more = ((0, 0), (0, count - own.shape[1]))
+        return Fit(self.theta, np.pad(own, more, constant_values=1.0).reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Prediction:
 
 def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
     """Most likely parameters of the law; ``starts`` beside the prior's mean, for laws with several optima."""
-    weight = np.ones(int(readings.known.sum()))
+    weight = np.ones(len(readings.value))
     found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
     theta = min(found, key=lambda pair: pair[1])[0]
     for _ in range(4):
@@ -86,7 +92,7 @@ def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Predictio
     expected = value + slope @ (prior.mean - found.theta)
     scaled = slope * prior.sd**2
     cross = scaled @ slope[known].T + readings.departure[:, known]
-    factor = cho_factor(cross[known] + np.diag(readings.noise[known] ** 2 / found.weight))
+    factor = cho_factor(cross[known] + np.diag(readings.noise[known] ** 2 / found.weight[known]))
     miss = readings.value[known] - expected[known]
     mean = expected + cross @ cho_solve(factor, miss)
     variance = (scaled * slope).sum(axis=1) + np.diag(readings.departure) + readings.noise**2
@@ -101,7 +107,7 @@ def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Predictio
 def _covariance(readings: Readings, weight: Floats) -> Floats:
     known = np.flatnonzero(readings.known)
     departure = readings.departure[np.ix_(known, known)]
-    return np.asarray(departure + np.diag(readings.noise[known] ** 2 / weight))
+    return np.asarray(departure + np.diag(readings.noise[known] ** 2 / weight[known]))
 
 
 def _search(
@@ -157,11 +163,13 @@ def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats
     """1 for a reading whose noise is usual, less the further it lies from what its neighbours say."""
     known = np.flatnonzero(readings.known)
     miss = readings.value[known] - law(theta)[known]
-    variance = readings.noise[known] ** 2 / weight
+    variance = readings.noise[known] ** 2 / weight[known]
     noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
     away = np.abs(noise) / readings.noise[known]
     outlying = (_TAIL + _OUTLYING**2) / (_TAIL + away**2)
-    return np.where(away < _OUTLYING, 1.0, outlying)
+    revised = np.ones(len(readings.value))
+    revised[known] = np.where(away < _OUTLYING, 1.0, outlying)
+    return revised
 
 
 def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:

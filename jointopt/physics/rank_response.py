@@ -98,7 +98,7 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
     n = len(rows.rank)
 
     guess = _RankLaw(rows, hierarchy, np.nan_to_num(rows.time_s, nan=1.0), np.nan_to_num(rows.iteration_s))
-    found = found or fit(guess, readings, prior, list(_stronger(prior)))
+    found = found.padded(3, n) if found else fit(guess, readings, prior, list(_stronger(prior)))
     told = predict(guess, readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(told.mean[: 2 * n].reshape(2, n)))
     iteration = _iterations(rows, times, told, np.exp(hierarchy.work(found.theta).log_time_s))

@@ -25,7 +25,8 @@ from jointopt.schema import Floats, Ints
 # are of the A40 and A100-PCIe ranks.
 _LENGTH = 0.1  # of log x over which departures from the law die out
 _LIMIT_LENGTH = 0.3  # of the logarithm of the limit
-_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.005, 0.004, 0.001
+_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.007, 0.004, 0.001
+_FAR_TIME = 0.05  # per unit of log x: what the law may be wrong by far from any reading
 _OWN_POWER, _SHARED_POWER, _POWER_NOISE = 0.008, 0.012, 0.008
 _LIMITED_DEPARTURE, _LIMITED_NOISE = 0.015, 0.015
 
@@ -88,7 +89,7 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
 
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
-    found = found or fit(law, readings, prior, list(_other_limits(prior)))
+    found = found.padded(2, n) if found else fit(law, readings, prior, list(_other_limits(prior)))
     told = predict(law, readings, prior, found)
     (time, power), widths = told.mean.reshape(2, n), told.factor * told.sd.reshape(2, n)
     return StageFit(
@@ -113,9 +114,11 @@ def _readings(rows: StageRows) -> Readings:
     same = rows.curve[:, None] == rows.curve[None, :]
     both = limited[:, None] & limited[None, :]
     departure = np.zeros((2 * n, 2 * n))
+    far = _FAR_TIME * np.log(rows.x)
+    departure[:n, :n] = far[:, None] * far[None, :]
     for i, (own, shared) in enumerate(((_OWN_TIME, _SHARED_TIME), (_OWN_POWER, _SHARED_POWER))):
         size = np.where(both, _LIMITED_DEPARTURE**2 * (same + 0.5), own**2 * same + shared**2)
-        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] = near * size
+        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] += near * size
     noise = [np.where(limited, _LIMITED_NOISE, usual) for usual in (_TIME_NOISE, _POWER_NOISE)]
     with np.errstate(divide="ignore", invalid="ignore"):
         value = np.log(np.concatenate([rows.time_s, rows.power_w]))

@@ -39,16 +39,16 @@ def calibration_text(calibration: Calibration, predictions: pd.DataFrame | None 
 
 
 def _work_lines(calibration: Calibration) -> list[str]:
-    head = f"  {'work':<44} {'follows':>7} {'least energy':>16}   saved at 1, 5, 10 %"
-    under = f"  {'':<44} {'clock':>7} {'':>16}   more time"
-    rows = [
-        f"  {w['work']:<44} {w['clock_sensitive_share']:>7.0%} {w['least_energy_clock_mhz']:>8.0f} MHz "
-        f"{-w['least_energy_saving_percent'] / 100:>4.0%}   "
-        + " ".join(f"{w[f'saving_percent_at_{p}_percent_slowdown']:.1f}" for p in (1, 5, 10))
-        for w in calibration.work[:_MOST_WORK]
-    ]
+    lines = [f"  {'work':<44} clock-sensitive   least energy    saved at 1, 5, 10 % more time"]
+    for work in calibration.work[:_MOST_WORK]:
+        line = f"  {work['work']:<44} {work['clock_sensitive_share']:>15.0%}"
+        if "least_energy_clock_mhz" in work:
+            saved = [work[f"saving_percent_at_{p}_percent_slowdown"] for p in (1, 5, 10)]
+            line += f" {work['least_energy_clock_mhz']:>5} MHz -{work['least_energy_saving_percent']:.0f}%"
+            line += f"    {', '.join(f'{s:.1f}' for s in saved)} %"
+        lines.append(line)
     more = len(calibration.work) - _MOST_WORK
-    return [head, under, *rows, *([f"  and {more} more in the file"] if more > 0 else []), ""]
+    return [*lines, *([f"  and {more} more in the file"] if more > 0 else []), ""]
 
 
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:

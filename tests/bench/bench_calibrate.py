@@ -99,7 +99,7 @@ def pipelines(data: pathlib.Path, draws: int = 4) -> None:
         print(f"{gpu} {model}, a limit per stage from uniform ones: {ranks(own[uniform], local, gpu)}")
         print(f"  the same with pass times known: {ranks(own[uniform], local, gpu, RANK_RESULTS[2:])}")
         measured_low = local[local.power_limit_w >= own[uniform].power_limit_w.min()]
-        whole = measured_low.groupby("plan").filter(lambda g: len(g) == own["rank"].nunique())
+        whole = measured_low[measured_low.groupby("plan")["rank"].transform("size") == own["rank"].nunique()]
         print(f"  the same without limits below the uniform ones: {ranks(own[uniform], whole, gpu)}")
 
 
