@@ -127,8 +127,13 @@ def test_a_study_of_another_kind_is_refused_and_a_wrong_name_corrected(tmp_path:
     optuna.create_study(storage=url, study_name="other")
     with pytest.raises(UsageError, match="holds no plans of jointopt"):
         stored_plans("other", url)
+    half = optuna.create_study(storage=url, study_name="half", directions=["minimize"] * 2)
+    half.set_user_attr("job", "model: opt-350m")
+    with pytest.raises(UsageError, match="was not written to its end"):
+        stored_plans("half", url)
     with pytest.raises(
-        UsageError, match=r"no study 'othr' \(did you mean 'other'\?\); expected one of other"
+        UsageError,
+        match=r"no study 'othr' \(did you mean 'other'\?\); expected one of (half, other|other, half)",
     ):
         stored_plans("othr", url)
 

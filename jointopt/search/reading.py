@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(the feasible plans of a study that `save_study` wrote, each as a mapping, and the study's attributes).
+    """(feasible plans of a study that `save_study` or workers wrote, each as a mapping, and the study's attributes).
 
     A mapping holds the layout, the stage clocks as text, both objectives and what else is known of the plan. UsageError
     where the storage or the study is missing, or where the study is another kind of study.
@@ -29,7 +29,10 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
             raise UsageError(
                 f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
             )
-        if not attributes.get("complete"):
+        shared = (
+            "evaluate" in attributes
+        )  # of workers, who may still be at it: it holds what they have finished
+        if not (shared or attributes.get("complete")):
             raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
         trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
         return [_plan_of(trial) for trial in trials if _is_feasible(trial)], attributes

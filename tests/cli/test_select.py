@@ -113,6 +113,17 @@ def test_hosts_move_the_plan_of_least_energy_to_a_higher_clock(place: Path) -> N
     assert site["energy"] == "facility_energy_j"
 
 
+def test_what_workers_have_finished_can_be_chosen_from(place: Path) -> None:
+    storage = f"sqlite:///{place}/shared.db"
+    assert (
+        run("work", place / "job.yaml", "--trials", 30, "--storage", storage, "--study", "ours").exit_code
+        == 0
+    )
+    document = chosen("ours", "--storage", storage, "--max-power-w", 250)
+    assert document["avg_power_w"] <= 250
+    assert document["binding"] == ["avg_power_w"]
+
+
 @pytest.mark.parametrize(
     "flags", [["--max-power-w", "0"], ["--max-energy-j", "nan"], ["--max-energy-j", "much"], ["--objective", "best"],
               ["--objective", "knee", "--max-energy-j", "9"], ["--job", "missing.yaml"]],
