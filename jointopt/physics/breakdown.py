@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.physics import costs as pc
+from jointopt.physics.cooler import Cooler
 from jointopt.physics.energy_detail import communication_j, memory_traffic_j
 from jointopt.physics.estimate import Estimator, StageTimes
+from jointopt.physics.power_limits import electrical_limit_w, power_limit_w
 from jointopt.physics.stage_memory import memory_parts
 from jointopt.schema import Floats, Ints
 
@@ -56,6 +58,8 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
     scale = replicas * stretch
+    limit_w = power_limit_w(estimator.job.cluster, estimator.layouts, np.array([index]), len(busy))
+    limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
     cold_w = estimator.cold_power_w(g, rows, t)[0]
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
@@ -63,7 +67,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
-        held_by=_held_by(estimator, index, asked, t.clock_mhz[0]),
+        held_by=_held_by(estimator.cooler, limit_w, asked, t.clock_mhz[0]),
         busy_s=busy * stretch,
         idle_s=(total - busy) * stretch,
         stage_energy_j=per_rank * scale,
@@ -77,17 +81,15 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
         stage_memory_bytes=stage_memory,
         stage_power_w=per_rank / total,
         stage_peak_power_w=estimator.burst_w(g, rows, t)[0],
-        stage_power_limit_w=np.broadcast_to(
-            estimator.power_limit_w(np.array([index]), len(busy)), (1, len(busy))
-        )[0],
+        stage_power_limit_w=limit_w,
         stage_temperature_c=estimator.cooler.temperature_c(cold_w),
         stage_position_c=estimator.cooler.temperature_by_position_c(cold_w),
     )
 
 
-def _held_by(estimator: Estimator, index: int, asked: Floats, reached: Floats) -> tuple[str, ...]:
-    electrical = estimator.electrical_limit_w(np.array([index]), len(asked))[0]
-    why = np.where(estimator.cooler.throttle_power_w < electrical, "temperature", "power_limit")
+def _held_by(cooler: Cooler, limit_w: Floats, asked: Floats, reached: Floats) -> tuple[str, ...]:
+    hot = cooler.throttle_power_w < electrical_limit_w(limit_w, cooler)
+    why = np.where(hot, "temperature", "power_limit")
     return tuple(np.where(reached < asked * (1.0 - 1e-9), why, "").tolist())
 
 

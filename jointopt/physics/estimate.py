@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.errors import InfeasibleError
 from jointopt.physics import costs as pc
 from jointopt.physics import facility, power, slack
 from jointopt.physics.cooler import cooler
 from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.power_limits import kernel_limit_w, power_limit_w
 from jointopt.physics.stage_memory import memory_parts
 from jointopt.physics.stage_traffic import hardware
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
@@ -99,9 +99,8 @@ class Estimator:
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
         self.groups: list[pc.StageCosts] = []
-        self.limits_w: list[
-            Floats
-        ] = []  # (1, 1) or (L, 1) or (L, pp): what kernels may draw at the reference temperature
+        # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
+        self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
         self.lumps: list[_Lump] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
@@ -110,7 +109,8 @@ class Estimator:
         for rows, part in _by_depth(layouts):
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             costs = pc.stage_costs(job, self.hardware, part)
-            limit_w = self._limit_w(rows, len(costs.layers))
+            limit_w = power_limit_w(job.cluster, layouts, rows, len(costs.layers))
+            limit_w = kernel_limit_w(limit_w, self.cooler, job.cluster, self.power.static_w)
             ceiling, duty = self._ceiling(costs, limit_w)
             self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
@@ -206,48 +206,6 @@ class Estimator:
                 costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
         return out
-
-    def power_limit_w(self, rows: Ints, depth: int) -> Floats:
-        """What a GPU of each stage may draw, (1, 1), (n, 1) or (n, depth) W: the lowest of cluster and plan.
-
-        A plan's own: ``power_limit_w`` (L,) and ``stage_power_limit_w`` (L, pp) of the layouts, NaN = none.
-        """
-        limit = np.full((1, 1), self.job.cluster.power_limit_w)
-        if "power_limit_w" in self.layouts:
-            limit = np.fmin(limit, self.layouts["power_limit_w"][rows, None])
-        if "stage_power_limit_w" in self.layouts:
-            limit = np.fmin(limit, self.layouts["stage_power_limit_w"][rows, :depth])
-        return limit
-
-    def electrical_limit_w(self, rows: Ints, depth: int) -> Floats:
-        """`power_limit_w` less leakage in the hottest GPU: what kernels may draw at the reference temperature."""
-        limit = self.power_limit_w(rows, depth)
-        at_zero, gain = self.cooler.hottest_leakage_line
-        # fmin: a GPU whose power nobody states still has a time
-        return np.asarray(np.fmin(limit, (limit - at_zero) / (1.0 + gain)))
-
-    def _limit_w(self, rows: Ints, depth: int) -> Floats:
-        """What kernels may draw at the reference temperature, shaped as `power_limit_w`.
-
-        What the limit leaves, or what the hottest GPU's cooler takes away before it throttles.
-        """
-        cold = np.fmin(self.electrical_limit_w(rows, depth), self.cooler.throttle_power_w)
-        if float(cold.min()) <= self.power.static_w:
-            raise InfeasibleError(self._nothing_left(float(cold.min())))
-        return np.asarray(cold)
-
-    def _nothing_left(self, watts: float) -> str:
-        gpu, cluster = self.job.cluster.gpu.id, self.job.cluster
-        idle = f"{gpu} draws {self.power.static_w:.4g} W whatever runs"
-        if watts < self.cooler.throttle_power_w:
-            return (
-                f"A power limit of {watts:.4g} W per GPU leaves nothing to compute with: {idle}; raise "
-                f"cluster.power_limit_w, or the plan's own limit, or lower cluster.inlet_temperature_c."
-            )
-        return (
-            f"Air of {cluster.inlet_temperature_c + self.cooler.exhaust_rise_k:.4g} °C at the hottest GPU makes it "
-            f"throttle at {watts:.4g} W, and {idle}; lower cluster.inlet_temperature_c or cluster.exhaust_rise_k."
-        )
 
     def _ceiling(self, costs: pc.StageCosts, limit_w: Floats) -> tuple[Floats, Floats]:
         """Clock at which each stage's burst meets the power limit, (L, pp) MHz, and the pauses left at the lowest."""
