@@ -40,6 +40,7 @@ _SURE = {
     "wait_sd": 0.08,
 }  # of a GPU that was measured before
 _LIMIT_SD, _LIMIT_SD_OTHER_BOARD = 0.03, 0.1  # relative, of the board's power limit
+_TOLD = 0.8  # of a prior's width: what is left of it where readings say something
 _ENDS = ("", "_low", "_high")
 _NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock
 
@@ -161,7 +162,7 @@ def _calibrate_stages(
     query = asked.rows if asked is not None else rows.iloc[:0]
     columns = [*work_columns(rows, query if asked else rows), *_stage_column(rows, query), "instruction"]
     keys, wanted = keys_of(rows, columns), keys_of(query, columns)
-    if unlabelled_stages(rows, keys):
+    if unlabelled_stages(rows, keys, query, wanted):
         keys = [(*key, f"profile {i + 1}") for key, i in zip(keys, stage_blocks(rows, keys), strict=True)]
         wanted = [
             (*key, f"profile {i + 1}") for key, i in zip(wanted, stage_blocks(query, wanted), strict=True)
@@ -461,7 +462,9 @@ def _constants(gpu: _Board, fits: list[_Fitted]) -> tuple[Constants, dict[str, f
     ]
     if waits:
         figures["wait_w"], spread["wait_w"] = _weighed("wait_w", np.array(waits))
-    if spread["board_limit_w"] > 0.05 * figures["board_limit_w"]:  # nothing came near it
+    if (
+        spread["board_limit_w"] > _TOLD * 1.645 * gpu.prior.limit_sd * figures["board_limit_w"]
+    ):  # nothing came near it
         del figures["board_limit_w"], spread["board_limit_w"]
     return Constants(max_clock_mhz=_round(gpu.max_clock_mhz), **figures), spread
 

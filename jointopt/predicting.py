@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.catalog.kernels import kernel_constants
 from jointopt.calibration import Calibration, calibrated_if_same_gpu
-from jointopt.correcting import correct, load_surrogate
+from jointopt.correcting import Correction, Move, correct_memory, load_surrogate
 from jointopt.errors import JointOptError, TableError
 from jointopt.intervals import RESULTS, add_intervals
-from jointopt.physics.estimate import Estimator, memory_limit_gib
-from jointopt.schema import Columns
+from jointopt.physics.estimate import memory_limit_gib
+from jointopt.schema import Columns, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.workloads import Workload
+    from jointopt.learning import Part, PricedPlans
+
+_FLAGS = ("predicted_fits", "in_domain")
+_MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
 
 def predict(
@@ -37,42 +42,90 @@ def predict(
     """
     import pandas as pd
 
+    from jointopt.learning import parts_by_source
     from jointopt.workloads import workloads
 
     found, reasons = workloads(table)
     found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)) for work in found]
-    parts = []
-    for work in found:
-        try:
-            parts.append(_predicted(work))
-        except JointOptError as error:
-            reasons |= dict.fromkeys(work.rows.tolist(), str(error))
-    if not parts:
+    learned = load_surrogate(surrogate if measured is None or surrogate != "none" else "default")
+    asked = table
+    if measured is not None and ("source" in measured) != ("source" in table):
+        # only one of them tells sources apart: then all are taken to be one
+        asked, measured = (t.drop(columns="source", errors="ignore") for t in (table, measured))
+    parts = parts_by_source(asked, found, _MOST_ROWS)
+    correction = None if learned is None else Correction.after(learned, measured)
+    answers = _answers(parts, correction)
+    reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
+    priced = [a for a in answers if not a.refused]
+    if not priced:
         raise TableError(
             f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}"
         )
-    predicted = pd.concat(parts).reindex(range(len(table)))
-    predicted["assumed"] = predicted["assumed"].fillna("")
-    for flag in ("predicted_fits", "in_domain"):
-        predicted[flag] = predicted[flag].eq(True)
-    predicted["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
-    learned = load_surrogate(surrogate if measured is None or surrogate != "none" else "default")
+    out = pd.DataFrame(_by_row(priced, len(table)))
     if learned is not None:
-        predicted = correct(table, predicted, learned, measured)
-    predicted.index = table.index
-    return pd.concat([table.drop(columns=[c for c in predicted if c in table]), predicted], axis=1)
+        out = correct_memory(out, [answer.part for answer in priced], measured)
+    out["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
+    out.index = table.index
+    return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
 
 
-def _predicted(work: Workload) -> pd.DataFrame:
-    """Predicted columns of the rows of one workload, by position in the table."""
-    import pandas as pd
+@dataclass(frozen=True)
+class _Answer:
+    """Predicted columns of a part's plans, each once, and which of them every row runs; or why there are none."""
 
-    physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), work.plans)
-    values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
-    columns: Columns = {f"predicted_{name}": values[name] for name in RESULTS}
-    columns |= work.plans | {"stage_clock_mhz": work.stage_clock_mhz}
-    columns = add_intervals(work.job, columns, "predicted_")
-    columns["predicted_fits"] = values["peak_memory_gib"] <= memory_limit_gib(work.job)
-    columns["assumed"] = np.array(work.assumed, dtype=object)
-    kept = {name: v for name, v in columns.items() if name not in work.plans and name != "stage_clock_mhz"}
-    return pd.DataFrame(kept, index=work.rows)
+    part: Part
+    columns: Columns
+    plan_of_row: Ints
+    refused: str = ""
+
+
+def _answers(batches: Sequence[Sequence[Part]], correction: Correction | None) -> list[_Answer]:
+    """Batches are independent of each other, and numpy leaves the other cores to other threads while it computes."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        answers = pool.map(lambda batch: list(_answered(batch, correction)), batches)
+        return [answer for batch in answers for answer in batch]
+
+
+def _answered(batch: Sequence[Part], correction: Correction | None) -> Iterator[_Answer]:
+    from jointopt.learning import PricedPlans
+
+    priced: list[tuple[Part, PricedPlans]] = []
+    runs = []
+    for part in batch:
+        try:
+            found = PricedPlans.of(part.work)
+            runs += [] if correction is None else [found.runs(part.source)]
+            priced.append((part, found))
+        except JointOptError as error:
+            yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
+    moves: Sequence[Move | None] = [None] * len(priced)
+    if correction is not None and runs:
+        moves = correction.moves(runs, priced[0][1].plans.job)
+    for (part, found), move in zip(priced, moves, strict=True):
+        yield _Answer(part, _columns(found, move), found.plan_of_row)
+
+
+def _columns(priced: PricedPlans, move: Move | None) -> Columns:
+    """Predicted columns of plans, (n,) each, named as in the table."""
+    job, plans = priced.plans.job, priced.plans
+    columns = {name: priced.values[name] for name in RESULTS}
+    columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
+    columns = add_intervals(job, columns)
+    if move is not None:
+        columns = move.applied(job, columns)
+    fits = columns["peak_memory_gib"] <= memory_limit_gib(job)
+    kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
+    return kept | {"in_domain": columns["in_domain"], "predicted_fits": fits}
+
+
+def _by_row(answers: Sequence[_Answer], count: int) -> Columns:
+    """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
+    out: Columns = {}
+    for name in answers[0].columns:
+        out[name] = np.zeros(count, bool) if name in _FLAGS else np.full(count, np.nan)
+        for answer in answers:
+            out[name][answer.part.work.rows] = answer.columns[name][answer.plan_of_row]
+    out["assumed"] = np.full(count, "", dtype=object)
+    for answer in answers:
+        out["assumed"][answer.part.work.rows] = answer.part.work.assumed
+    return out

@@ -14,6 +14,7 @@ from jointopt.errors import CatalogError, TableError, nearest
 from jointopt.schema import Ints
 
 Kind = Literal["stages", "iterations", "ranks"]
+Key = tuple[str, ...]  # cells that tell rows apart, spelled
 
 # What tables call a column, in the order of preference; a number stands for the unit.
 _ALIASES: dict[str, tuple[str, ...]] = {
@@ -47,6 +48,7 @@ _WORK = (
     "tp", "pp", "cp", "dtype", "framework", "recompute",
 )  # fmt: skip
 _PLAN = ("source", "method", "plan")
+_ORDERED = 3  # rows of a sweep through the clocks, at least, that are no chance order
 _REPEATS_DIFFER = 0.015  # relative; two readings of one pass at one clock that differ more are of two stages
 
 
@@ -136,7 +138,7 @@ def _iterations(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(
         time_s=rows["iteration_time_s"], energy_j=rows["energy_j"] / gpus, instruction="iteration"
     )
-    _need_one(rows, ("clock_mhz", "power_limit_w"), "measured iterations")
+    _need_one(rows, ("clock_mhz", "power_limit_w"), "a table of iterations")
     return _stages(rows)
 
 
@@ -144,11 +146,11 @@ def _ranks(rows: pd.DataFrame) -> pd.DataFrame:
     """Ranks of pipelines: one row per rank and plan."""
     if "rank" not in rows and "stage" in rows:
         rows = rows.assign(rank=rows["stage"])
-    _need(rows, ("rank",), "pipeline ranks")
+    _need(rows, ("rank",), "a table of pipeline ranks")
     for name in ("forward_clock_mhz_mean", "backward_clock_mhz_mean"):
         if name not in rows and "clock_mhz" in rows:
             rows = rows.assign(**{name: rows["clock_mhz"]})
-    _need_one(rows, ("forward_clock_mhz_mean", "power_limit_w"), "pipeline ranks")
+    _need_one(rows, ("forward_clock_mhz_mean", "power_limit_w"), "a table of pipeline ranks")
     if "num_micro_batches" not in rows and {"global_batch_size", "micro_batch_size"} <= set(rows):
         batch = pd.to_numeric(rows["global_batch_size"]) / pd.to_numeric(rows["micro_batch_size"])
         rows = rows.assign(num_micro_batches=batch / pd.to_numeric(rows.get("dp", 1)))
@@ -187,7 +189,7 @@ def check_results(table: ResponseTable) -> None:
         }
         for name, what in meaning.items():
             if rows[name].isna().all():
-                raise _missing(rows, name, "pipeline ranks", what)
+                raise _missing(rows, name, "a table of pipeline ranks", what)
 
 
 def _missing(rows: pd.DataFrame, name: str, what: str, meaning: str) -> TableError:
@@ -215,7 +217,7 @@ def work_columns(measured: pd.DataFrame, asked: pd.DataFrame) -> list[str]:
     return [name for name in _WORK if name in measured and name in asked]
 
 
-def keys_of(rows: pd.DataFrame, columns: list[str]) -> list[tuple[str, ...]]:
+def keys_of(rows: pd.DataFrame, columns: list[str]) -> list[Key]:
     """One key per row; numbers are spelled alike whatever else their column holds."""
     cells = [rows[name].map(_word).tolist() for name in columns]
     return list(zip(*cells, strict=True)) if cells else [()] * len(rows)
@@ -226,34 +228,50 @@ def _word(cell: object) -> str:
     return text.removesuffix(".0").lower()
 
 
-def unlabelled_stages(measured: pd.DataFrame, keys: list[tuple[str, ...]]) -> bool:
-    """Whether readings of equal keys at equal clocks differ so much that they are of several stages."""
+def unlabelled_stages(
+    measured: pd.DataFrame, keys: list[Key], asked: pd.DataFrame, wanted: list[Key]
+) -> bool:
+    """Whether rows of equal keys are of several stages that no column tells apart.
+
+    Either readings at equal clocks differ more than repeats do, or both tables run through the clocks several times.
+    """
     by = [pd.Series(keys, index=measured.index), measured["clock_mhz"], measured["power_limit_w"]]
     groups = measured["time_s"].groupby(by, dropna=False)
     twice = groups.transform("count") > 1
     spread = groups.transform("max") / groups.transform("min") - 1.0
-    return bool(twice.mean() > 0.5 and spread[twice].median() > _REPEATS_DIFFER)
+    if twice.mean() > 0.5:
+        return bool(spread[twice].median() > _REPEATS_DIFFER)
+    sweeps = [_sweeps(rows, own) for rows, own in ((measured, keys), (asked, wanted)) if len(rows)]
+    return all(found == sweeps[0] and found and min(found) > 1 for found in sweeps)
 
 
-def stage_blocks(rows: pd.DataFrame, keys: list[tuple[str, ...]]) -> Ints:
+def _sweeps(rows: pd.DataFrame, keys: list[Key]) -> list[int]:
+    """How often each key's rows run through the clocks, by key; empty where they are in no order."""
+    counts = pd.Series(stage_blocks(rows, keys)).groupby(pd.Series(keys)).agg(["max", "size"]).sort_index()
+    ordered = (counts["size"] >= _ORDERED * (counts["max"] + 1)).all()
+    return [int(last) + 1 for last in counts["max"]] if ordered else []
+
+
+def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
     """Number of the stage of every row where no column says it: profiles of stages follow each other in a file.
 
     A profile runs through its clocks in one direction; where it turns back, or a clock comes again, the next begins.
     """
     out = np.zeros(len(rows), np.int64)
     order = rows["clock_mhz"].fillna(rows["power_limit_w"]).to_numpy(float)
-    key = pd.Series(keys)
+    key = pd.Series(keys, dtype=object)
     for _, at in key.groupby(key):
         index = at.index.to_numpy()
         step = np.diff(order[index])
         direction = np.sign(np.sum(np.sign(step))) or 1.0
         blocks = np.concatenate([[0], np.cumsum(step * direction < 0)])
         again = pd.Series(order[index]).groupby(order[index]).cumcount().to_numpy()
-        out[index] = blocks if blocks[-1] < len(index) // 2 and again.max(initial=0) == blocks[-1] else again
+        in_order = len(index) >= _ORDERED * (blocks[-1] + 1) or again.max() == blocks[-1]
+        out[index] = blocks if in_order and again.max() <= blocks[-1] else again
     return out
 
 
-def plan_keys(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+def plan_keys(rows: pd.DataFrame) -> list[Key]:
     """One key per row of the iteration that it is of: by its columns, and by ranks that come again."""
     keys = keys_of(rows, [name for name in _PLAN if name in rows])
     seen = pd.Series([(*key, rank) for key, rank in zip(keys, rows["rank"].map(_word), strict=True)])
