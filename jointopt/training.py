@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from jointopt.errors import TableError
 from jointopt.learning import Priced, price, timed_runs
@@ -17,6 +18,7 @@ from jointopt.surrogate.gaussian import LARGEST_RESIDUAL, Kernel, Runs, learn
 from jointopt.surrogate.model import Surrogate, Widths
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
 FOLDS = 5
 MOST_SUPPORT = 500  # runs kept per source
 COVERAGE = 0.9
@@ -38,10 +40,10 @@ class TrainingSet:
         return np.flatnonzero(np.isin(self.source, list(names))).astype(np.int64)
 
 
-def training_set(table: pd.DataFrame) -> TrainingSet:
+def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     """Rows of ``table`` with status ok and a time; the column ``source`` tells the origins apart.
 
-    Runs that took more than `BROKEN` times what the physics says, or less than its inverse, are left out: allocator
+    Runs that took more than ``broken`` times what the physics says, or less than its inverse, are left out: allocator
     retries, a link down, a gradient synchronisation per micro-batch are no smooth correction of anything.
     Raises TableError for a table without a timed row.
     """
@@ -54,7 +56,7 @@ def training_set(table: pd.DataFrame) -> TrainingSet:
     both = np.intersect1d(known.rows, unknown.rows)
     at, plain = (np.searchsorted(p.rows, both, sorter=np.argsort(p.rows)) for p in (known, unknown))
     at, plain = np.argsort(known.rows)[at], np.argsort(unknown.rows)[plain]
-    sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(BROKEN)
+    sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
     at, plain, both = at[sound], plain[sound], both[sound]
     return TrainingSet(
         source=origin[both],
@@ -71,7 +73,7 @@ def _by_source(data: TrainingSet, rows: Ints, priced: Priced, residual: Floats) 
     return [(priced.runs.take(part), residual[part]) for part in parts]
 
 
-def _weights(source: np.ndarray[Any, Any]) -> Floats:
+def source_weights(source: np.ndarray[Any, Any]) -> Floats:
     """Each source counts with the root of its size, so that a big one does not drown the rest."""
     _, inverse, count = np.unique(source, return_inverse=True, return_counts=True)
     weight = 1.0 / np.sqrt(count[inverse])
@@ -84,7 +86,7 @@ def _booster(
     features = data.known.runs.take(rows).matrix(names)
     target = np.clip(data.known_residual[rows], -1.0, 1.0)
     booster = ResidualBooster(strength=strength, random_state=seed)
-    return booster.fit(features, target, sample_weight=_weights(data.source[rows]))
+    return booster.fit(features, target, sample_weight=source_weights(data.source[rows]))
 
 
 def learn_kernels(data: TrainingSet, rows: Ints, seed: int = 0) -> tuple[Kernel, Kernel]:
@@ -125,7 +127,8 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
         full = _booster(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
         y = data.known_residual[held]
         errors += [float(np.median(np.abs(np.expm1(s * full - y)))) for s in STRENGTHS]
-    return STRENGTHS[int(errors.argmin())]
+    best = int(errors.argmin())
+    return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
 
 
 def _support(data: TrainingSet, rows: Ints, seed: int) -> Ints:
@@ -190,24 +193,29 @@ def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldO
     return _together(parts)
 
 
+def measured_split(group: np.ndarray[Any, Any], per_group: int, seed: int = 0) -> tuple[Ints, Ints] | None:
+    """(measured, judged) positions: ``per_group`` runs, drawn at random, of each group that has more, and its others.
+
+    A smaller group neither gives runs nor is judged. None where no group is large enough.
+    """
+    rng = np.random.default_rng(seed)
+    large = [g for g in np.unique(group) if (group == g).sum() > per_group]
+    if not large:
+        return None
+    picked = [rng.choice(np.flatnonzero(group == g), per_group, replace=False) for g in large]
+    chosen = np.concatenate(picked).astype(np.int64)
+    return chosen, np.setdiff1d(np.flatnonzero(np.isin(group, large)), chosen)
+
+
 def leave_source_out(
     data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0
 ) -> HeldOut | None:
-    """Nothing of the source known but ``per_group`` measured runs of each of its groups, scored on the others."""
+    """Nothing of the source known but what `measured_split` draws from it, ``per_group`` runs of each group, pooled."""
     rows = data.of({name})
-    group = data.known.runs.group[rows]
-    rng = np.random.default_rng(seed)
-    picked = [
-        rng.choice(np.flatnonzero(group == g), per_group, replace=False)
-        for g in np.unique(group)
-        if per_group and (group == g).sum() > per_group
-    ]
-    if per_group and not picked:
+    split = measured_split(data.known.runs.group[rows], per_group, seed)
+    if split is None:
         return None
-    chosen = np.concatenate(picked).astype(np.int64) if picked else np.zeros(0, np.int64)
-    test = np.setdiff1d(np.arange(len(rows)), chosen)
-    if per_group:
-        test = test[np.isin(group[test], group[chosen])]
+    chosen, test = split
     return _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[chosen], True)
 
 
@@ -298,10 +306,11 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
             f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
             f"rows of {len(names)}: add tables, or adapt to the rows with `jointopt predict --measured` instead."
         )
-    kernels = learn_kernels(data, everything, seed)
-    surrogate = fit(data, everything, kernels, seed)
-    strength = surrogate.booster.strength if surrogate.booster else 0.0
-    scores = cross_validate(data, names, strength, seed)
+    # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
+    with threadpool_limits(1, user_api="blas"):
+        surrogate = fit(data, everything, learn_kernels(data, everything, seed), seed)
+        strength = surrogate.booster.strength if surrogate.booster else 0.0
+        scores = cross_validate(data, names, strength, seed)
     surrogate = calibrated(surrogate, _held_out(scores))
     return surrogate, score_table(scores)
 

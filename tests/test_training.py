@@ -21,6 +21,7 @@ from jointopt.training import (
     group_folds,
     leave_group_out,
     leave_source_out,
+    measured_split,
     score_table,
     train,
     training_set,
@@ -98,6 +99,15 @@ def test_a_source_left_out_is_known_by_physics_until_runs_are_measured(data):
     assert none.median_error == pytest.approx(1 - 1 / 1.3, abs=0.02)
     assert three.median_error < 0.05
     assert len(three.rows) == 14  # measured runs are no test
+
+
+def test_measured_runs_come_from_groups_that_have_more_and_are_not_judged():
+    group = np.repeat(["a", "b", "c"], [3, 4, 9])
+    split = measured_split(group, 3, seed=1)
+    assert split is not None
+    chosen, judged = split
+    assert sorted(group[chosen]) == ["b"] * 3 + ["c"] * 3
+    assert sorted([*chosen, *judged]) == list(range(3, 16))
 
 
 def test_groups_too_small_to_measure_from_are_not_judged(data):

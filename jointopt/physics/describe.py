@@ -32,6 +32,7 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
         for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
     }
     out["log2_micro_batches"] = np.log2(batches)
+    out |= _sizes(job, out)
     out |= {name: layouts[name].astype(float) for name in ("sequence_parallel", "recompute", "zero_stage")}
     same = {
         "log2_hidden": np.log2(model.hidden_size),
@@ -48,6 +49,22 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
     out |= {name: np.full(n, value) for name, value in same.items()}
     out["clock"] = np.nanmin(stage_clock_mhz, axis=1) / (cluster.gpu.clock_max_mhz or 1.0)
     return out
+
+
+def _sizes(job: Job, logs: Columns) -> Columns:
+    """Logarithms of what one rank holds, and of the nodes that its tensor and data groups reach over, (n,) each."""
+    model, per_node = job.model, np.log2(job.cluster.gpus_per_node)
+    inner = logs["log2_tp"] + logs["log2_cp"]
+    over = logs["log2_dp"] + inner - per_node
+    return {
+        "log2_stage_layers": np.log2(model.num_layers) - logs["log2_pp"],
+        "log2_width": np.log2(model.hidden_size) - logs["log2_tp"],
+        "log2_rank_tokens": np.log2(job.training.seq_length)
+        + logs["log2_micro_batch_size"]
+        - logs["log2_cp"],
+        "log2_tp_nodes": np.maximum(logs["log2_tp"] - per_node, 0.0),
+        "log2_dp_nodes": np.maximum(np.minimum(logs["log2_dp"], over), 0.0),
+    }
 
 
 def share_columns(estimator: Estimator, index: Ints, stage_clock_mhz: Floats) -> Columns:

@@ -43,7 +43,7 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         features, residual, weight = features[weight > 0], residual[weight > 0], weight[weight > 0]
         self.booster_ = xgboost.XGBRegressor(
             max_depth=self.max_depth, n_estimators=self.n_estimators, learning_rate=self.learning_rate,
-            reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=2,
+            reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=1,
             objective="reg:pseudohubererror", huber_slope=0.2, random_state=self.random_state, tree_method="hist",
             base_score=float(_weighted_quantiles(residual, weight, 0.5)),
         ).fit(features, residual, sample_weight=weight)  # fmt: skip

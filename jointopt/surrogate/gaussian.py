@@ -38,12 +38,15 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "switch": ("sequence_parallel", "recompute", "zero_stage"),
     "model": ("log2_hidden", "log2_layers", "log2_seq_length", "log2_gpus", "log2_head_dim", "log2_peak"),
     "software": ("attention", "fused_norm", "dtype", "moe"),
+    "size": ("log2_stage_layers", "log2_width", "log2_rank_tokens", "log2_tp_nodes", "log2_dp_nodes"),
     "share": (
         "share_compute", "share_tp_comm", "share_pp_comm", "share_dp_comm", "share_bubble", "share_host",
         "share_zero_comm", "share_cp_comm",
     ),
 }  # fmt: skip
-USUAL_LENGTHS: Mapping[str, float] = {"plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "share": 0.3}
+USUAL_LENGTHS: Mapping[str, float] = {
+    "plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "size": 2.0, "share": 0.3,
+}  # fmt: skip
 FEATURES = tuple(name for names in CLASSES.values() for name in names)
 CHUNK = 16_384  # runs whose covariance with the measured ones is held at a time
 

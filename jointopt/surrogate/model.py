@@ -20,6 +20,7 @@ from jointopt.surrogate.gaussian import FEATURES, Kernel, Runs, condition
 if TYPE_CHECKING:
     from jointopt.surrogate.boost import ResidualBooster
 
+SAME_PEAK = 0.07  # of a base-2 logarithm: 5 %
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
 FORMAT = 2  # 1 had one length per class of features
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
@@ -58,14 +59,16 @@ class Surrogate:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of one source, (n,) each.
 
         ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals, which are
-        conditioned on together with the supporting runs of that source.
+        conditioned on together with the supporting runs of that source. Trees speak of sources without runs alone:
+        once runs are known, they make predictions worse (docs/surrogate.md).
         """
-        trees = self._trees(runs)
         known, residual = self._related(runs.source[0], measured)
-        posterior = condition(self.known if fitted else self.unknown, known, residual - self._trees(known))
-        mean, deviation = posterior.predict(runs)
-        factor = self.widths.measured if len(known) else self.widths.fitted if fitted else self.widths.unknown
-        return mean + trees, 1.645 * factor * deviation, self._inside(runs) & (fitted or len(known) > 0)
+        mean, deviation = condition(self.known if fitted else self.unknown, known, residual).predict(runs)
+        inside = self._inside(runs, known)
+        if len(known):
+            return mean, 1.645 * self.widths.measured * deviation, inside
+        factor = self.widths.fitted if fitted else self.widths.unknown
+        return self._trees(runs), 1.645 * factor * deviation, inside & fitted
 
     @property
     def speaks_of_strangers(self) -> bool:
@@ -85,10 +88,14 @@ class Surrogate:
             return np.zeros(len(runs))
         return self.booster.predict(runs.matrix(self.feature_names))
 
-    def _inside(self, runs: Runs) -> Bools:
-        if self.booster is None:
-            return np.ones(len(runs), bool)
-        return np.asarray(self.booster.gate(runs.matrix(self.feature_names)) > 0.5)
+    def _inside(self, runs: Runs, known: Runs) -> Bools:
+        """Whether a run's features lie where training's did, on a GPU as fast as one that some run is known of."""
+        peaks = [r.matrix(["log2_peak"])[:, 0] for r in (self.support, known)]
+        apart = runs.matrix(["log2_peak"]) - np.unique(np.concatenate(peaks))
+        inside = (np.abs(apart) < SAME_PEAK).any(axis=1)
+        if self.booster is not None:
+            inside &= self.booster.gate(runs.matrix(self.feature_names)) > 0.5
+        return np.asarray(inside)
 
 
 def joined(first: Runs, second: Runs) -> Runs:

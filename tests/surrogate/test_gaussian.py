@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.surrogate.gaussian import (
-    CLASSES,
+    FEATURES,
     Kernel,
     Runs,
+    _penalised_likelihood,
+    _sampled,
     condition,
     covariance,
     default_kernel,
@@ -25,7 +27,7 @@ KERNEL = default_kernel(2)
 
 def runs(n: int, seed: int = 0, source: str = "a", group: str = "g") -> Runs:
     rng = np.random.default_rng(seed)
-    features = {name: rng.normal(size=n) for names in CLASSES.values() for name in names}
+    features = {name: rng.normal(size=n) for name in FEATURES}
     return Runs(rng.normal(size=(n, 2)), features, np.full(n, source), np.full(n, group))
 
 
@@ -122,6 +124,37 @@ def test_learning_finds_how_far_sources_are_apart():
         return [(runs(15, s, str(s)), shift[s] + 0.01 * rng.normal(size=15)) for s in range(6)]
 
     assert learn(made(0.4)).source > 2 * learn(made(0.02)).source
+
+
+def test_the_gradient_of_learning_is_that_of_what_it_minimises():
+    rng = np.random.default_rng(0)
+    parts = [_sampled(runs(12, s, str(s)), 0.2 * rng.normal(size=12), 9, rng) for s in (1, 2)]
+    centre = KERNEL.pack()
+    logs = np.concatenate([centre, [-3.0, -2.5]]) + 0.1 * rng.normal(size=len(centre) + 2)
+    _, gradient = _penalised_likelihood(logs, parts, centre, 2)
+    for i, slope in enumerate(gradient):
+        step = 1e-5 * np.eye(len(logs))[i]
+        up, down = (_penalised_likelihood(logs + side * step, parts, centre, 2)[0] for side in (1, -1))
+        assert slope == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
+
+
+def test_a_feature_that_residuals_follow_gets_a_short_length_and_another_a_long_one():
+    rng = np.random.default_rng(0)
+    sources = []
+    for s in range(4):
+        rows = runs(40, s, str(s))
+        some = {name: rows.features[name] for name in ("log2_tp", "log2_dp")}
+        rows = replace(rows, features=some, sensitivity=np.zeros((40, 2)))
+        sources.append((rows, 0.2 * np.sin(2 * some["log2_tp"]) + 0.01 * rng.normal(size=40)))
+    lengths = dict(zip(FEATURES, learn(sources).lengths, strict=True))
+    assert lengths["log2_tp"] < 2.0 < 10.0 < lengths["log2_dp"]
+
+
+def test_predictions_in_pieces_are_those_of_each_run_alone(monkeypatch):
+    posterior, new = condition(KERNEL, runs(10), np.full(10, 0.1)), runs(7, 3)
+    whole = posterior.predict(new)
+    monkeypatch.setattr("jointopt.surrogate.gaussian.CHUNK", 3)
+    np.testing.assert_allclose(np.array(posterior.predict(new)), np.array(whole), rtol=1e-12)
 
 
 def test_runs_beyond_what_a_posterior_is_conditioned_on_are_sampled_with_the_seed():

@@ -15,10 +15,10 @@ import pytest
 
 from jointopt.errors import TableError
 from jointopt.surrogate.boost import ResidualBooster
-from jointopt.surrogate.gaussian import CLASSES, Runs, default_kernel
+from jointopt.surrogate.gaussian import FEATURES, Runs, default_kernel
 from jointopt.surrogate.model import Surrogate, Widths, joined, load, save
 
-NAMES = tuple(name for names in CLASSES.values() for name in names)
+NAMES = FEATURES
 RAN: list[str] = []
 
 
@@ -85,10 +85,20 @@ def test_only_runs_of_the_same_source_move_a_prediction(surrogate: Surrogate) ->
 def test_out_of_domain_is_said_of_features_never_seen_and_of_unknown_software(surrogate: Surrogate) -> None:
     far = runs(5)
     far = replace(far, features={name: values + 100 for name, values in far.features.items()})
-    middle = replace(far, features={name: np.zeros(5) for name in NAMES})
+    middle = replace(far, features={**dict.fromkeys(NAMES, np.zeros(5)), "log2_peak": np.full(5, 0.125)})
     assert not surrogate.predict(far, True)[2].any()
     assert surrogate.predict(middle, True)[2].all()
     assert not surrogate.predict(replace(middle, source=np.full(5, "b")), fitted=False)[2].any()
+
+
+def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measured(
+    surrogate: Surrogate,
+) -> None:
+    new = runs(4)
+    faster = replace(new, features={**{name: np.zeros(4) for name in NAMES}, "log2_peak": np.full(4, 1.5)})
+    plain = replace(surrogate, booster=None)
+    assert not plain.predict(faster, True)[2].any()
+    assert plain.predict(faster, True, (faster, np.zeros(4)))[2].all()
 
 
 def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:
@@ -150,6 +160,7 @@ DAMAGE = {
     "a number": _bytes("card.json", b"3"),
     "deep brackets": _bytes("card.json", b"[" * 100_000),
     "another format": _card(format=99),
+    "the format before this one": _card(format=1),
     "text for a width": _card(widths={"measured": "wide"}),
     "fewer features than trees": _card(feature_names=["log2_tp"]),
     "fewer support features": _card(support_features=["log2_tp"]),
