@@ -34,7 +34,7 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 
 
 def polish(
-    job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 6.0,
+    job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 10.0,
     progress: Say | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
@@ -49,7 +49,7 @@ def polish(
     _check_options(slowdown, solver, seconds)
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    schedule = _Schedule(_feasible(job, record, parsed), parsed.stage_clock_mhz[0])
+    schedule = Schedule(_feasible(job, record, parsed), parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     if progress is not None:
@@ -64,7 +64,7 @@ def polish(
     )  # fmt: skip
 
 
-class _Schedule:
+class Schedule:
     """One plan's instructions, their options, and exact time and energy of any choice among them."""
 
     def __init__(self, physics: Estimator, stage_clock_mhz: Floats) -> None:
@@ -148,7 +148,7 @@ def _passes_j(passes: InstructionCosts, stage_clock_mhz: Floats, num_micro_batch
 
 
 def _points(
-    schedule: _Schedule, part: Problem, unit_s: float | None, slowdown: float
+    schedule: Schedule, part: Problem, unit_s: float | None, slowdown: float
 ) -> tuple[PolishedPoint, ...]:
     """Schedules by time, none beaten in both time and energy: one per slowdown that still saves."""
     limits = [schedule.limit_s(s) for s in sorted({*SLOWDOWNS, slowdown})]
@@ -175,7 +175,7 @@ def _by_lowtime(part: Problem, unit_s: float, fastest_s: float) -> Iterator[Ints
             return
 
 
-def _by_linear(schedule: _Schedule, part: Problem, limits_s: list[float]) -> Iterator[Ints]:
+def _by_linear(schedule: Schedule, part: Problem, limits_s: list[float]) -> Iterator[Ints]:
     """Choices of least energy: at the limits, or for a window over all that its clocks can do."""
     whole = schedule.problem
     if part.graph is whole.graph:
@@ -191,7 +191,7 @@ def _by_linear(schedule: _Schedule, part: Problem, limits_s: list[float]) -> Ite
             yield part.within(found[0])
 
 
-def _best_within(schedule: _Schedule, part: Problem, candidates: list[Ints], limit_s: float) -> list[Ints]:
+def _best_within(schedule: Schedule, part: Problem, candidates: list[Ints], limit_s: float) -> list[Ints]:
     """The candidate of least energy that keeps to the limit, made whole where it is of a window; [] where none does."""
     whole = schedule.problem
     if part.graph is not whole.graph:
@@ -201,7 +201,7 @@ def _best_within(schedule: _Schedule, part: Problem, candidates: list[Ints], lim
     return [min(fitting, key=lambda choice: schedule.point(choice).energy_j)] if fitting else []
 
 
-def _in_pace(schedule: _Schedule, part: Problem, choice: Ints, limit_s: float) -> Ints:
+def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) -> Ints:
     """A window's choice made whole, its middle at the pace with which the iteration ends at the limit."""
     whole = schedule.problem
     more = whole.graph.num_micro_batches - part.graph.num_micro_batches

@@ -40,6 +40,9 @@ def shortened(problem: Problem, unit_s: float) -> Iterator[Floats]:
     logging.getLogger("lowtime").setLevel(logging.WARNING)
     curves = [convex(options) for options in problem.options]
     dearest = max(_dearest_unit_j(curve, unit_s) for curve in curves)
+    if not dearest:  # no clock changes anything
+        yield problem.durations_s(problem.slowest())
+        return
     specs = [_spec(curve, unit_s, _SCALE / dearest) for curve in curves]
     operations: list[Any] = [Operation(spec=specs[kind]) for kind in problem.graph.kind]
     shortest = np.array([curve.duration_s[0] for curve in curves])[problem.graph.kind]
@@ -62,7 +65,7 @@ def _units(curve: Options, unit_s: float) -> Floats:
 
 
 def _dearest_unit_j(curve: Options, unit_s: float) -> float:
-    return float(-np.diff(_units(curve, unit_s), append=curve.energy_j[-1]).min())
+    return float(-np.diff(_units(curve, unit_s), append=curve.energy_j[-1]).min(initial=0.0))
 
 
 def _spec(curve: Options, unit_s: float, scale: float) -> Any:

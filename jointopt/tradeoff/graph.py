@@ -34,7 +34,7 @@ class Graph:
     source: Ints  # the instruction that delivers the input, -1 = none or `previous`
     last: Bools  # the rank's last one
 
-    @property
+    @functools.cached_property
     def kind(self) -> Ints:
         """Row of `Options` of each instruction: instructions of one kind cost the same."""
         return np.asarray(self.rank * KINDS + np.where(self.last, LAST, self.backward.astype(np.int64)))

@@ -74,15 +74,11 @@ class Problem:
         return float(ends_s(self.graph, self.durations_s(choice)).max())
 
     def _values(self, choice: Ints, name: str) -> Floats:
-        return np.asarray(self._tables[name][self._kind, choice])
-
-    @functools.cached_property
-    def _kind(self) -> Ints:
-        return self.graph.kind
+        return np.asarray(self._tables[name][self.graph.kind, choice])
 
     @functools.cached_property
     def _last_option(self) -> Ints:
-        return np.array([len(options) - 1 for options in self.options])[self._kind]
+        return np.array([len(options) - 1 for options in self.options])[self.graph.kind]
 
     @functools.cached_property
     def _tables(self) -> dict[str, Floats]:
@@ -105,7 +101,7 @@ class Problem:
         """The slowest option of each instruction that takes at most ``duration_s`` (N,); else its fastest."""
         choice = np.zeros(len(self.graph), np.int64)
         for kind, options in enumerate(self.options):
-            at = np.flatnonzero(self._kind == kind)
+            at = np.flatnonzero(self.graph.kind == kind)
             fits = np.searchsorted(options.duration_s, duration_s[at] * (1.0 + 1e-9), side="right") - 1
             choice[at] = np.maximum(fits, 0)
         return choice
@@ -116,7 +112,7 @@ class Problem:
         for kind, options in enumerate(self.options):
             slower = np.flatnonzero(options.clock_mhz <= rank_clock_mhz[kind // KINDS] + 1e-6)
             of_kind.append(int(slower[0]) if len(slower) else len(options) - 1)
-        return np.array(of_kind)[self._kind]
+        return np.array(of_kind)[self.graph.kind]
 
     def spend_slack(self, choice: Ints, makespan_s: float) -> Ints:
         """The choice (N,) with every instruction slowed that delays nothing: none can be slowed further alone.

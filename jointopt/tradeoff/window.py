@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
-from jointopt.schema import Floats, Ints
-from jointopt.tradeoff.graph import BACKWARD, FORWARD, KINDS, schedule_graph
+from jointopt.schema import Bools, Floats, Ints
+from jointopt.tradeoff.graph import BACKWARD, FORWARD, KINDS, Graph, schedule_graph
 from jointopt.tradeoff.options import Problem
 
 
@@ -26,25 +28,24 @@ def widened(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
     ``pace_s``; ranks that cannot, run as fast as they can. Time and energy are for the whole schedule to say; what this
     cannot do is let the middle micro-batches differ.
     """
-    graph, few = whole.graph, part.graph.num_micro_batches
-    head = _head(part)
-    left_out = graph.num_micro_batches - few
-    batch = graph.micro_batch
-    middle = (batch >= head) & (batch < head + left_out)
+    kept, middle = _origin(part.graph, whole.graph)
+    return np.where(middle, _steady(part, pace_s)[whole.graph.kind], choice[kept])
+
+
+@functools.lru_cache(maxsize=4)
+def _origin(part: Graph, whole: Graph) -> tuple[Ints, Bools]:
+    """For each instruction of the whole its likeness in the window, and whether it is of the middle, (N,)."""
+    few, left_out = part.num_micro_batches, whole.num_micro_batches - part.num_micro_batches
+    group = part.pp if part.vpp > 1 else 1
+    head = few // 2 // group * group
+    batch = whole.micro_batch
     same = np.clip(np.where(batch < head, batch, batch - left_out), 0, few - 1)
-    position = {key: k for k, key in enumerate(_keys(part, part.graph.micro_batch))}
-    kept = choice[[position[key] for key in _keys(whole, same)]]
-    return np.where(middle, _steady(part, pace_s)[graph.kind], kept)
+    position = {key: k for k, key in enumerate(_keys(part, part.micro_batch))}
+    kept = np.array([position[key] for key in _keys(whole, same)])
+    return kept, (batch >= head) & (batch < head + left_out)
 
 
-def _head(part: Problem) -> int:
-    """How many of the first micro-batches keep their clocks: half, in whole groups of an interleaved schedule."""
-    group = part.graph.pp if part.graph.vpp > 1 else 1
-    return part.graph.num_micro_batches // 2 // group * group
-
-
-def _keys(problem: Problem, micro_batch: Ints) -> list[tuple[int, ...]]:
-    graph = problem.graph
+def _keys(graph: Graph, micro_batch: Ints) -> list[tuple[int, ...]]:
     columns = (graph.rank, graph.backward, graph.chunk, micro_batch)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
