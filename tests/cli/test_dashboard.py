@@ -1,0 +1,116 @@
+"""What a person sees of a stored study, in a real browser."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+from jointopt.search.display import front_rows
+from jointopt.search.fake import fake_problem
+from jointopt.search.nsga2 import search
+from jointopt.search.studies import save_study
+
+CHROMIUM = next((p for p in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(p).exists()), None)
+COMMAND = "from jointopt.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def plans():
+    problem = fake_problem(1, 32, 24, feasible_share=0.6)
+    return problem.describe(search(problem, trials=300).plans)
+
+
+@pytest.fixture(scope="module")
+def storage(plans, tmp_path_factory):
+    url = f"sqlite:///{tmp_path_factory.mktemp('studies')}/studies.db"
+    for name in ("older", "tiny"):
+        save_study(plans, url, name=name, job_hash="0123456789", seed=0, note="# A tiny job")
+    return url
+
+
+@pytest.fixture(scope="module")
+def served(storage):
+    """The page that `jointopt dashboard` prints, while it runs."""
+    pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
+    arguments = [sys.executable, "-c", COMMAND, "dashboard", "--storage", storage, "--port", "0"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
+    name, url = running.stdout.readline().strip(), running.stdout.readline().strip()
+    yield name, url
+    running.send_signal(signal.SIGINT)
+    assert running.wait(20) == 130
+    running.stdout.close()
+
+
+@pytest.fixture
+def page(served):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page.set_default_timeout(60_000)
+        yield page
+        browser.close()
+
+
+def test_the_newest_study_is_pointed_to(served):
+    name, url = served
+    assert name == "tiny-01234567"
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard/studies/2", url)
+
+
+def drawn(page, plot, trace):
+    """The x values of a plot's trace, once it is there."""
+    wanted = f"[...(document.getElementById('{plot}')?.data ?? [])].find(t => (t.name ?? '').startsWith('{trace}'))"
+    return page.wait_for_function(f"({wanted})?.x").json_value()
+
+
+def test_the_front_is_a_plot_of_its_own(served, page, plans):
+    page.goto(served[1])
+    x = drawn(page, "user-defined-plot:front", "front")
+    np.testing.assert_allclose(x, plans["iteration_time_s"][front_rows(plans)], rtol=1e-5)
+
+
+def test_trials_that_break_a_constraint_are_known_as_infeasible(served, page, plans):
+    page.goto(served[1])
+    page.get_by_text("Pareto Front").first.wait_for()
+    infeasible = drawn(page, "plot-history", "Infeasible")
+    assert len(infeasible) == (plans["violation"] > 0).sum() > 0
+
+
+def test_the_notes_say_what_the_front_and_its_plans_are(served, page, plans):
+    page.goto(served[1] + "/note")
+    page.get_by_text("A tiny job").first.wait_for()
+    page.get_by_text(re.compile("plans that no other one beats in both time and energy")).first.wait_for()
+    page.goto(f"{served[1]}/trials?numbers={front_rows(plans)[0]}")
+    page.get_by_text(re.compile("On the front: time .0.0%")).first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--study", "tinny-01234567"), "did you mean 'tiny-01234567'"),
+        (("--storage", "sqlite:////no/such.db"), "There is no study in"),
+        (("--storage", "just words"), "expected a database URL"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(storage, arguments, reason):
+    result = CliRunner().invoke(jointopt, ["dashboard", "--storage", storage, *arguments])
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_a_port_that_is_taken_is_one_sentence(storage, served):
+    port = re.search(r":(\d+)/", served[1]).group(1)
+    result = CliRunner().invoke(jointopt, ["dashboard", "--storage", storage, "--port", port])
+    assert result.exit_code == 2
+    assert f"--port: {port} cannot be listened on" in result.output
