@@ -13,6 +13,9 @@ from jointopt.cli import common
 @click.argument("job")
 @click.option("--launcher", required=True, help="What runs a plan; replay returns rows of --table.")
 @click.option("--budget", required=True, type=click.IntRange(min=1), help="Runs at most.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Plans chosen at a time."
+)
 @click.option("--table", type=click.Path(path_type=Path), help="Recorded runs, for the launcher replay.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the choices."
@@ -26,13 +29,14 @@ from jointopt.cli import common
 @common.as_json
 @click.pass_context
 def tune(
-    ctx: click.Context, job: str, launcher: str, budget: int, table: Path | None, seed: int, storage: str,
-    as_json: bool,
+    ctx: click.Context, job: str, launcher: str, budget: int, batch: int, table: Path | None, seed: int,
+    storage: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Run plans of JOB one after the other, each the most promising by all that was measured before.
 
     JOB is a job file or the name of a shipped job. A plan that runs out of memory is a result too. Every run is
-    stored before the next begins; Ctrl-C loses the one in flight and prints the others.
+    stored before the next begins; Ctrl-C loses the one in flight and prints the others. What --storage holds of the
+    job's plans is not run again, and runs of other jobs on the same kind of cluster make the predictions better.
 
     \b
     Example:
@@ -48,6 +52,7 @@ def tune(
         common.job_of(job, {}),
         launcher,
         budget,
+        batch=batch,
         seed=seed,
         storage=url,
         progress=common.progress,

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from jointopt.errors import InfeasibleError
-from jointopt.physics.estimate import memory_limit_gib
 from jointopt.plans.clocks import stage_clocks_to_text
 from jointopt.plans.parse import plan_records
 from jointopt.predicting import predict
@@ -21,6 +20,7 @@ from jointopt.workflow import priced_problem
 from jointopt.workloads import workloads
 
 MOST = 500  # plans of a job that are kept as candidates, the best by the physics
+_PREDICTED = (*OBJECTIVES, "avg_power_w")
 _CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid cannot be told apart by a run
 
 
@@ -32,8 +32,9 @@ class Candidates:
         pd.DataFrame
     )  # columns of a measurement table without results: what a launcher receives and predict reads
     plans: Columns  # layout columns and stage_clock_mhz, nothing blank
-    predicted: Columns  # objectives, SI
-    log_load: Floats  # log of predicted memory over what a GPU may use
+    predicted: Columns  # objectives and avg_power_w, SI
+    log_load: Floats  # log of predicted memory over what a GPU has for a run
+    log_room: Floats  # log of what the job allows a run over what a GPU has for it: 0, or below
 
     def record(self, index: int) -> dict[str, Any]:
         """The plan columns of one candidate, as JSON has them."""
@@ -48,10 +49,11 @@ class Candidates:
         return len(self.asked)
 
 
-def listed(asked: Mapping[str, Any]) -> Candidates:
+def listed(asked: Mapping[str, Any], job: Job) -> Candidates:
     """The plans that a launcher lists; rows that no physics can price are left out.
 
-    Raises TableError where none can be predicted.
+    The table says what software they ran under, ``job`` how much memory they may take. Raises TableError where none
+    can be predicted.
     """
     table = pd.DataFrame(asked)
     found, _ = workloads(table)
@@ -60,12 +62,21 @@ def listed(asked: Mapping[str, Any]) -> Candidates:
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
     plans["stage_clock_mhz"] = np.concatenate([_widened(work.stage_clock_mhz, width) for work in found])
-    limits = np.concatenate([np.full(len(work.rows), memory_limit_gib(work.job)) for work in found])
+    limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
+    has, allowed = np.concatenate(limits).T
     answers = predict(table)
-    predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in OBJECTIVES}
-    return Candidates(
-        table, plans, predicted, np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / limits)
-    )
+    predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
+    load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
+    return Candidates(table, plans, predicted, load, np.log(allowed / has))
+
+
+def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
+    """(what a GPU has for a run, what the job allows it to take) of runs that are those of ``runs``."""
+    memory_gib = runs.cluster.gpu.memory_gib
+    usual = runs.training.framework.memory_fraction * memory_gib
+    asked = job.constraints.memory_fraction
+    allowed = usual if asked is None else asked * memory_gib
+    return max(usual, allowed), allowed
 
 
 def _widened(clocks: Floats, width: int) -> Floats:
@@ -93,9 +104,12 @@ def searched(job: Job) -> Candidates:
     best = feasible[_peeled(goals[0], goals[1], MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
-    predicted = {name: plans[name][best] for name in OBJECTIVES}
-    load = np.log(plans["peak_memory_gib"][best] / memory_limit_gib(job))
-    return Candidates(_as_table(job, columns), columns, predicted, load)
+    predicted = {name: plans[name][best] for name in _PREDICTED}
+    has, allowed = _limits_gib(job, job)
+    load = np.log(plans["peak_memory_gib"][best] / has)
+    return Candidates(
+        _as_table(job, columns), columns, predicted, load, np.full(len(best), np.log(allowed / has))
+    )
 
 
 def _peeled(first: Floats, second: Floats, count: int) -> Ints:

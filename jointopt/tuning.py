@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.candidates import Candidates, listed, searched
+from jointopt.earlier import Earlier, earlier_runs
 from jointopt.measure.launcher import Launcher, load_launcher
+from jointopt.outlook import Belief, Outlook, broken_bounds
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.schema import STATUSES, Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.spec.job import Job
-from jointopt.surrogate.local import Spread, adapted, fit_probability, plan_features
+from jointopt.surrogate.local import Spread
 
 if TYPE_CHECKING:
     from jointopt.store import Store
@@ -24,33 +26,32 @@ Say = Callable[[str], None]
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
-_HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
 
 
 def tune(
-    job: Job, launcher: Launcher | str, budget: int, *, seed: int = 0, storage: str | None = None,
+    job: Job, launcher: Launcher | str, budget: int, *, seed: int = 0, storage: str | None = None, batch: int = 1,
     progress: Say | None = None, spread: Spread | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run at most ``budget`` plans of ``job``, each chosen by all runs before it, and return what was measured.
 
-    ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted. Every
-    run is stored in ``storage`` (a database URL) before the next begins; an interrupt (SIGINT) loses the run in flight
-    and returns the others. A plan is run at most once, failed or not. Raises LauncherError where nothing can be run,
-    InfeasibleError where no plan is left.
+    ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted;
+    ``batch`` plans are chosen at a time. Every run is stored in ``storage`` (a database URL) before the next begins;
+    an interrupt (SIGINT) loses the run in flight and returns the others. A plan is run at most once, failed or not,
+    and what ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start.
+    Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     job = replace(job, objectives=job.measured_objectives)
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     asked = chosen.candidates(job)
-    candidates = searched(job) if asked is None else listed(asked)
+    candidates = searched(job) if asked is None else listed(asked, job)
     loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or Spread())
-    stopped = loop.spend(budget)
+    stopped = loop.spend(budget, batch)
     objectives = loop.objectives()
-    values = np.array([[run.result(name) for name in objectives] for run in loop.runs])
-    values = values.reshape(-1, len(objectives))
+    values = loop.values(objectives)
     return Tuned(
         job=job, launcher=chosen.name, seed=seed, candidates=candidates.size, runs=tuple(loop.runs),
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
-        objectives=objectives, storage=storage,
+        objectives=objectives, storage=storage, notes=tuple(loop.notes),
     )  # fmt: skip
 
 
@@ -63,25 +64,31 @@ class _Loop:
     ) -> None:  # fmt: skip
         self.job, self.launcher, self.candidates = job, launcher, candidates
         self.runs: list[TunedRun] = []
+        self.notes: list[str] = []
         self._index: list[int] = []  # of each run among the candidates
-        self._spread = spread
-        self._features = plan_features(candidates.plans)
         self._rng = np.random.default_rng(seed)
         self._store = _open(storage)
         self._say = say or (lambda text: None)
+        earlier = Earlier() if self._store is None else earlier_runs(candidates.asked, self._store.read())
+        self._remember(earlier)
+        self._outlook = Outlook(job, candidates, earlier, spread, self._rng)
+        self._basis = ""
 
-    def spend(self, budget: int) -> str:
+    def spend(self, budget: int, batch: int = 1) -> str:
         """Run plans until a reason to stop, which is returned."""
+        before = len(self.runs)
         try:
-            while len(self.runs) < budget:
+            while (spare := budget - len(self.runs) + before) > 0:
                 left = self._left()
                 if not left.any():
                     return "exhausted"
-                outlook = self.outlook()
-                best = self._next(outlook, left)
+                belief = self.belief()
+                best = self._next(belief, left, min(batch, spare))
                 if not len(best):
                     return "converged"
-                self._run(int(best[0]), outlook)
+                number = self._round + 1
+                for index in best.tolist():
+                    self._run(index, belief.columns, number)
         except KeyboardInterrupt:
             return "interrupted"
         return "budget"
@@ -93,48 +100,80 @@ class _Loop:
         measured = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
         return tuple(measured if good and measured else known or self.job.objectives[:1])
 
-    def outlook(self) -> Columns:
-        """Objectives of every candidate with 90 % intervals, and how probably it fits, after all runs so far."""
-        out: Columns = {}
-        for name in self.objectives():
-            index, measured = self._measured(name)
-            mean, deviation = adapted(
-                self._features, np.log(self.candidates.predicted[name]), index, np.log(measured), self._spread
-            )
-            out[name] = np.exp(mean)
-            out[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
-            out[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
-        out["probability_fits"] = self._fits()
-        return out
+    def values(self, objectives: tuple[str, ...]) -> Floats:
+        """Measured objectives (runs, objectives); NaN where a run failed or broke a constraint of the job."""
+        blank = [np.nan] * len(objectives)
+        rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
+        return np.array(rows, float).reshape(-1, len(objectives))
 
-    def _next(self, outlook: Columns, left: Bools) -> Ints:
+    def belief(self) -> Belief:
+        """What is expected of every candidate after all runs so far; says so where a prediction lost its trust."""
+        rows = [run.row for run in self.runs]
+        belief = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
+        if self._basis and belief.basis != self._basis:
+            self._note(
+                f"After {len(self.runs)} runs, each predicted from the others, {belief.basis} did better than "
+                f"{self._basis}; plans are chosen by that."
+            )
+        self._basis = belief.basis
+        return belief
+
+    def _next(self, belief: Belief, left: Bools, count: int) -> Ints:
         objectives = self.objectives()
-        good = [run for run in self.runs if all(np.isfinite(run.result(name)) for name in objectives)]
-        measured = {name: np.array([run.result(name) for run in good], float) for name in objectives}
-        least = LEAST_CHANCE if good else 0.0  # nothing has run yet: any run says something
+        values = self.values(objectives)
+        values = values[np.isfinite(values).all(axis=1)]
+        measured = {name: values[:, i] for i, name in enumerate(objectives)}
+        least = LEAST_CHANCE if len(values) else 0.0  # nothing has run yet: any run says something
         return acquire(
-            outlook, measured, self._costs(outlook), 1, self._rng,
-            objectives=objectives, allowed=left, least_chance=least,
+            belief.columns, measured, self._costs(belief.columns), count, self._rng,
+            objectives=objectives, allowed=left, least_chance=least, draws=belief.draws,
         )  # fmt: skip
 
-    def _costs(self, outlook: Columns) -> Floats:
+    def _costs(self, columns: Columns) -> Floats:
         """GPU-seconds of a run of each plan."""
-        time = outlook.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
+        time = columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
         costs: Floats = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time)
         return costs
 
-    def _run(self, index: int, outlook: Columns) -> None:
+    def _run(self, index: int, columns: Columns, number: int) -> None:
         plan = self.candidates.record(index)
-        self._say(f"run {len(self.runs) + 1}: {_words(plan)}")
+        self._say(f"run {self._count + 1}: {_words(plan)}")
         question = self.candidates.question(index)
         row = question | dict(self.launcher.run(self.job, question))
         row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
-        predicted = {name: float(v[index]) for name, v in outlook.items() if name != "probability_fits"}
-        fits = float(outlook["probability_fits"][index])
-        self.runs.append(TunedRun(plan, row, len(self.runs) + 1, predicted, fits))
-        self._index.append(index)
+        predicted = {name: float(v[index]) for name, v in columns.items() if name != "probability_fits"}
+        fits = float(columns["probability_fits"][index])
+        self._add(index, TunedRun(plan, row, number, predicted, fits, broken_bounds(self.job, row)))
         _keep(self._store, row, f"tune {self.launcher.name} {self.job.name}")
-        self._say(f"run {len(self.runs)}: {_outcome(self.runs[-1])}")
+        self._say(f"run {self._count}: {_outcome(self.runs[-1])}")
+
+    def _add(self, index: int, run: TunedRun) -> None:
+        self.runs.append(run)
+        self._index.append(index)
+
+    def _remember(self, earlier: Earlier) -> None:
+        """Plans of this job that the store has measured count as run, in round 0."""
+        for index, row in zip(earlier.index, earlier.rows, strict=True):
+            plan, broken = self.candidates.record(index), broken_bounds(self.job, row)
+            self._add(index, TunedRun(plan, row, 0, {}, float("nan"), broken))
+        if earlier.rows:
+            self._note(
+                f"{len(earlier.rows)} plans of this job were measured before (run 0) and are not run again."
+            )
+        if earlier.others:
+            self._note(f"{earlier.others} runs of other jobs on this kind of cluster moved the predictions.")
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._say(text)
+
+    @property
+    def _count(self) -> int:
+        return sum(run.round > 0 for run in self.runs)
+
+    @property
+    def _round(self) -> int:
+        return max((run.round for run in self.runs), default=0)
 
     def _left(self) -> Bools:
         """Candidates that have not run and that physics can price."""
@@ -143,17 +182,6 @@ class _Loop:
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left
-
-    def _measured(self, name: str) -> tuple[Ints, Floats]:
-        values = np.array([run.result(name) for run in self.runs], float)
-        good = np.flatnonzero(np.isfinite(values))
-        return np.array(self._index, np.int64)[good], values[good]
-
-    def _fits(self) -> Floats:
-        """What ran and what ran out of memory decide; other failures say nothing about memory."""
-        told = [i for i, run in enumerate(self.runs) if run.status in ("ok", "oom")]
-        fitted = np.array([self.runs[i].status == "ok" for i in told], float)
-        return fit_probability(self.candidates.log_load, np.array(self._index, np.int64)[told], fitted)
 
 
 def front(values: Floats) -> Ints:
@@ -206,5 +234,7 @@ def _words(plan: Mapping[str, Any]) -> str:
 def _outcome(run: TunedRun) -> str:
     if run.status != "ok":
         return run.status
+    if run.broken:
+        return f"breaks {', '.join(run.broken)}"
     energy = run.result("energy_j")
     return f"{run.result('iteration_time_s'):.4g} s" + (f", {energy:.4g} J" if np.isfinite(energy) else "")

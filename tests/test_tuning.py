@@ -109,11 +109,45 @@ def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) ->
     assert stored["iteration_time_s"].tolist() == [run.result("iteration_time_s") for run in tuned.runs]
 
 
-def test_replayed_rows_that_are_in_the_store_are_not_added_twice(make_runs, timed: Job, tmp_path) -> None:
+def test_plans_that_the_store_has_measured_are_known_and_not_run_again(
+    make_runs, timed: Job, tmp_path
+) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
-    for _ in range(2):
-        tune(timed, "replay", 3, table=make_runs(), storage=url)
-    assert len(Store(url).read()) == 3
+    tune(timed, "replay", 2, table=make_runs(), storage=url)
+    again = tune(timed, "replay", 2, table=make_runs(), storage=url)
+    plans = [tuple(run.plan[name] for name in LAYOUT_COLUMNS) for run in again.runs]
+    assert [run.round for run in again.runs] == [0, 0, 1, 2]
+    assert len(set(plans)) == 4
+    assert len(Store(url).read()) == 4
+    assert "2 plans of this job were measured before" in again.notes[0]
+
+
+def test_runs_of_another_job_on_the_cluster_move_what_is_expected(make_runs, timed: Job, tmp_path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    other = make_runs(global_batch_size=512, group="other", iteration_time_s=80.0).query("status == 'ok'")
+    Store(url).add(other, "by hand")
+    plain, moved = (tune(timed, "replay", 1, table=make_runs(), storage=kept) for kept in (None, url))
+    assert moved.runs[0].predicted["iteration_time_s"] > plain.runs[0].predicted["iteration_time_s"]
+    assert any("runs of other jobs" in note for note in moved.notes)
+    foreign = f"sqlite:///{tmp_path / 'foreign.db'}"
+    Store(foreign).add(other.assign(gpu="h100-sxm5-80gb"), "by hand")
+    assert tune(timed, "replay", 1, table=make_runs(), storage=foreign).notes == ()
+
+
+def test_a_run_beyond_a_bound_of_the_job_is_never_the_best(make_runs, job: Job) -> None:
+    bound = replace(job, constraints=replace(job.constraints, energy_j=5.0))
+    runs = make_runs(energy_j=np.arange(10.0)[::-1] + 1.0)
+    tuned = tune(replace(bound, objectives=("iteration_time_s",)), "replay", 10, table=runs)
+    broken = [bool(run.broken) for run in tuned.runs]
+    assert any(broken)
+    assert all(run.broken == ("energy_j",) for run in tuned.runs if run.result("energy_j") > 5.0)
+    assert tuned.front
+    assert not any(broken[i] for i in tuned.front)
+
+
+def test_plans_of_a_batch_share_a_round(make_runs, timed: Job) -> None:
+    tuned = tune(timed, "replay", 5, table=make_runs(), batch=2)
+    assert [run.round for run in tuned.runs] == [1, 1, 2, 2, 3][: len(tuned.runs)]
 
 
 def test_a_table_of_another_job_cannot_be_tuned(make_runs, timed: Job) -> None:

@@ -38,6 +38,7 @@ class ReplayLauncher:
         self._rows = rows.reset_index(drop=True)
         self._clean = clean_runs(self._rows)
         self._asked = [name for name in _ASKED if name in self._rows]
+        self._last: tuple[Job, Bools] | None = None
         self._check()
 
     def candidates(self, job: Job) -> Columns:
@@ -72,7 +73,12 @@ class ReplayLauncher:
         self._rows = self._rows.reindex(columns=[*self._rows, *(c for c in RESULTS if c not in self._rows)])
 
     def _belongs(self, job: Job) -> Bools:
-        """Rows of the job, and those comparable with one of them."""
+        """Rows of the job, and those comparable with one of them; the last answer is kept, runs ask again and again."""
+        if self._last is None or self._last[0] is not job:
+            self._last = job, self._found(job)
+        return self._last[1]
+
+    def _found(self, job: Job) -> Bools:
         mask = np.ones(len(self._clean), bool)
         for name, value in _workload(job).items():
             mask &= self._agrees(name, value)

@@ -49,9 +49,10 @@ class TunedRun:
 
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     row: Mapping[str, Any]  # the measurement, columns of interfaces.md section 3
-    round: int  # from 1; plans of one round were chosen before any of them had run
+    round: int  # from 1; plans of one round were chosen before any of them had run; 0 = measured before this tune
     predicted: Mapping[str, float]  # objective, and _low and _high of it, when the plan was chosen
-    probability_fits: float  # in memory, when the plan was chosen
+    probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
+    broken: tuple[str, ...] = ()  # constraints of the job that the run did not keep
 
     @property
     def status(self) -> str:
@@ -77,6 +78,7 @@ class Tuned:
     stopped: str  # budget | converged | exhausted | interrupted
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
     storage: str | None = None
+    notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ def tune_document(tuned: Tuned) -> dict[str, Any]:
         "hypervolume": list(tuned.hypervolume),
         "stopped": tuned.stopped,
         "storage": tuned.storage,
+        "notes": list(tuned.notes),
     }
 
 
@@ -31,5 +32,5 @@ def _run(run: TunedRun) -> dict[str, Any]:
     predicted = {f"predicted_{name}": plain(value) for name, value in run.predicted.items()}
     return {
         **plain(run.plan), "status": run.status, **results, "round": run.round, **predicted,
-        "probability_fits": run.probability_fits,
+        "probability_fits": plain(run.probability_fits), "broken": list(run.broken),
     }  # fmt: skip

@@ -28,12 +28,15 @@ _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 
 def tuned_text(tuned: Tuned) -> str:
     """The runs in their order, * on those that no other beats, and a summary."""
+    count = sum(run.round > 0 for run in tuned.runs)
     title = (
-        f"{tuned.job.name}: {len(tuned.runs)} of {tuned.candidates:,} plans run by {tuned.launcher}, "
+        f"{tuned.job.name}: {count} of {tuned.candidates:,} plans run by {tuned.launcher}, "
         f"for {' and '.join(_OBJECTIVE[name] for name in tuned.objectives)}."
     )
     table = lay_out(_columns(tuned)) if tuned.runs else ["Nothing was measured."]
     lines = [*wrapped(title), "", *table, "", *wrapped(_legend(tuned)), *wrapped(_STOPPED[tuned.stopped])]
+    for note in tuned.notes:
+        lines += wrapped(note)
     if tuned.storage:
         lines.append(f"Measurements: {tuned.storage}")
     return "\n".join(lines)
@@ -48,18 +51,31 @@ def _columns(tuned: Tuned) -> list[TextColumn]:
     marks = ["*" if i in tuned.front else " " for i in range(len(runs))]
     return [
         TextColumn("", marks),
-        TextColumn("run", [str(i + 1) for i in range(len(runs))]),
+        TextColumn("run", _numbers(runs)),
         *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in _DEGREES),
         TextColumn("mbs", [str(plan["micro_batch_size"]) for plan in plans]),
         TextColumn("sp", ["y" if plan["sequence_parallel"] else "-" for plan in plans]),
         TextColumn("rc", [_RECOMPUTE[plan["recompute"]] for plan in plans]),
         TextColumn("ZeRO", [str(plan["zero_stage"]) for plan in plans]),
         TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], 12) for plan in plans]),
-        TextColumn("status", [run.status for run in runs], left=True),
+        TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True),
         *_measured(runs, "iteration_time_s", "time", TIME_UNITS),
         *_measured(runs, "energy_j", "energy", ENERGY_UNITS),
-        TextColumn("best\nΔ%", _against_best([run.result(tuned.objectives[0]) for run in runs])),
+        TextColumn("best\nΔ%", _against_best([_kept(run, tuned.objectives[0]) for run in runs])),
     ]
+
+
+def _numbers(runs: tuple[TunedRun, ...]) -> list[str]:
+    """Runs of this tune from 1; those measured before are 0."""
+    out, count = [], 0
+    for run in runs:
+        count += run.round > 0
+        out.append(str(count if run.round > 0 else 0))
+    return out
+
+
+def _kept(run: TunedRun, name: str) -> float:
+    return math.nan if run.broken else run.result(name)
 
 
 def _measured(
@@ -87,4 +103,6 @@ def _against_best(values: list[float]) -> list[str]:
 
 def _legend(tuned: Tuned) -> str:
     first = _OBJECTIVE[tuned.objectives[0]]
-    return f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
+    text = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
+    broken = sorted({name for run in tuned.runs for name in run.broken})
+    return text + (f" over: beyond the job's bound on {', '.join(broken)}." if broken else "")

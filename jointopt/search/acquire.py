@@ -12,6 +12,7 @@ from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.pareto import front_order, nadir
 
 SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form
+_ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
 
 
@@ -42,7 +43,8 @@ def acquire(
         while len(chosen) < min(k, len(eligible)):
             batch.add(chosen[-1])
             left = np.setdiff1d(eligible, chosen)
-            chosen.append(int(left[np.argmax(batch.gain(left) / costs[left])]))
+            added = batch.gain(left) + _ALONE * gain[left]
+            chosen.append(int(left[np.argmax(added / costs[left])]))
     return np.array(chosen, np.int64)
 
 
@@ -84,11 +86,15 @@ def _drawn(
 
 
 def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -> Floats:
-    """Logs of the measured front (f, objectives) by the first; before the first run, the median prediction."""
+    """Logs of the measured front (f, objectives) by the first; before the first run, the best that is likely to fit.
+
+    With a worse incumbent every plan gains much, and a small doubt of its fitting outweighs a good deal of time.
+    """
     known = np.log(np.stack([measured[name] for name in objectives], axis=1))
     if not len(known):
-        mean, _ = _log_normal(predicted, objectives)
-        return np.asarray(np.nanmedian(mean, axis=0, keepdims=True))
+        known, _ = _log_normal(predicted, objectives)
+        likely = predicted["probability_fits"] >= 0.5
+        known = known[likely] if np.isfinite(known[likely]).all(axis=1).any() else known
     return np.asarray(known[front_order(known[:, 0], known[:, -1])])
 
 
@@ -98,8 +104,8 @@ def expected_gain(
     """(expected gain in log-volume (n,), probability of a plan better by 1 % (n,)); both count a failure as no gain.
 
     One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15). Two: mean gain
-    in hypervolume of draws from independent log-normals. Before the first run the incumbent is the median prediction,
-    so that a first plan is promising and likely to fit.
+    in hypervolume of draws from independent log-normals. Before the first run the incumbents are the best predictions
+    that are likely to fit.
     """
     mean, deviation = _log_normal(predicted, objectives)
     known = _known(predicted, measured, objectives)

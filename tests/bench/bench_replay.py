@@ -1,9 +1,10 @@
-"""Runs that `tune` needs to come within 1 % of the best plan of each recorded group; by hand, prints a table.
+"""Runs that `tune` needs to come within 1 % of the best plan of each recorded group; by hand, prints tables.
 
-    .venv/bin/python tests/bench/bench_replay.py [POLICY]
+    .venv/bin/python tests/bench/bench_replay.py [tune | models | choices]
 
-Reads ../shared/data beside the repository. Constants of a policy are chosen on the first, third, ... group by name and
-reported on the others; `all` compares policies.
+Reads ../shared/data beside the repository. ``tune`` (the default) replays every group through `jointopt.tuning.tune`,
+``models`` compares what predicts the plans that are left, ``choices`` how they are chosen, one or several at a time.
+Constants were chosen on the first, third, ... group by name and are reported on the others too.
 """
 
 from __future__ import annotations
@@ -11,14 +12,24 @@ from __future__ import annotations
 import math
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from jointopt.candidates import Candidates, listed
+from jointopt.correcting import load_surrogate
+from jointopt.fitting import memory_margin
 from jointopt.jobfile import parse_job
-from jointopt.surrogate.local import Spread
+from jointopt.learning import price
+from jointopt.measure.replay import ReplayLauncher
+from jointopt.search.acquire import SAMPLES, acquire
+from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights
+from jointopt.surrogate.gaussian import Runs
+from jointopt.surrogate.local import INFORMED, Adapted, Spread, adapted, plan_features
+from jointopt.surrogate.model import joined
 from jointopt.tuning import tune
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -27,20 +38,12 @@ FEWEST = 9  # runs that succeeded, of a group
 SHAPE = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size",
 )  # fmt: skip
-TINY = 1e-6
-POLICIES = {
-    "default": Spread(),
-    "physics order": Spread(shared=TINY, trend=TINY),
-    "scale alone": Spread(trend=TINY),
-    "half the trend": Spread(trend=0.015),
-    "twice the trend": Spread(trend=0.06),
-    "half the noise": Spread(noise=0.025),
-    "twice the noise": Spread(noise=0.1),
-}
+TIME = ("iteration_time_s",)
+HALF = 1.6448536269514722
 
 
-def groups() -> Iterator[tuple[str, pd.DataFrame]]:
-    """Groups with enough runs, each with its commonest software stack."""
+def groups() -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(file, group, rows) with enough runs, each with its commonest software stack."""
     for path in sorted(DATA.glob("layouts_*.csv")):
         table = pd.read_csv(path)
         if not {"vocab_size", "gpus_per_node"} <= set(table):
@@ -50,7 +53,7 @@ def groups() -> Iterator[tuple[str, pd.DataFrame]]:
                 if column in rows and rows[column].nunique() > 1:
                     rows = rows[rows[column] == rows[column].mode()[0]]
             if (rows["status"] == "ok").sum() >= FEWEST:
-                yield str(name), rows
+                yield path.stem, str(name), rows
 
 
 def job_document(rows: pd.DataFrame) -> dict[str, Any]:
@@ -74,10 +77,10 @@ def job_document(rows: pd.DataFrame) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def runs_needed(rows: pd.DataFrame, spread: Spread) -> tuple[float, int]:
-    """(runs until one within 1 % of the fastest row, runs out of memory)."""
+def runs_needed(rows: pd.DataFrame) -> tuple[float, int]:
+    """(runs of `tune` until one within 1 % of the fastest row, runs out of memory)."""
     job = parse_job(job_document(rows), "replay", pathlib.Path())
-    tuned = tune(job, "replay", BUDGET, table=rows, spread=spread)
+    tuned = tune(job, "replay", BUDGET, table=rows)
     goal = 1.01 * rows["iteration_time_s"].min()
     reached = [i + 1 for i, run in enumerate(tuned.runs) if run.result("iteration_time_s") <= goal]
     return min(reached, default=math.inf), sum(run.status == "oom" for run in tuned.runs)
@@ -89,35 +92,184 @@ def random_order(rows: pd.DataFrame) -> float:
     return (len(rows) + 1) / (good + 1)
 
 
-def summary(name: str, counts: list[float]) -> str:
+def summary(counts: list[float]) -> str:
     k = np.array(counts)
     return (
-        f"{name:22} median {np.median(k):4.1f}, mean (13 = never) {np.minimum(k, 13).mean():5.2f}, within 1 run "
-        f"{np.mean(k <= 1):.2f}, 3 {np.mean(k <= 3):.2f}, 5 {np.mean(k <= 5):.2f} of {len(k)} groups"
+        f"median {np.median(k):4.1f}, mean (13 = never) {np.minimum(k, 13).mean():5.2f}, within 1 run "
+        f"{np.mean(k <= 1):.2f}, 3 {np.mean(k <= 3):.2f}, 5 {np.mean(k <= 5):.2f} of {len(k)}"
     )
 
 
-def main(policy: str) -> None:
+def through_tune() -> None:
     found = list(groups())
-    unknown = [(group, rows.assign(framework="unknown")) for group, rows in found]
-    print("framework not told:", end=" ")
-    print(summary("", [runs_needed(rows, POLICIES["default"])[0] for _, rows in unknown]))
-    for name in POLICIES if policy == "all" else [policy]:
+    for told in (True, False):
         counts, ooms = [], 0
-        for group, rows in found:
-            k, failed = runs_needed(rows, POLICIES[name])
+        for _, group, rows in found:
+            k, failed = runs_needed(rows if told else rows.assign(framework="unknown"))
             counts.append(k)
             ooms += failed
-            if policy != "all":
+            if told:
                 print(
                     f"{k:4} runs, random {random_order(rows):5.1f}, {len(rows):4} rows: {group}", flush=True
                 )
-        print(summary(name, counts), f"{ooms} OOMs")
-        print(summary("  chosen on", counts[::2]))
-        print(summary("  reported on", counts[1::2]), flush=True)
-        large = [k for k, (_, rows) in zip(counts, found, strict=True) if len(rows) >= 20]
-        print(summary("  20 or more rows", large), flush=True)
+        print("framework told:" if told else "framework not told:", summary(counts), f"{ooms} OOMs")
+        print("  chosen on  ", summary(counts[::2]))
+        print("  reported on", summary(counts[1::2]))
+        large = [k for k, (_, _, rows) in zip(counts, found, strict=True) if len(rows) >= 20]
+        print("  20 or more rows", summary(large), flush=True)
+
+
+@dataclass
+class Group:
+    """One recorded group with everything that does not change from run to run."""
+
+    source: str
+    candidates: Candidates
+    runs: Runs
+    fitted: bool
+    log_physics: np.ndarray
+    log_time: np.ndarray  # measured, NaN where the run failed
+    oom: np.ndarray
+    features: np.ndarray
+
+
+def prepared(told: bool) -> list[Group]:
+    out = []
+    for source, _, rows in groups():
+        rows = rows if told else rows.assign(framework="unknown")
+        job = parse_job(job_document(rows), "replay", pathlib.Path())
+        launcher = ReplayLauncher(rows)
+        candidates = listed(launcher.candidates(job), job)
+        answers = [launcher.run(job, candidates.question(i)) for i in range(candidates.size)]
+        priced = price(candidates.asked)
+        order = np.argsort(priced.rows)
+        ran = [a["iteration_time_s"] if a["status"] == "ok" else np.nan for a in answers]
+        out.append(
+            Group(
+                source, candidates, priced.runs.take(order), bool(priced.fitted[0]),
+                np.log(priced.physics["iteration_time_s"][order]), np.log(np.array(ran, float)),
+                np.array([a["status"] == "oom" for a in answers]), plan_features(candidates.plans),
+            )
+        )  # fmt: skip
+    return out
+
+
+Model = Callable[[Group, np.ndarray], Adapted]
+Choice = Callable[..., np.ndarray]
+
+
+def independent(mean: np.ndarray, deviation: np.ndarray) -> Adapted:
+    return Adapted(mean, deviation, deviation[:, None] * 0.0, float(np.median(deviation)))
+
+
+def physics_alone(group: Group, index: np.ndarray) -> Adapted:
+    return independent(group.log_physics, np.full(group.candidates.size, 0.1))
+
+
+def local(group: Group, index: np.ndarray) -> Adapted:
+    return adapted(group.features, group.log_physics, index, group.log_time[index], Spread())
+
+
+def surrogate(group: Group, index: np.ndarray) -> Adapted:
+    """The shipped Gaussian process conditioned on the group's own runs (it has seen these tables: a lenient trial)."""
+    known = (group.runs.take(index), group.log_time[index] - group.log_physics[index])
+    mean, half, _ = load_surrogate("default").predict(group.runs, group.fitted, known)
+    return independent(group.log_physics + mean, half / HALF)
+
+
+def after_others(everything: list[Group]) -> Model:
+    """The local model, on the surrogate conditioned on the source's other groups."""
+    moved = {}
+    for group in everything:
+        others = [g for g in everything if g.source == group.source and g is not group]
+        known = None
+        for other in others:
+            ran = np.flatnonzero(np.isfinite(other.log_time))
+            own = other.runs.take(ran), (other.log_time - other.log_physics)[ran]
+            known = own if known is None else (joined(known[0], own[0]), np.concatenate([known[1], own[1]]))
+        factor = 0.0
+        if known is not None:
+            factor = load_surrogate("default").predict(group.runs, group.fitted, known)[0]
+        moved[id(group)] = group.log_physics + factor
+    return lambda group, index: adapted(
+        group.features, moved[id(group)], index, group.log_time[index], INFORMED
+    )
+
+
+def gain(
+    found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
+):
+    half = HALF * found.deviation
+    columns = {
+        "iteration_time_s": np.exp(found.mean), "iteration_time_s_low": np.exp(found.mean - half),
+        "iteration_time_s_high": np.exp(found.mean + half), "probability_fits": fits,
+    }  # fmt: skip
+    costs = 120.0 + 20.0 * columns["iteration_time_s"]
+    measured = {"iteration_time_s": known}
+    return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws)
+
+
+def best_predicted(
+    found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
+):
+    likely = left & (fits >= memory_margin().cut)
+    likely = likely if likely.any() else left
+    return np.flatnonzero(likely)[np.argsort(found.mean[likely], kind="stable")[:k]]
+
+
+def random_from_front(
+    found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
+):
+    """Of the plans that are left, fit and are predicted within 10 % of the best: the front of one objective."""
+    likely = left & (fits >= memory_margin().cut)
+    likely = np.flatnonzero(likely if likely.any() else left)
+    near = likely[found.mean[likely] <= found.mean[likely].min() + 0.1]
+    return rng.permutation(near)[:k]
+
+
+def played(group: Group, model: Model, choice: Choice, k: int, seed: int = 0) -> float:
+    """Runs until one within 1 % of the best of the group."""
+    rng, margin, load = np.random.default_rng(seed), memory_margin(), group.candidates.log_load
+    index, left = np.empty(0, np.int64), np.ones(group.candidates.size, bool)
+    goal = np.nanmin(group.log_time) + np.log(1.01)
+    while len(index) < BUDGET and left.any():
+        ran = index[np.isfinite(group.log_time[index])]
+        told = MemoryEvidence(ok_load=load[ran], oom_load=load[index[group.oom[index]]])
+        weights = source_weights(margin, told)
+        found = model(group, ran)
+        draws = {"fits": fit_draws(load, weights, margin, SAMPLES, rng)}
+        draws["iteration_time_s"] = np.exp(found.draws(SAMPLES, rng))
+        fits = fit_probability(load, weights, margin)
+        for plan in choice(found, fits, draws, np.exp(group.log_time[ran]), left, k, rng):
+            index, left[plan] = np.append(index, plan), False
+            if group.log_time[plan] <= goal:
+                return len(index)
+    return math.inf
+
+
+def models() -> None:
+    for told in (True, False):
+        found = prepared(told)
+        print("framework told" if told else "framework not told")
+        tried = {"physics alone": physics_alone, "local model": local, "surrogate": surrogate}
+        for name, model in (tried | {"local, other groups known": after_others(found)}).items():
+            print(f"  {name:26}", summary([played(g, model, gain, 1) for g in found]), flush=True)
+
+
+def choices() -> None:
+    ways = {
+        "expected gain": gain,
+        "best predicted": best_predicted,
+        "random from the front": random_from_front,
+    }
+    for told in (True, False):
+        found = prepared(told)
+        print("framework told" if told else "framework not told")
+        for k in (1, 2, 4):
+            for name, way in ways.items():
+                counts = [played(g, local, way, k, seed) for g in found for seed in range(5)]
+                print(f"  {k} at a time, {name:22}", summary(counts), flush=True)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["default"]))
+    {"tune": through_tune, "models": models, "choices": choices}[(sys.argv[1:] or ["tune"])[0]]()

@@ -67,6 +67,24 @@ def test_nothing_is_chosen_where_no_plan_is_likely_to_be_better():
     assert chosen(outlook([2.0, 3.0]), measured([1.0]), least_chance=0.01) == []
 
 
+def test_a_batch_holds_the_second_kind_of_plan_before_a_twin_of_the_first():
+    predicted = outlook([1.0, 1.001, 1.02], spread=0.1)
+    rng = np.random.default_rng(1)
+    one, other = np.exp(0.1 * rng.standard_normal((2, 256)))
+    draws = {"iteration_time_s": np.stack([one, 1.001 * one, 1.02 * other]), "fits": np.ones((3, 256), bool)}
+    assert chosen(predicted, measured([1.1]), k=2) == [0, 1]
+    assert chosen(predicted, measured([1.1]), k=2, draws=draws) == [0, 2]
+
+
+def test_in_two_objectives_a_batch_spreads_over_the_front():
+    predicted = outlook([1.0, 1.01, 4.0], [4.0, 4.01, 1.0], spread=0.01)
+    assert sorted(chosen(predicted, measured([4.0], [4.0]), k=2, objectives=BOTH)) == [0, 2]
+
+
+def test_a_batch_holds_no_plan_twice_and_no_more_than_there_are():
+    assert sorted(chosen(outlook([1.0, 2.0, 3.0]), k=9)) == [0, 1, 2]
+
+
 def test_expected_improvement_is_the_published_formula():
     gain, _ = expected_gain(outlook([1.0]), measured([1.0]), np.random.default_rng(0), objectives=TIME)
     # at the incumbent itself: deviation times the normal density at zero

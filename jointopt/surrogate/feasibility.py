@@ -1,0 +1,119 @@
+"""Whether a plan fits in memory: a learned correction of the memory model, and how sure it is.
+
+With load the predicted memory over what a GPU may use, a run fits where log(load) + s + e <= 0: s is how far the
+memory model is off for a source (one cluster and software), e how far for one plan. Both are normal; their spread is
+learned from recorded sources. A measured memory tells s + e, a run that fitted without a reading bounds it from above,
+one that ran out of memory from below; s is summed out on a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, log_ndtr, logsumexp, ndtr
+
+from jointopt.schema import Bools, Floats
+
+GRID = np.linspace(-1.0, 1.0, 201)  # log(measured / predicted memory) of a source
+_TAIL = 3.0  # degrees of freedom of measured memory: allocators keep what they once had
+_MOST = 100.0  # runs that a source counts for in learning, so that a big one does not drown the rest
+_START = np.array([0.0, np.log(0.1), np.log(0.08), -2.0])  # centre, log of both spreads, logit of crashes
+_WIDTH = np.array([0.1, 0.7, 0.7, 1.0])  # of the prior around it
+
+
+def _none() -> Floats:
+    return np.empty(0)
+
+
+@dataclass(frozen=True)
+class MemoryMargin:
+    """How far predicted memory may be off, as standard deviations of log(measured / predicted)."""
+
+    centre: float
+    source_sd: float  # of one source against the next
+    plan_sd: float  # of one plan against the others of its source
+    crash_share: (
+        float  # of runs that fail for other reasons, where a table does not tell them from out of memory
+    )
+    cut: float  # a plan fits where its probability is at least this
+
+
+@dataclass(frozen=True)
+class MemoryEvidence:
+    """What the runs of one source say; loads are log(predicted memory / limit)."""
+
+    log_ratio: Floats = field(default_factory=_none)  # log(measured / predicted memory) where it was measured
+    ok_load: Floats = field(default_factory=_none)  # runs that fitted, memory not measured
+    oom_load: Floats = field(default_factory=_none)
+    failed_load: Floats = field(default_factory=_none)  # out of memory or crashed: counts in learning alone
+
+    def __len__(self) -> int:
+        return len(self.log_ratio) + len(self.ok_load) + len(self.oom_load)
+
+
+def source_weights(margin: MemoryMargin, evidence: MemoryEvidence) -> Floats:
+    """Probability (201,) of every value of `GRID` after what was measured at a source; sums to 1."""
+    log_weight = _log_prior(margin.centre, margin.source_sd) + _log_likelihood(evidence, margin.plan_sd)
+    return np.asarray(np.exp(log_weight - logsumexp(log_weight)))
+
+
+def fit_probability(log_load: Floats, weights: Floats, margin: MemoryMargin) -> Floats:
+    """Probability (n,) that plans of that load fit, by `source_weights` of their source; falls with the load."""
+    return np.asarray(ndtr((-log_load[:, None] - GRID) / margin.plan_sd) @ weights)
+
+
+def load_limit(weights: Floats, margin: MemoryMargin) -> float:
+    """The log of the load up to which plans of a source fit with at least the probability ``margin.cut``."""
+    loads = np.linspace(-2.0, 2.0, 4001)
+    return float(np.interp(-margin.cut, -fit_probability(loads, weights, margin), loads))
+
+
+def fit_draws(
+    log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator
+) -> Bools:
+    """Whether each plan fits in ``count`` draws (n, count); the source's offset is common to all plans of a draw."""
+    offset = rng.choice(GRID, count, p=weights)
+    own = margin.plan_sd * rng.standard_normal((len(log_load), count))
+    return np.asarray(log_load[:, None] + offset + own <= 0.0)
+
+
+def learn_margin(sources: Sequence[MemoryEvidence], cut: float = 0.5) -> MemoryMargin:
+    """The margin under which recorded runs are likely, each source counting for at most 100 runs.
+
+    Sources that record only what fitted must leave ``ok_load`` empty: that they fitted is then why they are there.
+    """
+    found = minimize(_loss, _START, args=(list(sources),), method="Nelder-Mead", options={"maxiter": 2000})
+    centre, source, plan, crash = found.x.tolist()
+    return MemoryMargin(centre, float(np.exp(source)), float(np.exp(plan)), float(expit(crash)), cut)
+
+
+def _loss(point: Floats, sources: list[MemoryEvidence]) -> float:
+    prior = _log_prior(point[0], np.exp(point[1]))
+    total = 0.5 * float(np.square((point - _START) / _WIDTH).sum())
+    for evidence in sources:
+        count = len(evidence) + len(evidence.failed_load)
+        if count:
+            told = _log_likelihood(evidence, np.exp(point[2]), float(expit(point[3])))
+            total -= float(logsumexp(prior + min(1.0, _MOST / count) * told))
+    return total
+
+
+def _log_prior(centre: float, deviation: float) -> Floats:
+    log_weight = -0.5 * ((GRID - centre) / deviation) ** 2
+    return np.asarray(log_weight - logsumexp(log_weight))
+
+
+def _log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float | None = None) -> Floats:
+    """Log-likelihood (201,) of a source's runs at every offset; failures count where the share of crashes is given."""
+    error = (evidence.log_ratio[:, None] - GRID) / plan_sd
+    told = (-0.5 * (_TAIL + 1.0) * np.log1p(error**2 / _TAIL) - np.log(plan_sd)).sum(axis=0)
+    told += log_ndtr((-evidence.ok_load[:, None] - GRID) / plan_sd).sum(axis=0)
+    told += log_ndtr((evidence.oom_load[:, None] + GRID) / plan_sd).sum(axis=0)
+    if crash_share is not None and len(evidence.failed_load):
+        out = ndtr((evidence.failed_load[:, None] + GRID) / plan_sd)
+        told += np.log(crash_share + (1.0 - crash_share) * out).sum(axis=0)
+        told += (len(evidence.log_ratio) + len(evidence.ok_load)) * np.log1p(-crash_share)
+    return np.asarray(told)

@@ -1,0 +1,86 @@
+"""Whether a plan fits, by what was measured of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.surrogate.feasibility import (
+    GRID,
+    MemoryEvidence,
+    MemoryMargin,
+    fit_draws,
+    fit_probability,
+    learn_margin,
+    load_limit,
+    source_weights,
+)
+
+MARGIN = MemoryMargin(0.0, 0.14, 0.1, 0.04, 0.5)
+LOADS = np.log([0.5, 0.9, 1.0, 1.1, 2.0])
+
+
+def probability(**evidence):
+    told = {name: np.array(values, float) for name, values in evidence.items()}
+    return fit_probability(LOADS, source_weights(MARGIN, MemoryEvidence(**told)), MARGIN)
+
+
+def test_without_runs_half_of_the_plans_at_the_limit_fit():
+    assert probability()[2] == pytest.approx(0.5, abs=0.01)
+    assert probability()[0] > 0.99
+    assert probability()[-1] < 0.01
+
+
+def test_an_oom_makes_plans_that_need_as_much_unlikely_and_spares_the_small():
+    after = probability(oom_load=[LOADS[1]])
+    assert (after[1:4] < probability()[1:4]).all()
+    assert after[1] < 0.6
+    assert after[0] > 0.95
+
+
+def test_a_run_beyond_the_limit_moves_the_limit_up():
+    assert (probability(ok_load=[LOADS[3]])[:4] > probability()[:4]).all()
+
+
+def test_memory_that_was_measured_moves_the_limit_by_as_much():
+    weights = source_weights(MARGIN, MemoryEvidence(log_ratio=np.full(20, 0.2)))
+    assert weights @ GRID == pytest.approx(0.2, abs=0.02)
+    assert (probability(log_ratio=[0.2] * 20)[1:4] < probability()[1:4]).all()
+
+
+def test_the_limit_is_the_load_whose_probability_is_the_cut():
+    weights = source_weights(MARGIN, MemoryEvidence(log_ratio=np.full(9, 0.1)))
+    limit = load_limit(weights, MARGIN)
+    assert fit_probability(np.array([limit]), weights, MARGIN)[0] == pytest.approx(MARGIN.cut, abs=1e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-0.7, 0.7), max_size=4), st.lists(st.floats(-0.7, 0.7), max_size=4))
+def test_a_plan_that_needs_more_never_fits_more_probably(fitted, failed):
+    found = probability(ok_load=fitted, oom_load=failed)
+    assert (np.diff(found) <= 1e-9).all()
+    assert ((found >= 0) & (found <= 1 + 1e-9)).all()
+
+
+def test_draws_agree_with_the_probability_and_share_the_offset():
+    weights = source_weights(MARGIN, MemoryEvidence())
+    draws = fit_draws(LOADS, weights, MARGIN, 4000, np.random.default_rng(0))
+    np.testing.assert_allclose(draws.mean(axis=1), probability(), atol=0.03)
+    assert np.corrcoef(draws[1], draws[3])[0, 1] > 0.2
+
+
+def test_the_margin_is_learned_from_sources_that_err_by_a_known_spread():
+    rng = np.random.default_rng(0)
+    offsets = 0.15 * rng.standard_normal(12)
+    margin = learn_margin([MemoryEvidence(log_ratio=o + 0.05 * rng.standard_normal(60)) for o in offsets])
+    assert margin.source_sd == pytest.approx(0.15, abs=0.06)
+    assert margin.plan_sd == pytest.approx(0.045, abs=0.015)
+
+
+def test_failures_far_below_the_limit_are_crashes():
+    fitted = MemoryEvidence(log_ratio=np.zeros(80))
+    few = MemoryEvidence(fitted.log_ratio, failed_load=np.full(2, -1.0))
+    many = MemoryEvidence(fitted.log_ratio, failed_load=np.full(40, -1.0))
+    assert learn_margin([many]).crash_share > learn_margin([few]).crash_share
