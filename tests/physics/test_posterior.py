@@ -1,0 +1,49 @@
+"""Fits of laws to few readings."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.physics.posterior import Prior, Readings, fit, predict
+from jointopt.schema import Floats
+
+X = np.linspace(0.5, 1.0, 12)
+PRIOR = Prior(np.zeros(2), np.full(2, 10.0))
+
+
+def line(theta: Floats) -> Floats:
+    return np.asarray(theta[0] + theta[1] * X)
+
+
+def readings(value: Floats, departure: float = 0.0) -> Readings:
+    return Readings(value, departure**2 * np.eye(len(value)), np.full(len(value), 0.01))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(-3, 3), st.floats(-3, 3))
+def test_a_law_without_error_is_found(offset: float, slope: float) -> None:
+    found = fit(line, readings(line(np.array([offset, slope]))), PRIOR)
+    assert np.allclose(found.theta, [offset, slope], atol=0.01)
+
+
+def test_one_wild_reading_does_not_move_the_law() -> None:
+    value = line(np.array([1.0, 2.0]))
+    value[4] += 1.0
+    found = fit(line, readings(value), PRIOR)
+    assert np.allclose(found.theta, [1.0, 2.0], atol=0.02)
+    assert found.weight[4] < 0.01
+
+
+def test_rows_asked_for_are_wider_the_farther_they_are_from_readings() -> None:
+    value = line(np.array([1.0, 2.0]))
+    value[:8] = np.nan
+    told = predict(line, readings(value), PRIOR, fit(line, readings(value), PRIOR))
+    assert (np.diff(told.sd[:8]) < 0.0).all()
+    assert np.allclose(told.mean, line(np.array([1.0, 2.0])), atol=0.02)
+
+
+def test_without_readings_near_it_a_parameter_keeps_its_prior() -> None:
+    value = np.full(12, np.nan)
+    value[0] = 0.0
+    told = predict(line, readings(value), PRIOR, fit(line, readings(value), PRIOR))
+    assert told.theta_sd.min() > 4.0

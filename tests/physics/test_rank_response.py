@@ -1,0 +1,68 @@
+"""Pipelines that are made by the law itself."""
+
+import numpy as np
+import pytest
+
+from jointopt.physics.clock_response import ResponsePrior, Shape, Work, log_power_w, log_time_s
+from jointopt.physics.pipeline import simulate_plan
+from jointopt.physics.rank_response import RankRows, fit_ranks, scattered_schedule_s
+from jointopt.schema import Floats
+
+SHAPE = Shape(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
+MICRO_BATCHES = 8
+WAIT_W = 84.0
+
+
+def measured(clocks: Floats) -> RankRows:
+    """Two ranks under each plan's clocks (plans, 2)."""
+    plan, rank = np.divmod(np.arange(clocks.size), 2)
+    x = np.tile(clocks.reshape(-1), (2, 1))
+    own = [Work(np.log(t * (1 + 0.1 * rank)), *map(np.array, (0.7, 62.0, 300.0, 1.0))) for t in (0.1, 0.2)]
+    limit = np.full(clocks.size, 2000.0)
+    time = np.exp([log_time_s(SHAPE, w, x[0], limit) for w in own])
+    power = np.exp([log_power_w(SHAPE, w, x[0], limit) for w in own])
+    per_plan = time.reshape(2, -1, 2)
+    iteration = np.repeat(scattered_schedule_s(*per_plan, MICRO_BATCHES, np.zeros(clocks.shape)) + 0.05, 2)
+    busy = MICRO_BATCHES * time
+    energy = WAIT_W * (iteration - busy.sum(axis=0)) + (busy * power).sum(axis=0)
+    return RankRows(rank, plan, x, np.full(clocks.size, np.nan), MICRO_BATCHES, time, iteration, energy)
+
+
+def hidden(rows: RankRows, plan: int) -> RankRows:
+    out = rows.plan == plan
+    blank = [np.where(out, np.nan, values) for values in (rows.time_s, rows.iteration_s, rows.energy_j)]
+    return RankRows(rows.rank, rows.plan, rows.x, rows.limit_w, MICRO_BATCHES, *blank)
+
+
+PLANS = np.array([[1.0, 1.0], [0.6, 0.6], [0.8, 0.7], [0.9, 0.75], [0.85, 0.95]])
+
+
+def test_a_plan_that_was_not_measured_is_told_by_four_that_were() -> None:
+    rows = measured(PLANS)
+    told = fit_ranks(hidden(rows, 4), ResponsePrior(limit_w=2000.0))
+    out = rows.plan == 4
+    assert told.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.01)
+    assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.015)
+    assert (told.energy.low[out] < rows.energy_j[out]).all()
+    assert (rows.energy_j[out] < told.energy.high[out]).all()
+
+
+def test_an_iteration_that_the_row_states_is_not_predicted_again() -> None:
+    rows = measured(PLANS)
+    told = fit_ranks(rows, ResponsePrior(limit_w=2000.0))
+    assert told.iteration.value == pytest.approx(rows.iteration_s)
+    assert told.wait_w == pytest.approx(WAIT_W, rel=0.1)
+
+
+def test_without_scatter_the_schedule_is_the_simulated_one() -> None:
+    forward, backward = [0.1, 0.13, 0.12], [0.2, 0.22, 0.19]
+    timed = simulate_plan(forward, backward, 1, 6)
+    makespan = max(row[-1].end_s for row in timed)
+    told = scattered_schedule_s(np.array([forward]), np.array([backward]), 6, np.zeros((1, 3)))
+    assert told[0] == pytest.approx(makespan)
+
+
+def test_scatter_makes_a_balanced_pipeline_slower() -> None:
+    even = np.full((1, 4), 0.1)
+    steady, scattered = (scattered_schedule_s(even, even, 32, np.full((1, 4), s)) for s in (0.0, 0.1))
+    assert scattered[0] > 1.02 * steady[0]
