@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.errors import UsageError, nearest
-from jointopt.learning import Priced, price, timed_runs, with_results
-from jointopt.schema import Floats, Ints
+from jointopt.fitting import move_memory
+from jointopt.intervals import clocks_supported, with_time_interval
+from jointopt.learning import Part, Priced, price, timed_runs, together
+from jointopt.physics.estimate import memory_limit_gib
+from jointopt.schema import Bools, Columns, Floats
+from jointopt.spec.job import Job
+from jointopt.surrogate.gaussian import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.gaussian import Runs
     from jointopt.surrogate.model import Surrogate
 
-MEMORY_SD = 0.18  # of log(measured / predicted) across sources, tests/bench/bench_accuracy.py
-MEMORY_NOISE = 0.10
 _MODELS = Path(__file__).parent / "models"
 
 
@@ -47,23 +51,57 @@ def load_surrogate(name: str) -> Surrogate | None:
     )
 
 
-def correct(
-    table: pd.DataFrame, predicted: pd.DataFrame, surrogate: Surrogate, measured: pd.DataFrame | None
-) -> pd.DataFrame:
-    """``predicted`` (physics, same rows as ``table``) with times, energies and intervals moved by what is known."""
-    if measured is not None and ("source" in measured) != ("source" in table):
-        # only one of them tells sources apart: then all are taken to be one
-        table, measured = (t.drop(columns="source", errors="ignore") for t in (table, measured))
-    priced = price(table)
-    given = None if measured is None else _measured(measured)
-    out = predicted.copy()
-    for source in np.unique(priced.runs.source):
-        at = np.flatnonzero(priced.runs.source == source).astype(np.int64)
-        fitted = bool(priced.fitted[at[0]])
-        mean, half, inside = surrogate.predict(priced.runs.take(at), fitted, given)
-        _move(out, priced.rows[at], mean, half, inside)
-    if measured is not None:
-        _move_memory(out, priced, measured)
+@dataclass(frozen=True)
+class Move:
+    """What is learned of plans: mean and 90 % half-width of log(time / physics), whether inside of what is known."""
+
+    mean: Floats
+    half_width: Floats
+    inside: Bools
+
+    def applied(self, job: Job, columns: Columns) -> Columns:
+        """Columns of `add_intervals` with time, energy and their intervals moved; power stays, and so its interval."""
+        factor = np.exp(self.mean)
+        moved = {name: columns[name] * factor for name in ("iteration_time_s", "energy_j")}
+        inside = self.inside & clocks_supported(job, columns["stage_clock_mhz"])
+        return with_time_interval(columns | moved, self.half_width) | {"in_domain": inside}
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A surrogate, and runs at hand with their residuals, which its predictions adapt to."""
+
+    surrogate: Surrogate
+    known: tuple[Runs, Floats] | None = None
+
+    @classmethod
+    def after(cls, surrogate: Surrogate, measured: pd.DataFrame | None) -> Correction:
+        """The surrogate told of ``measured``; rows without a time tell nothing."""
+        return cls(surrogate, None if measured is None else _measured(measured))
+
+    def moves(self, parts: Sequence[Runs], job: Job) -> list[Move]:
+        """What is learned of the runs of each of ``parts``, all of one source, whose software ``job`` says."""
+        answer = self.surrogate.predict(together(parts), job.training.framework.fitted, self.known)
+        ends = np.cumsum([len(runs) for runs in parts])[:-1]
+        return [Move(*part) for part in zip(*(np.split(values, ends) for values in answer), strict=True)]
+
+
+def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFrame | None) -> pd.DataFrame:
+    """Predictions ``out``, by row of the table, with memory moved by what was measured; ``parts`` were predicted."""
+    works = [part.work for part in parts]
+    lengths = [len(work.rows) for work in works]
+    rows = np.concatenate([work.rows for work in works])
+    source, blank = np.repeat([part.source for part in parts], lengths), np.broadcast_to("", len(rows))
+    priced = Priced(
+        rows=rows,
+        runs=Runs(np.empty((len(rows), 0)), {}, source, blank),  # memory is corrected by source alone
+        physics={"peak_memory_gib": out["predicted_peak_memory_gib"].to_numpy()[rows]},
+        fitted=np.repeat([work.job.training.framework.fitted for work in works], lengths),
+        assumed=blank,
+        memory_limit_gib=np.repeat([memory_limit_gib(work.job) for work in works], lengths),
+        reasons={},
+    )
+    move_memory(out, priced, measured)
     return out
 
 
@@ -72,42 +110,5 @@ def _measured(measured: pd.DataFrame) -> tuple[Runs, Floats] | None:
     timed = timed_runs(measured)
     if timed.empty:
         return None
-    priced: Priced = price(timed)
+    priced = price(timed)
     return priced.runs, priced.residual(timed["iteration_time_s"].to_numpy(float)[priced.rows])
-
-
-def _move(out: pd.DataFrame, rows: Ints, mean: Floats, half: Floats, inside: Any) -> None:
-    """Shift times and energies of ``rows`` by exp(mean); power stays, so energy keeps power's own width."""
-    index = out.index[rows]
-    widths = {}
-    for side in ("low", "high"):
-        power = out.loc[index, f"predicted_avg_power_w_{side}"] / out.loc[index, "predicted_avg_power_w"]
-        widths[side] = np.hypot(np.log(power.to_numpy(float)), half)
-    for name, low, high in (("iteration_time_s", half, half), ("energy_j", widths["low"], widths["high"])):
-        column = f"predicted_{name}"
-        value = out.loc[index, column].to_numpy(float) * np.exp(mean)
-        out.loc[index, column] = value
-        out.loc[index, f"{column}_low"], out.loc[index, f"{column}_high"] = (
-            value * np.exp(-low),
-            value * np.exp(high),
-        )
-    out.loc[index, "in_domain"] = inside
-
-
-def _move_memory(out: pd.DataFrame, priced: Priced, measured: pd.DataFrame) -> None:
-    """Shift memory by what the measured runs of the same source say, trusted as a normal prior on the scale has it."""
-    if "peak_memory_gib" not in measured:
-        return
-    known = with_results(measured)
-    known = known[known["peak_memory_gib"] > 0].reset_index(drop=True)
-    if known.empty:
-        return
-    seen = price(known)
-    ratio = np.log(known["peak_memory_gib"].to_numpy(float)[seen.rows] / seen.physics["peak_memory_gib"])
-    index = out.index[priced.rows]
-    columns = [f"predicted_peak_memory_gib{suffix}" for suffix in ("", "_low", "_high")]
-    for source in np.unique(seen.runs.source):
-        own = ratio[seen.runs.source == source]
-        trust = len(own) * MEMORY_SD**2 / (len(own) * MEMORY_SD**2 + MEMORY_NOISE**2)
-        out.loc[index[priced.runs.source == source], columns] *= float(np.exp(trust * np.median(own)))
-    out.loc[index, "predicted_fits"] = out.loc[index, "predicted_peak_memory_gib"] <= priced.memory_limit_gib

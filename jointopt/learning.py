@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from jointopt.catalog.kernels import kernel_constants
-from jointopt.cells import MEASURED, floats, shown
+from jointopt.cells import MEASURED, floats, row_codes, shown
 from jointopt.errors import JointOptError, TableError
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.estimate import Estimator, memory_limit_gib
-from jointopt.schema import Columns, Floats, Ints
+from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.spec.job import Job
 from jointopt.surrogate.gaussian import Runs
 from jointopt.workloads import Workload, workloads
@@ -64,8 +65,9 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
 def price(table: pd.DataFrame) -> Priced:
     """The physics' predictions and features of every row that can be priced; TableError where none can."""
     found, reasons = workloads(table)
+    texts = source_texts(table)
     works: list[Workload] = []
-    parts: list[tuple[Columns, Columns, Floats]] = []
+    parts: list[tuple[Columns, Runs]] = []
     for work in found:
         try:
             parts.append(_described(work))
@@ -76,39 +78,87 @@ def price(table: pd.DataFrame) -> Priced:
         raise TableError(
             f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}"
         )
-    rows = np.concatenate([w.rows for w in works])
-    names = {name: None for _, features, _ in parts for name in features}
     lengths = [len(w.rows) for w in works]
-    limits = [memory_limit_gib(w.job) for w in works]
-    habits = [w.job.training.framework for w in works]
-    source, group = _kinship(table, works)
+    sourced = [replace(runs, source=texts.keys(w)) for (_, runs), w in zip(parts, works, strict=True)]
     return Priced(
-        rows=rows,
-        runs=Runs(
-            np.concatenate([moved for _, _, moved in parts]),
-            {n: np.concatenate([f[n] for _, f, _ in parts]) for n in names},
-            source,
-            group,
-        ),
-        physics={n: np.concatenate([v[n] for v, _, _ in parts]) for n in parts[0][0]},
-        fitted=np.repeat([h.fitted for h in habits], lengths),
+        rows=np.concatenate([w.rows for w in works]),
+        runs=together(sourced),
+        physics={n: np.concatenate([values[n] for values, _ in parts]) for n in parts[0][0]},
+        fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
         assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
-        memory_limit_gib=np.repeat(limits, lengths),
+        memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
         reasons=reasons,
     )
 
 
-def _described(work: Workload) -> tuple[Columns, Columns, Floats]:
-    """(predictions, features, sensitivities) of one workload's rows."""
-    physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), work.plans)
-    values = physics.evaluate(np.arange(len(work.rows)), work.stage_clock_mhz)
-    return values, *described(physics, work.stage_clock_mhz, values["iteration_time_s"])
+@dataclass(frozen=True)
+class PricedPlans:
+    """Plans of a workload, each once, with the physics' answer (n,), and which of them every row of it runs."""
+
+    plans: Workload
+    plan_of_row: Ints
+    physics: Estimator
+    layout: Ints  # of ``physics``, (n,)
+    values: Columns
+
+    @classmethod
+    def of(cls, work: Workload) -> PricedPlans:
+        """Price layouts once, plans once, rows not at all."""
+        layout = row_codes(work.plans[name] for name in LAYOUT_COLUMNS)
+        clocks = work.stage_clock_mhz
+        alike = ((clocks == clocks[:, :1]) | np.isnan(clocks)).all()
+        plan = row_codes([layout, *(clocks.T[:1] if alike else clocks.T)])
+        at, first = _first_rows(plan), _first_rows(layout)
+        layouts = {name: values[first] for name, values in work.plans.items()}
+        physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), layouts)
+        return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
+
+    def runs(self, source: str) -> Runs:
+        """The plans as runs of the source of that key."""
+        clocks, time_s = self.plans.stage_clock_mhz, self.values["iteration_time_s"]
+        features, moved = described(self.physics, clocks, time_s, self.layout)
+        count = len(time_s)
+        return Runs(moved, features, np.full(count, source), np.full(count, group_key(self.plans.job)))
 
 
-def described(physics: Estimator, stage_clock_mhz: Floats, time_s: Floats) -> tuple[Columns, Floats]:
-    """(features by name (n,), sensitivities (n, constants)) of the layouts of ``physics``, which take ``time_s``."""
-    gpu, index = physics.job.cluster.gpu, np.arange(len(time_s))
-    features = shape_columns(physics.job, physics.layouts, stage_clock_mhz)
+def together(parts: Sequence[Runs]) -> Runs:
+    """Runs of several workloads as one; a feature that only some have is 0 in the others."""
+    if len(parts) == 1:
+        return parts[0]
+    names = {name: None for runs in parts for name in runs.features}
+    zeros = [np.zeros(len(runs)) for runs in parts]
+    return Runs(
+        np.concatenate([runs.sensitivity for runs in parts]),
+        {n: np.concatenate([r.features.get(n, z) for r, z in zip(parts, zeros, strict=True)]) for n in names},
+        np.concatenate([runs.source for runs in parts]),
+        np.concatenate([runs.group for runs in parts]),
+    )
+
+
+def _described(work: Workload) -> tuple[Columns, Runs]:
+    """(predictions, runs of no source) of one workload's rows."""
+    priced = PricedPlans.of(work)
+    row = priced.plan_of_row
+    return {name: values[row] for name, values in priced.values.items()}, priced.runs("").take(row)
+
+
+def _first_rows(codes: Ints) -> Ints:
+    """Where each of the numbers from `row_codes` appears first."""
+    first = np.empty(int(codes.max()) + 1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
+    return first
+
+
+def described(
+    physics: Estimator, stage_clock_mhz: Floats, time_s: Floats, index: Ints | None = None
+) -> tuple[Columns, Floats]:
+    """(features by name (n,), sensitivities (n, constants)) of plans that take ``time_s`` (n,).
+
+    ``index`` (n,) says which layout of ``physics`` each plan has; by default plan i has layout i.
+    """
+    index = np.arange(len(time_s)) if index is None else index
+    gpu, layouts = physics.job.cluster.gpu, {name: values[index] for name, values in physics.layouts.items()}
+    features = shape_columns(physics.job, layouts, stage_clock_mhz)
     features |= share_columns(physics, index, stage_clock_mhz)
     peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0))
     features["log2_peak"] = np.full(len(index), np.log2(peak))
@@ -122,20 +172,73 @@ def group_key(job: Job) -> str:
     )
 
 
-def _kinship(table: pd.DataFrame, works: list[Workload]) -> tuple[Any, Any]:
-    """(source, group) of every priced row: the table's own word for the source, GPU, node and software; one job."""
-    origin = table["source"].astype(str).to_numpy() if "source" in table else np.full(len(table), "")
-    framework = table["framework"].astype(str).to_numpy() if "framework" in table else np.full(len(table), "")
-    source, group = [], []
+def source_key(origin: str, job: Job, framework_text: str) -> str:
+    """What runs must share to be of one source: where the table says they are from, software, GPU and node.
+
+    ``framework_text`` is what a table calls the software; it tells apart what has no profile of its own.
+    """
+    habits, cluster = job.training.framework, job.cluster
+    name = habits.name if habits.fitted else framework_text.lower()
+    return f"{origin}|{name}|{cluster.gpu.id}|{cluster.gpus_per_node}"
+
+
+@dataclass(frozen=True)
+class SourceTexts:
+    """What a table says of where its rows are from: (origin, framework) by number, and each row's number (n,)."""
+
+    texts: list[tuple[str, str]]
+    of_row: Ints
+
+    def keys(self, work: Workload) -> np.ndarray[Any, Any]:
+        """`source_key` of every row of ``work``, (n,)."""
+        codes = self.of_row[work.rows]
+        present, inverse = np.unique(codes, return_inverse=True)
+        texts = [self.texts[code] for code in present.tolist()]
+        return np.array([source_key(origin, work.job, framework) for origin, framework in texts])[inverse]
+
+
+def source_texts(table: pd.DataFrame) -> SourceTexts:
+    """What the columns ``source`` and ``framework`` say, where there are such."""
+    blank = np.full(len(table), "")
+    columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
+    codes = row_codes(columns)
+    first = _first_rows(codes)
+    origin, framework = (["" if pd.isna(v) else str(v) for v in column[first]] for column in columns)
+    return SourceTexts(list(zip(origin, framework, strict=True)), codes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one workload that are of one source."""
+
+    work: Workload
+    source: str
+
+
+def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: int) -> list[list[Part]]:
+    """The rows of ``works`` as batches of one source and about ``most_rows`` each, rows of like layouts together."""
+    texts = source_texts(table)
+    of_source: dict[str, list[Part]] = {}
     for work in works:
-        job = work.job
-        habits = job.training.framework
-        own = group_key(job)
-        for row in work.rows:
-            name = habits.name if habits.fitted else framework[row].lower()
-            source.append(f"{origin[row]}|{name}|{job.cluster.gpu.id}|{job.cluster.gpus_per_node}")
-            group.append(own)
-    return np.asarray(source, dtype=str), np.asarray(group, dtype=str)
+        for part in _parts(work, texts.keys(work), most_rows):
+            of_source.setdefault(part.source, []).append(part)
+    batches: list[list[Part]] = []
+    for parts in of_source.values():
+        filled = np.cumsum([len(part.work.rows) for part in parts]) // most_rows
+        batches += [[p for p, at in zip(parts, filled, strict=True) if at == n] for n in np.unique(filled)]
+    return batches
+
+
+def _parts(work: Workload, sources: np.ndarray[Any, Any], most_rows: int) -> Iterator[Part]:
+    names, of_row = np.unique(sources, return_inverse=True)
+    for i, name in enumerate(names.tolist()):
+        rows = np.flatnonzero(of_row == i)
+        if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
+            layout = row_codes(work.plans[n][rows] for n in LAYOUT_COLUMNS)
+            rows = rows[np.lexsort((layout, work.plans["pp"][rows]))]
+        for start in range(0, len(rows), most_rows):
+            at = rows[start : start + most_rows]
+            yield Part(work if len(at) == len(work.rows) else work.take(at), str(name))
 
 
 __all__ = ["CONSTANTS", "Priced", "price", "timed_runs", "with_results"]

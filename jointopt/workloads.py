@@ -57,6 +57,12 @@ class Workload:
     stage_clock_mhz: Floats  # (n, max pp), NaN beyond a plan's pp
     assumed: list[str]  # per row: names of defaulted columns, joined by a blank
 
+    def take(self, at: Ints) -> Workload:
+        """The rows at positions ``at`` of this workload, in that order."""
+        plans = {name: values[at] for name, values in self.plans.items()}
+        assumed = [self.assumed[i] for i in at.tolist()]
+        return Workload(self.job, self.rows[at], plans, self.stage_clock_mhz[at], assumed)
+
 
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table (interfaces.md section 3), and why each remaining row cannot be predicted.

@@ -8,8 +8,9 @@ import pytest
 
 from jointopt import learning
 from jointopt.errors import PlanError, TableError
-from jointopt.learning import CONSTANTS, price, timed_runs, with_results
+from jointopt.learning import CONSTANTS, price, source_key, timed_runs, with_results
 from jointopt.predicting import predict
+from jointopt.workloads import workloads
 
 
 def test_the_residual_of_physics_itself_is_zero_and_of_a_factor_its_logarithm(synthetic_runs):
@@ -59,6 +60,20 @@ def test_another_origin_gpu_or_software_is_another_source(synthetic_runs, column
     both = price(pd.concat([table, table.assign(**{column: value})], ignore_index=True))
     assert len(np.unique(both.runs.source)) == 2
     assert len(np.unique(price(table).runs.source)) == 1
+
+
+def test_a_job_and_its_rows_have_one_source_key(synthetic_runs):
+    table = synthetic_runs("here", rows=3, framework="In-House")
+    works, _ = workloads(table)
+    assert set(price(table).runs.source) == {source_key("here", works[0].job, "In-House")}
+    assert source_key("", works[0].job, "In-House") == "|in-house|a100-sxm4-40gb|4"
+
+
+@pytest.mark.parametrize("blank", [None, np.nan])
+def test_blank_cells_say_as_little_of_a_source_as_absent_columns(synthetic_runs, blank):
+    table = synthetic_runs(rows=3)
+    absent = price(table.drop(columns=["source", "framework"])).runs.source
+    assert (price(table.assign(source=blank, framework=blank)).runs.source == absent).all()
 
 
 def test_a_framework_without_a_profile_is_told_from_one_with(synthetic_runs):

@@ -1,0 +1,79 @@
+"""Seconds to predict a million distinct plans: parts, in memory with the shipped surrogate, and the whole command.
+
+    .venv/bin/python tests/bench/bench_predict.py [PLANS]
+
+Plans are all feasible layouts of shipped jobs at clocks of their GPUs, no two alike, in random order.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from jointopt.correcting import load_surrogate
+from jointopt.jobfile import load_job
+from jointopt.plans.space import enumerate_layouts
+from jointopt.predicting import predict
+from jointopt.schema import RECOMPUTE_NAMES
+from jointopt.tables import read_table, write_table
+from jointopt.workloads import workloads
+
+JOBS = ("llama-3-8b-1x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100", "opt-350m-8x4-gh200")
+
+
+def plans(name: str) -> pd.DataFrame:
+    """Every layout of a shipped job at every clock of its grid, as a measurement table has it."""
+    job = load_job(name)
+    model, training, cluster = job.model, job.training, job.cluster
+    layouts, clocks = enumerate_layouts(job).layouts, np.asarray(job.search.clock_mhz)
+    table = pd.DataFrame({k: np.repeat(v, len(clocks)) for k, v in layouts.items()})
+    table["recompute"] = np.array(RECOMPUTE_NAMES)[table["recompute"]]
+    table["clock_mhz"] = np.tile(clocks, len(layouts["pp"]))
+    return table.assign(
+        source="bench", group=name, model=model.name, num_layers=model.num_layers, hidden_size=model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size, num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_query_groups, gated_mlp=model.gated_mlp, vocab_size=model.vocab_size,
+        seq_length=training.seq_length, global_batch_size=training.global_batch_size, dtype=training.dtype,
+        attention=training.attention, fused_norm=training.fused_norm, framework=training.framework.name,
+        gpu=cluster.gpu.id, gpus_per_node=cluster.gpus_per_node, num_gpus=cluster.num_gpus,
+    )  # fmt: skip
+
+
+def table(rows: int) -> pd.DataFrame:
+    """So many distinct plans, drawn from all jobs."""
+    everything = pd.concat([plans(name) for name in JOBS], ignore_index=True)
+    return everything.sample(rows, random_state=0, ignore_index=True)
+
+
+def timed(what: str, act: Callable[[], object], rows: int) -> None:
+    """Print the seconds that ``act`` takes."""
+    start = time.perf_counter()
+    act()
+    took = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    print(f"{what}: {took:.1f} s, {1e6 * took / rows:.1f} µs a plan, peak memory {peak:.1f} GiB", flush=True)
+
+
+def main(rows: int) -> None:
+    asked = table(rows)
+    load_surrogate("default")
+    timed("cells read and grouped into jobs", lambda: workloads(asked), rows)
+    timed("physics alone, in memory", lambda: predict(asked), rows)
+    timed("shipped surrogate, in memory", lambda: predict(asked, "default"), rows)
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "plans.csv", Path(folder) / "predicted.csv"
+        write_table(asked, given)
+        timed("reading the file", lambda: read_table(given), rows)
+        predicted = predict(asked, "default")
+        timed("writing the file", lambda: write_table(predicted, out), rows)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
