@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     help="lowtime needs pip install 'jointopt[polish]'; linear is a linear programme.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=float, default=10.0, show_default=True, help="About how long lowtime may take."
+    "--seconds", type=float, default=8.0, show_default=True, help="About how long lowtime may take."
 )
 @click.option(
     "--zeus", type=click.Path(path_type=Path), help="File for Zeus' pipeline frequency optimizer, *.py."

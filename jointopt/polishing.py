@@ -34,7 +34,7 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 
 
 def polish(
-    job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 10.0,
+    job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 8.0,
     progress: Say | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
@@ -226,6 +226,7 @@ def _not_beaten(points: list[PolishedPoint]) -> tuple[PolishedPoint, ...]:
 
 
 def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
+    """The point of least energy that takes no longer, within rounding."""
     return [p for p in points if p.iteration_time_s <= limit_s * (1.0 + 1e-9)][-1]
 
 
