@@ -16,7 +16,7 @@ import numpy as np
 from jointopt.errors import InfeasibleError, UsageError
 from jointopt.jobfile import dump_job
 from jointopt.schema import Columns, Floats, Ints
-from jointopt.search.exact import exact_front
+from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, front_of
 from jointopt.search.problem import Problem
 from jointopt.spec.job import Job
@@ -53,7 +53,7 @@ def work(
 
     predicted = priced_problem(job)
     problem = predicted if evaluate is None else _answered(job, predicted, load_function(evaluate))
-    start = exact_front(predicted).front
+    start = exact_front_of_profiles(predicted).front
     if not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)

@@ -27,7 +27,8 @@ from jointopt.plans.space import Space, enumerate_layouts
 from jointopt.remedy import remedy
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.schema import Columns, Floats
-from jointopt.search.exact import ExactFront, exact_front
+from jointopt.search.exact import ExactFront
+from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import front_of, front_order, take
 from jointopt.search.problem import Problem
 from jointopt.spec.job import Job
@@ -77,7 +78,7 @@ def propose(
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
-    ``trials`` plans are spent on NSGA-II after the exact front of the uniform clocks; ``storage`` is an Optuna URL; the
+    ``trials`` plans go to NSGA-II after the exact front of what can be counted; ``storage`` is an Optuna URL; the
     stored study is called ``study`` (by default the job's name and version; a name that is taken gets a suffix).
     ``surrogate`` is a shipped one's name, a folder, or none; runs on the same kind of cluster, in ``measured`` and in
     the measurements of ``storage``, move its predictions.
@@ -85,6 +86,7 @@ def propose(
     smallest change that would help, CatalogError for a GPU whose power nobody states.
     """
     watch = _Stopwatch(progress)
+    _need_power(job)
     informed = _informed(job, surrogate, storage, measured, watch)
     space, layouts, dropped = _feasible(job, watch)
     kept = storage is not None and _can_keep(storage, watch)
@@ -92,8 +94,8 @@ def propose(
         physics = informed.correct(estimator(job, layouts))
         problem = _problem(job, physics, space.clocks_mhz)
     count = problem.num_layouts * problem.num_clocks
-    with watch.phase("exact", f"exact front of {count:,} plans with one clock"):
-        exact = exact_front(problem)
+    with watch.phase("exact", f"exact front of {count:,} plans with one clock, and with slack used"):
+        exact = exact_front_of_profiles(problem)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
@@ -136,10 +138,13 @@ def _can_keep(storage: str, watch: _Stopwatch) -> bool:
         return prepare_storage(storage)
 
 
-def _feasible(job: Job, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
+def _need_power(job: Job) -> None:
     if job.cluster.gpu.power is None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
+
+
+def _feasible(job: Job, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
+    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
     limit_gib = memory_limit_gib(job)
@@ -154,7 +159,12 @@ def _feasible(job: Job, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, in
 
 
 def priced_problem(job: Job) -> Problem:
-    """The search problem of a job: its layouts that fit in memory, answered for by the physics."""
+    """The search problem of a job: its layouts that fit in memory, answered for by the physics.
+
+    Where time is all that the job is about, the GPU's power need not be known: energies are then NaN.
+    """
+    if job.objectives != ("iteration_time_s",):
+        _need_power(job)
     space, layouts, _ = _feasible(job, _Stopwatch(None))
     return _problem(job, estimator(job, layouts), space.clocks_mhz)
 
@@ -192,7 +202,7 @@ def _bounds(answer: Columns, count: int) -> Columns:
 def _search(
     problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch
 ) -> tuple[Columns, Columns]:
-    """(front, everything evaluated); the exact front of the uniform clocks is part of both."""
+    """(front, everything evaluated); the exact front of what can be counted is part of both."""
     from jointopt.search.nsga2 import search
     from jointopt.search.pareto import concat
 

@@ -114,7 +114,7 @@ def test_a_storage_that_cannot_be_written_is_refused_before_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "jointopt.workflow.exact_front", lambda problem: pytest.fail("the search was started")
+        "jointopt.workflow.exact_front_of_profiles", lambda problem: pytest.fail("the search was started")
     )
     with pytest.raises(UsageError, match="study storage"):
         propose(jointopt.load_job(JOB), storage="sqlite:////no/such/folder/x.db")

@@ -31,10 +31,10 @@ class Problem:
     ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and
     the share of slack to use (0 = one clock everywhere; 1 = other stages as slow as they can be without
     becoming the bottleneck). None = one clock for all stages.
-    ``energy_slope_w``: a promise about uniform clocks, for every layout: a lower clock is never faster, and
-    ``energy_j - energy_slope_w * iteration_time_s`` never falls as the clock rises. True of static power or
-    anything larger, summed over all GPUs, as long as work costs no less energy at a higher clock. None =
-    not promised.
+    More slack never raises a stage's clock.
+    ``energy_slope_w``: a promise about the clock of any stage, for every layout: a lower one is never faster, and
+    ``energy_j - energy_slope_w * iteration_time_s`` never falls as it rises. True of static power or anything
+    larger, summed over all GPUs, as long as work costs no less energy at a higher clock. None = not promised.
     """
 
     layouts: Columns

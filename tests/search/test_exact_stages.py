@@ -1,0 +1,72 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.jobfile import shipped_job
+from jointopt.search.exact import exact_front
+from jointopt.search.exact_stages import SLACKS, exact_front_of_profiles
+from jointopt.search.fake import fake_problem
+from jointopt.search.pareto import front_of, is_covered, objectives
+from jointopt.workflow import priced_problem
+
+
+def everything(problem):
+    """The front by evaluating every layout, bottleneck clock and share of slack."""
+    shares = np.concatenate([[0.0], SLACKS])
+    grids = np.meshgrid(np.arange(problem.num_layouts), np.arange(problem.num_clocks), shares, indexing="ij")
+    layout, clock, slack = (grid.ravel() for grid in grids)
+    return front_of(problem.plans(layout, clock, slack))
+
+
+def assert_same(front, other):
+    for one, two in ((front, other), (other, front)):
+        loose = (values * (1 + 1e-9) for values in objectives(two))
+        assert is_covered(*objectives(one), *loose).all()
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), clocks=st.integers(1, 9), share=st.sampled_from([1.0, 0.3]))
+def test_the_front_is_that_of_evaluating_everything(seed, clocks, share):
+    problem = fake_problem(seed, 8, clocks, feasible_share=share)
+    assert_same(exact_front_of_profiles(problem).front, everything(problem))
+
+
+def test_the_front_of_a_shipped_job_is_that_of_evaluating_everything():
+    problem = priced_problem(shipped_job("opt-350m-2x4-a100"))
+    found = exact_front_of_profiles(problem)
+    assert_same(found.front, everything(problem))
+    assert found.evaluated < 0.1 * found.covered
+
+
+@pytest.mark.parametrize("job", ["opt-350m-2x4-a100", "mixtral-8x22b-8x8-h100", "llama-3-405b-2048x8-h100"])
+def test_the_physics_keeps_what_it_promises_about_the_clock_of_one_stage(job):
+    problem, rng = priced_problem(shipped_job(job)), np.random.default_rng(0)
+    layout = rng.choice(np.flatnonzero(problem.layouts["pp"] > 1), 500)
+    rows, stage = np.arange(500), rng.integers(0, problem.layouts["pp"][layout])
+    slow = problem.decode_clocks(layout, rng.integers(0, problem.num_clocks, 500), rng.random(500))
+    fast = slow.copy()
+    fast[rows, stage] = problem.clocks_mhz[-1]
+    (slow_s, slow_j), (fast_s, fast_j) = (objectives(problem.evaluate(layout, c)) for c in (slow, fast))
+    assert (fast_s <= slow_s * (1 + 1e-12)).all()
+    work = slow_j - problem.energy_slope_w * slow_s, fast_j - problem.energy_slope_w * fast_s
+    assert (work[0] <= work[1] + 1e-9 * slow_j).all()
+
+
+def test_more_slack_never_raises_a_clock():
+    problem = priced_problem(shipped_job("mixtral-8x22b-8x8-h100"))
+    layout = np.repeat(np.flatnonzero(problem.layouts["pp"] > 1)[:200], 11)
+    clock = np.full(len(layout), problem.num_clocks // 2)
+    clocks = problem.decode_clocks(layout, clock, np.tile(np.linspace(0, 1, 11), 200))
+    rises = np.diff(np.nan_to_num(clocks).reshape(200, 11, -1), axis=1)
+    assert (rises <= 0).all()
+
+
+@pytest.mark.parametrize("change", [{"stage_clocks": None}, {"energy_slope_w": None}])
+def test_without_slack_or_promise_it_is_the_front_of_one_clock(change):
+    problem = replace(fake_problem(1, 16, 12), **change)
+    found, uniform = exact_front_of_profiles(problem), exact_front(problem)
+    np.testing.assert_array_equal(found.front["energy_j"], uniform.front["energy_j"])
+    assert found.covered == uniform.covered
