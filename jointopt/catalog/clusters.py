@@ -181,6 +181,8 @@ def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
 
 
 def _power_limit(gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    if gpu.architecture == "CPU":  # nothing here caps its power, and nothing says what it is
+        return float("inf"), f"nothing is known of the power of a {gpu.id}; only times are predicted"
     return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
 
 

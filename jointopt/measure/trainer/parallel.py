@@ -57,6 +57,10 @@ _FLATTENED = {
 
 def stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dict[int, Stage]:
     """The stages of this rank by number, laid out, sharded and with the weights that every layout starts from."""
+    if spec.num_query_groups % spec.tp:
+        raise ValueError(
+            f"tp {spec.tp} does not divide the {spec.num_query_groups} query groups; the trainer splits heads"
+        )
     context, count = Context(mesh), spec.pp * spec.vpp
     rank, found = mesh["pp"].get_local_rank(), {}
     for number in range(rank, count, spec.pp):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
@@ -92,7 +92,9 @@ def _pipelined(
     if spec.vpp > 1:
         schedule = ScheduleInterleaved1F1B(built, batches, loss_fn=loss_of)
     else:
-        schedule = Schedule1F1B(built[0], batches, loss_fn=loss_of)
+        # with fewer micro-batches than stages 1F1B has no steady state and is GPipe, which PyTorch wants by name
+        plain = Schedule1F1B if batches >= count else ScheduleGPipe
+        schedule = plain(built[0], batches, loss_fn=loss_of)
     first, last = 0 in parts, count - 1 in parts
 
     def step() -> Tensor:

@@ -1,0 +1,82 @@
+"""Real trainings under torchrun, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from jointopt.errors import LauncherError
+from jointopt.jobfile import load_job
+from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.spec.job import Job
+
+pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+
+PLAN: dict[str, Any] = {
+    "dp": 2, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 2, "sequence_parallel": False,
+    "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [3000.0],
+}  # fmt: skip
+FILE = {
+    "model": {
+        "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "num_query_groups": 4,
+        "vocab_size": 256, "gated_mlp": True,
+    },
+    "training": {"seq_length": 32, "global_batch_size": 8, "dtype": "fp32", "framework": "torchtitan"},
+    "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2},
+    "objectives": ["iteration_time_s"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(FILE))
+    return load_job(tmp_path / "job.yaml")
+
+
+def test_a_run_is_timed_and_learns(job: Job, tmp_path: Path) -> None:
+    row = TorchrunLauncher(iterations=4, warmup_iterations=1, logs=tmp_path / "logs").run(job, PLAN)
+    assert row["status"] == "ok"
+    assert 0 < row["iteration_time_s"] < 60
+    assert 0.05 < row["peak_memory_gib"] < 4
+    first, last = (float(word) for word in row["notes"].split("loss ")[1].split(" to "))
+    assert first > last
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+
+
+def test_energy_without_a_meter_is_unknown_not_zero(job: Job) -> None:
+    row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, PLAN)
+    assert math.isnan(row["energy_j"])
+    assert math.isnan(row["avg_power_w"])
+
+
+def test_a_run_over_its_time_is_a_timeout_and_leaves_no_process(job: Job) -> None:
+    row = TorchrunLauncher(limit_s=1.0).run(job, PLAN)
+    assert (row["status"], math.isnan(row["iteration_time_s"])) == ("timeout", True)
+    children = psutil.Process().children(recursive=True)
+    assert not [p for p in children if "jointopt.measure.trainer" in " ".join(p.cmdline())]
+
+
+def test_a_plan_that_the_trainer_cannot_lay_out_is_a_failure_with_its_cause(job: Job) -> None:
+    one_group = replace(job, model=replace(job.model, num_query_groups=1))
+    row = TorchrunLauncher(limit_s=120).run(one_group, PLAN | {"dp": 1, "tp": 2})
+    assert row["status"] == "failed"
+    assert "ValueError: tp 2 does not divide the 1 query groups" in row["notes"]
+
+
+def test_fewer_micro_batches_than_stages_still_run(job: Job) -> None:
+    plan = PLAN | {"dp": 1, "pp": 2, "micro_batch_size": 8}
+    assert TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, plan)["status"] == "ok"
+
+
+def test_more_than_one_machine_and_unknown_attention_are_refused(job: Job) -> None:
+    launcher = TorchrunLauncher()
+    with pytest.raises(LauncherError, match="use --launcher slurm"):
+        launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=2)))
+    with pytest.raises(LauncherError, match="no multi-head latent attention"):
+        launcher.candidates(replace(job, model=replace(job.model, kv_lora_rank=512)))
