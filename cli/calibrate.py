@@ -27,7 +27,8 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
     \b
     Example:
       jointopt calibrate profile.csv --gpu a100-sxm4-80gb --out cal.yaml
-      jointopt calibrate profile.csv --gpu a40 --out cal.yaml --query clocks.csv --predictions predicted.csv
+      jointopt calibrate profile.csv --gpu a40 --out cal.yaml \\
+          --query clocks.csv --predictions predicted.csv
     """
     from jointopt.calibrating import calibrate as fitted
     from jointopt.calibration import save_calibration

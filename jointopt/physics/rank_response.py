@@ -19,6 +19,7 @@ from jointopt.physics.clock_response import (
     ResponsePrior,
     log_power_w,
     log_time_s,
+    matern,
     switching_shape,
     take,
 )
@@ -33,10 +34,11 @@ _OWN_TIME, _SHARED_TIME, _LIMITED_TIME = 0.003, 0.003, 0.02
 _ENERGY_NOISE, _LIMITED_ENERGY_NOISE = 0.006, 0.01
 _OWN_ENERGY, _SHARED_ENERGY, _LIMITED_ENERGY = 0.004, 0.004, 0.01
 _LIMIT_FACTOR_SD = 0.05  # of single passes: they are shorter than what the limit averages over
-_SCATTER = 0.1  # of a pass's time under a limit that slows it by _SCATTERED and more
+_SCATTER = 0.17  # of a pass's time under a limit that slows it by _SCATTERED and more
 _SCATTERED = 0.15
 _BEYOND_SHARE = 0.02  # of an iteration beyond its schedule, where no iteration was measured
-_BEYOND_SD, _LIMITED_BEYOND_SD = 0.006, 0.045
+_BEYOND_SD, _BEYOND_LENGTH = 0.006, 0.1  # of what lies beyond, over the logarithm of the schedule
+_BEYOND_NOISE, _LIMITED_BEYOND_SD = 0.002, 0.035
 _MEASURED_SD = 0.001  # of an iteration time that the row states itself
 _WAIT_BOOST, _WAIT_BOOST_SD = (
     0.3,
@@ -197,21 +199,38 @@ def _iterations(rows: RankRows, times: Floats, told: Prediction, full_s: Floats)
     plans = np.unique(rows.plan)
     scheduled = _schedules(rows, plans, times, full_s)
     measured = np.array([np.nanmax(rows.iteration_s[rows.plan == p], initial=-np.inf) for p in plans])
-    seen = np.isfinite(measured)
-    beyond = measured[seen] - scheduled[seen]
-    typical = float(np.median(beyond)) if seen.any() else _BEYOND_SHARE * float(np.median(scheduled))
-    spread = float(np.median(np.abs(beyond - typical)) * 1.5) if seen.any() else _BEYOND_SHARE
     limited = np.array([rows.limited[rows.plan == p].any() for p in plans])
     n = len(rows.rank)
     own = np.where(np.isnan(rows.time_s), told.sd[: 2 * n].reshape(2, n), 0.0).mean(axis=0)
     pace = np.array([own[rows.plan == p].max() for p in plans])
-    floor = np.where(limited, _LIMITED_BEYOND_SD, _BEYOND_SD)
-    sd = np.sqrt(floor**2 + (spread / scheduled) ** 2 + pace**2)
-    value = np.where(seen, measured, scheduled + typical)
+    value, beyond_sd = _with_beyond(scheduled, measured, limited)
+    floor = np.where(limited, _LIMITED_BEYOND_SD, _BEYOND_NOISE)
+    sd = np.sqrt(floor**2 + beyond_sd**2 + pace**2)
     at = np.searchsorted(plans, rows.plan)
     own_row = np.isfinite(rows.iteration_s)
     value_of_row = np.where(own_row, rows.iteration_s, value[at])
     return interval(np.log(value_of_row), told.factor * np.where(own_row, _MEASURED_SD, sd[at]))
+
+
+def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[Floats, Floats]:
+    """Iteration times of plans, (plans,), from their schedules and measured ones (inf = none), and relative deviation.
+
+    What lies beyond the schedule is much the same for all plans; in which passes a plan is slow moves it a little, and
+    plans of like length are alike in that.
+    """
+    seen = np.isfinite(measured)
+    if not seen.any():
+        return scheduled * (1.0 + _BEYOND_SHARE), np.full(len(scheduled), _BEYOND_SHARE)
+    typical = float(np.median((measured - scheduled)[seen]))
+    miss = (measured[seen] - scheduled[seen] - typical) / scheduled[seen]
+    z = np.log(scheduled)
+    alike = _BEYOND_SD**2 * matern(np.abs(z[:, None] - z[None, :]), _BEYOND_LENGTH)
+    alike *= limited[:, None] == limited[None, :]
+    gain = np.linalg.solve(
+        alike[np.ix_(seen, seen)] + _BEYOND_NOISE**2 * np.eye(int(seen.sum())), alike[seen]
+    ).T
+    left = np.diag(alike) - (gain * alike[:, seen]).sum(axis=1)
+    return scheduled * (1.0 + gain @ miss) + typical, np.sqrt(np.maximum(left, 0.0))
 
 
 def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats) -> Floats:

@@ -25,7 +25,7 @@ from jointopt.schema import Floats, Ints
 # are of the A40 and A100-PCIe ranks.
 _LENGTH = 0.1  # of log x over which departures from the law die out
 _LIMIT_LENGTH = 0.3  # of the logarithm of the limit
-_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.007, 0.004, 0.001
+_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.01, 0.006, 0.001
 _FAR_TIME = 0.05  # per unit of log x: what the law may be wrong by far from any reading
 _OWN_POWER, _SHARED_POWER, _POWER_NOISE = 0.008, 0.012, 0.008
 _LIMITED_DEPARTURE, _LIMITED_NOISE = 0.015, 0.015
