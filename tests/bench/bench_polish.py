@@ -4,8 +4,8 @@
 
 Three shipped jobs, each with a plan of pipeline depth 8; savings are relative to the maximum clock everywhere. Then the
 seconds of both solvers for 8 stages x 32 micro-batches, of the wall and of the processor. With the folder DATA
-(clock_stage_profiles.csv, energy_pipeline_*.csv), what Perseus measured, and what its measured A100 stages would save
-here with equal stages and with stages as unequal as in its pipelines.
+(clock_stage_profiles.csv, energy_pipeline_*.csv), what Perseus measured, and what its measured A100-SXM stages would
+save here in pipelines with as unequal stages, and with equal ones.
 """
 
 from __future__ import annotations
@@ -82,34 +82,30 @@ def speed() -> None:
 
 
 def measured(data: Path) -> None:
-    """Perseus' own savings at no more than 1 % slowdown, and how unequal its stages are."""
+    """Perseus' savings at no more than 1 % slowdown, and those of A100-SXM stages that are as unequal as its stages."""
     runs = pd.read_csv(data / "energy_pipeline_iterations.csv")
     ranks = pd.read_csv(data / "energy_pipeline_ranks.csv")
-    for (gpu, model), group in runs[runs["method"] == "perseus"].groupby(["gpu", "model"]):
-        base = group.sort_values("iteration_time_s").iloc[0]
-        fits = group[group["iteration_time_s"] <= (1 + SLOWER) * base["iteration_time_s"]]
-        saving = 1 - fits["energy_j"].min() / base["energy_j"]
-        own = ranks[(ranks["gpu"] == gpu) & (ranks["model"] == model) & (ranks["method"] == "perseus")]
-        own = own[own["plan"] == base["plan"]]
+    ranks = ranks[ranks["method"] == "perseus"]
+    profiles = dict(list(pd.read_csv(data / "clock_stage_profiles.csv").groupby("model")))
+    for (gpu, model), group in runs.groupby(["gpu", "model"]):
+        clocks = group["forward_clock_mhz_mean"] + group["backward_clock_mhz_mean"]
+        at_top = group[
+            clocks == clocks.max()
+        ]  # a few runs, 0.5 % apart: the slowest is what others compare with
+        base = at_top.loc[at_top["iteration_time_s"].idxmax()]
+        polished = group[group["method"] == "perseus"]
+        fits = polished[polished["iteration_time_s"] <= (1 + SLOWER) * base["iteration_time_s"]]
+        own = ranks[(ranks["gpu"] == gpu) & (ranks["model"] == model) & (ranks["plan"] == 0)]
         busy = (own["forward_time_sum_s"] + own["backward_time_sum_s"]).groupby(own["stage"]).mean()
-        shape = f"{len(busy)} x {base['num_micro_batches']:.0f}"
+        shares, batches = (busy / busy.mean()).to_numpy(float), int(base["num_micro_batches"])
+        here = saving([kind for share in shares for kind in stage(profiles["gpt3-175b"], share)], batches)
         print(
-            f"measured: {gpu} {model} {shape}: {100 * saving:.1f} % "
-            f"(slowest over mean stage {busy.max() / busy.mean():.2f})"
+            f"Perseus: {gpu} {model} {len(busy)} x {batches}, slowest over mean stage {shares.max():.2f}: "
+            f"measured {100 * (1 - fits['energy_j'].min() / base['energy_j']):.1f} %, with A100-SXM stages {here}"
         )
-
-
-def emulated(data: Path) -> None:
-    """What clocks per pass save on measured A100 stages, with equal and with unequal stages."""
-    table = pd.read_csv(data / "clock_stage_profiles.csv")
-    for model, profile in table.groupby("model"):
-        for slowest in (1.0, 1.15, 1.3):
-            shares = np.linspace(2.0 - slowest, slowest, 8)
-            for batches in (32, 128):
-                kinds = [kind for share in shares for kind in stage(profile, share)]
-                print(
-                    f"emulated: {model} 8 x {batches}, slowest over mean {slowest:.2f}: {saving(kinds, batches)}"
-                )
+    for batches in (32, 128):
+        equal = [kind for _ in range(8) for kind in stage(profiles["gpt3-175b"], 1.0)]
+        print(f"eight equal A100-SXM stages, {batches} micro-batches: {saving(equal, batches)}")
 
 
 def stage(profile: pd.DataFrame, share: float) -> list[Options]:
@@ -125,13 +121,15 @@ def stage(profile: pd.DataFrame, share: float) -> list[Options]:
 
 
 def saving(kinds: list[Options], batches: int) -> str:
-    problem = Problem(schedule_graph(8, 1, batches), kinds)
+    """Least energy within the slowdown, over that of the fastest clocks everywhere."""
+    pp = len(kinds) // 3
+    problem = Problem(schedule_graph(pp, 1, batches), kinds)
     fast_s = problem.makespan_s(problem.fastest())
-    whole_j = problem.energy_j(problem.fastest()) + 8 * WAITING_W * fast_s
+    whole_j = problem.energy_j(problem.fastest()) + pp * WAITING_W * fast_s
     found = least_energy(problem, (1 + SLOWER) * fast_s)
     if found is None:
         return "-"
-    spent_j = found[1] + 8 * WAITING_W * (1 + SLOWER) * fast_s
+    spent_j = found[1] + pp * WAITING_W * (1 + SLOWER) * fast_s
     return f"{100 * (1 - spent_j / whole_j):.1f} %"
 
 
@@ -141,7 +139,6 @@ def main() -> None:
     speed()
     if len(sys.argv) > 1:
         measured(Path(sys.argv[1]))
-        emulated(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
