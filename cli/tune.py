@@ -36,7 +36,7 @@ def tune(
 
     JOB is a job file or the name of a shipped job. A plan that runs out of memory is a result too. Every run is
     stored before the next begins; Ctrl-C loses the one in flight and prints the others. What --storage holds of the
-    job's plans is not run again, and runs of other jobs on the same kind of cluster make the predictions better.
+    job's plans is not run again.
 
     \b
     Example:

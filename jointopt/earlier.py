@@ -34,7 +34,7 @@ def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "de
     """What ``stored`` measurements say of the candidates ``asked`` (rows of a table without results).
 
     Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics cannot tell from a
-    candidate is that plan; all others move the predictions as `jointopt predict --measured` does.
+    candidate is that plan; from all others the surrogate predicts as `jointopt predict --measured` does.
     """
     import pandas as pd
 
@@ -109,7 +109,8 @@ def _moved(
     out, known = np.empty(len(new)), (priced.runs.take(timed), residual[timed])
     for source in np.unique(priced.runs.source[new]):
         own = np.flatnonzero(priced.runs.source[new] == source)
-        out[own], _, _ = learned.predict(priced.runs.take(new[own]), bool(priced.fitted[new[own[0]]]), known)
+        fitted = bool(priced.fitted[new[own[0]]])
+        out[own], _, _ = learned.predict(priced.runs.take(new[own]), fitted, known)
     return out, len(timed)
 
 

@@ -102,7 +102,8 @@ class Outlook:
         own = [(physics, self._spread, _OWN_RUNS)]
         if self._earlier.log_factor is None or name == "avg_power_w":
             return own
-        return [(physics + self._earlier.log_factor, INFORMED, _LEARNED), *own]
+        # the job's own runs come first: until they say otherwise, other jobs told the order of plans no better
+        return [*own, (physics + self._earlier.log_factor, INFORMED, _LEARNED)]
 
     def _probabilities_kept(self, found: Mapping[str, Adapted]) -> Iterator[Floats]:
         """For each bound of the job, how probably every candidate keeps it."""

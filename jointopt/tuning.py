@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.candidates import Candidates, listed, searched
 from jointopt.earlier import Earlier, earlier_runs
 from jointopt.measure.launcher import Launcher, load_launcher
-from jointopt.outlook import Belief, Outlook, broken_bounds
+from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.schema import STATUSES, Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
@@ -161,7 +161,10 @@ class _Loop:
                 f"{len(earlier.rows)} plans of this job were measured before (run 0) and are not run again."
             )
         if earlier.others:
-            self._note(f"{earlier.others} runs of other jobs on this kind of cluster moved the predictions.")
+            self._note(
+                f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "
+                f"soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way."
+            )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jointopt.candidates import listed
+from jointopt.earlier import Earlier
 from jointopt.errors import LauncherError
 from jointopt.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
+from jointopt.outlook import Outlook
 from jointopt.schema import LAYOUT_COLUMNS
 from jointopt.spec.job import Job
 from jointopt.store import Store
+from jointopt.surrogate.local import Spread
 from jointopt.tuning import front, tune, volumes
 
 
@@ -122,16 +126,27 @@ def test_plans_that_the_store_has_measured_are_known_and_not_run_again(
     assert "2 plans of this job were measured before" in again.notes[0]
 
 
-def test_runs_of_another_job_on_the_cluster_move_what_is_expected(make_runs, timed: Job, tmp_path) -> None:
-    url = f"sqlite:///{tmp_path / 'runs.db'}"
+def test_runs_of_another_job_on_the_cluster_are_known_and_those_of_another_gpu_are_not(
+    make_runs, timed: Job, tmp_path
+) -> None:
     other = make_runs(global_batch_size=512, group="other", iteration_time_s=80.0).query("status == 'ok'")
-    Store(url).add(other, "by hand")
-    plain, moved = (tune(timed, "replay", 1, table=make_runs(), storage=kept) for kept in (None, url))
-    assert moved.runs[0].predicted["iteration_time_s"] > plain.runs[0].predicted["iteration_time_s"]
-    assert any("runs of other jobs" in note for note in moved.notes)
-    foreign = f"sqlite:///{tmp_path / 'foreign.db'}"
-    Store(foreign).add(other.assign(gpu="h100-sxm5-80gb"), "by hand")
-    assert tune(timed, "replay", 1, table=make_runs(), storage=foreign).notes == ()
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("same", "foreign")]
+    for url, gpu in zip(urls, (other["gpu"].iloc[0], "h100-sxm5-80gb"), strict=True):
+        Store(url).add(other.assign(gpu=gpu), "by hand")
+    same, foreign = (tune(timed, "replay", 1, table=make_runs(), storage=url) for url in urls)
+    assert same.notes[0].startswith("5 runs of other jobs")
+    assert foreign.notes == ()
+
+
+def test_from_six_runs_on_what_predicts_them_best_is_believed(make_runs, timed: Job) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
+    index = np.arange(candidates.size)
+    truth = candidates.predicted["iteration_time_s"] * np.exp(np.linspace(-0.9, 0.9, candidates.size) ** 3)
+    rows = [{"status": "ok", "iteration_time_s": value} for value in truth]
+    earlier = Earlier(log_factor=np.log(truth / candidates.predicted["iteration_time_s"]), others=9)
+    outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
+    assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
+    assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of other jobs"
 
 
 def test_a_run_beyond_a_bound_of_the_job_is_never_the_best(make_runs, job: Job) -> None:

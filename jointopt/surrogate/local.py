@@ -3,8 +3,8 @@
 The prediction carries the shape, the regression what it misses: a factor common to all plans, and one per doubling of
 each degree. The Gaussian process that carries corrections from job to job (`jointopt.surrogate.gaussian`) was tried in
 its place: with as few runs of one job, all alike but for the plan, its freedom (constants, a smooth function) makes the
-order of the plans worse (tests/bench/bench_replay.py: 3.1 runs in the mean instead of 2.3). It stands behind
-``log_predicted`` where other jobs of the cluster were measured.
+order of the plans worse (tests/bench/bench_replay.py models: 3.9 runs in the mean instead of 2.3), and told of other
+jobs of the cluster it helps no more reliably, so that it must first do better on the job's own runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Spread:
     noise: float = 0.05  # of one plan, not told by the others
 
 
-INFORMED = Spread(shared=0.1, trend=0.02)  # where other jobs of the same cluster have moved the predictions
+INFORMED = Spread(shared=0.1, trend=0.02)  # where other jobs of the same cluster have moved plan by plan
 
 _TAIL = 3.0  # degrees of freedom of the noise: some runs are several times slower for reasons of their own
 _NOISE_RUNS = 4.0  # how many runs the prior of the noise is worth against those measured

@@ -191,9 +191,11 @@ def after_others(everything: list[Group]) -> Model:
         if known is not None:
             factor = load_surrogate("default").predict(group.runs, group.fitted, known)[0]
         moved[id(group)] = group.log_physics + factor
-    return lambda group, index: adapted(
-        group.features, moved[id(group)], index, group.log_time[index], INFORMED
-    )
+
+    def model(group: Group, index: np.ndarray) -> Adapted:
+        return adapted(group.features, moved[id(group)], index, group.log_time[index], INFORMED)
+
+    return model
 
 
 def gain(
@@ -252,7 +254,8 @@ def models() -> None:
         found = prepared(told)
         print("framework told" if told else "framework not told")
         tried = {"physics alone": physics_alone, "local model": local, "surrogate": surrogate}
-        for name, model in (tried | {"local, other groups known": after_others(found)}).items():
+        tried |= {"local, other groups known": after_others(found)}
+        for name, model in tried.items():
             print(f"  {name:26}", summary([played(g, model, gain, 1) for g in found]), flush=True)
 
 
