@@ -28,6 +28,7 @@ _LIMIT_LENGTH = 0.3  # of the logarithm of the limit
 _OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.01, 0.006, 0.001
 _FAR_TIME = 0.05  # per unit of log x: what the law may be wrong by far from any reading
 _OWN_POWER, _SHARED_POWER, _POWER_NOISE = 0.008, 0.012, 0.008
+_OUTSIDE = 0.05  # per unit of log x outside of the clocks read: half width added to each interval
 _LIMITED_DEPARTURE, _LIMITED_NOISE = 0.015, 0.015
 
 
@@ -91,7 +92,9 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
     prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
     found = found.padded(2, n) if found else fit(law, readings, prior, list(_other_limits(prior)))
     told = predict(law, readings, prior, found)
+    outside = _outside(rows)
     (time, power), widths = told.mean.reshape(2, n), told.factor * told.sd.reshape(2, n)
+    widths = widths + _OUTSIDE * outside
     return StageFit(
         hierarchy,
         found.theta,
@@ -99,8 +102,14 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
         found,
         time=interval(time, widths[0]),
         power=interval(power, widths[1]),
-        energy=interval(time + power, np.hypot(*widths)),
+        energy=interval(time + power, np.hypot(*widths) + _OUTSIDE * outside),
     )
+
+
+def _outside(rows: StageRows) -> Floats:
+    """How far every row's clock is from those read, in log x; 0 between them."""
+    z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)
+    return np.asarray(np.maximum(z[read].min() - z, 0.0) + np.maximum(z - z[read].max(), 0.0))
 
 
 def interval(log_value: Floats, log_width: Floats) -> Estimate:
