@@ -32,8 +32,9 @@ from jointopt.spec.job import (
 )
 from jointopt.spec.model import Model
 from jointopt.spec.shape import inline_model
+from jointopt.spec.slurm import Slurm, read_slurm
 
-JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives")
+JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
 _TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training))
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
@@ -104,6 +105,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         search=search,
         constraints=_constraints(section),
         objectives=_objectives(section),
+        slurm=read_slurm(section),
     )
 
 
@@ -310,8 +312,15 @@ def job_mapping(job: Job) -> dict[str, Any]:
         "search": _search_mapping(job),
         "constraints": _filled(job.constraints),
         "objectives": list(job.objectives),
+        "slurm": _slurm_mapping(job.slurm),
     }
     return {key: value for key, value in mapping.items() if value != {}}
+
+
+def _slurm_mapping(slurm: Slurm) -> dict[str, Any]:
+    """What differs from a section that says nothing."""
+    usual = _filled(Slurm())
+    return {key: value for key, value in _filled(slurm).items() if value != usual.get(key)}
 
 
 def _filled(item: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from jointopt.schema import DTYPES as DTYPES
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
+from jointopt.spec.slurm import Slurm
 
 OBJECTIVES = ("iteration_time_s", "energy_j")
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
@@ -79,6 +80,7 @@ class Job:
     search: Search = field(default_factory=Search)
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
+    slurm: Slurm = field(default_factory=Slurm)
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:

@@ -1,0 +1,86 @@
+"""How runs are submitted to Slurm: the section ``slurm`` of a job file. Nodes and GPUs are those of the cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from jointopt.errors import JobError
+from jointopt.spec.check import Section, shown
+
+NO_GPU_REQUEST = "none"
+_DAYS_30 = 43_200  # minutes
+_DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=\S+)?")  # one option of sbatch, as one word
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """What a submission asks for; ``None`` = Slurm's own default."""
+
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time_limit_min: int | None = None  # of the whole Slurm job; None = the limit of the run and two minutes
+    gpu_request: str = "--gpus-per-node={gpus}"  # or --gres=gpu:h100:{gpus}; none = nodes without GPUs
+    exclusive: bool = True  # what others compute on the same node would be measured too
+    requeue: bool = True  # after a node has failed
+    python: str | None = None  # the interpreter on the nodes; None = the one that submits
+    setup: tuple[str, ...] = ()  # lines of shell before the run: module load, activate
+    sbatch: tuple[str, ...] = ()  # further options of sbatch
+
+
+SLURM_KEYS = tuple(field.name for field in fields(Slurm))
+_WORDS = ("account", "partition", "qos", "constraint", "reservation")
+
+
+def read_slurm(job: Section) -> Slurm:
+    """The section ``slurm`` of a job file, with defaults where it says nothing. Raises JobError."""
+    section = job.section("slurm", SLURM_KEYS)
+    usual = Slurm()
+    return Slurm(
+        **{key: _word(section, key) for key in _WORDS if section.has(key)},
+        time_limit_min=section.whole("time_limit_min", 1, _DAYS_30)
+        if section.has("time_limit_min")
+        else None,
+        gpu_request=_gpu_request(section),
+        exclusive=section.flag("exclusive", usual.exclusive),
+        requeue=section.flag("requeue", usual.requeue),
+        python=section.text("python") if section.has("python") else None,
+        setup=_lines(section, "setup"),
+        sbatch=tuple(_directive(section, "sbatch", line) for line in _lines(section, "sbatch")),
+    )
+
+
+def _word(section: Section, key: str) -> str:
+    word = section.text(key)
+    if not re.fullmatch(r"[^\s'\"\\#]+", word):
+        raise section.refuse(key, "one word, as sbatch takes it")
+    return word
+
+
+def _gpu_request(section: Section) -> str:
+    request = section.text("gpu_request", Slurm.gpu_request)
+    if request == NO_GPU_REQUEST:
+        return request
+    return _directive(section, "gpu_request", request.replace("{gpus}", "1")) and request
+
+
+def _directive(section: Section, key: str, line: str) -> str:
+    if not _DIRECTIVE.fullmatch(line):
+        raise JobError(
+            f"{section.at(key)} must be an option of sbatch as one word, such as --mail-type=END; got {shown(line)}."
+        )
+    return line
+
+
+def _lines(section: Section, key: str) -> tuple[str, ...]:
+    """One line of text or a list of up to 100 of them."""
+    if not section.has(key):
+        return ()
+    value = section.values[key]
+    lines = value if isinstance(value, list) else [value]
+    if len(lines) > 100:
+        raise section.refuse(key, "a line of text, or a list of up to 100 of them")
+    return tuple(Section({key: line}, section.where).text(key, most=2000) for line in lines)
