@@ -14,7 +14,7 @@ FRESH_SHARE = 0.04  # of a generation: random newcomers, so that no layout is ou
 RETRIES = 12  # of children that decode to a plan already seen, each with stronger mutation
 LOCAL_AFTER = 0.3  # of a search: from here on half of the new plans are local moves
 FRONT_AFTER = 0.6  # of a search: from here on these start from the front
-CLOCK_STEPS = (-2, -1, 1, 2)
+PROFILE_STEPS = np.array([(c, s) for c in (-2, -1, 0, 1, 2) for s in (-1, 0, 1) if (c, s) != (0, 0)])
 CLIMBERS = 48  # of the best combinations of tp, pp and cp, each with a local search of its own
 COMBINATION = np.array([1, 1_000, 1_000_000] + [0] * (len(PRIORITY) - 3))  # one number per tp, pp and cp
 
@@ -114,18 +114,23 @@ def half_local(
 def local_moves(
     genome: Genome, around: Columns, seen: Seen, size: int, rng: np.random.Generator, *, clocks: bool
 ) -> Ints:
-    """Genes of at most ``size`` unseen plans one move away: a layout's gene, with ``clocks`` a clock or share of slack.
+    """Genes of at most ``size`` unseen plans one move away: in a layout's gene, and with ``clocks`` in clock and slack.
 
-    Clock moves come before the others: a front that is complete but for a clock here and there is the usual case.
+    With ``clocks`` both kinds get half where both are left.
     """
     own = genome.encode(around)
-    near = np.concatenate([_shifted(genome, own, CLOCK, CLOCK_STEPS), _shifted(genome, own, SLACK, (-1, 1))])
-    chosen: list[Ints] = []
-    for moves in (near[: len(near) * clocks], genome.neighbours(own)):
-        layout, clock, slack = genome.decode(moves)
-        fresh = moves[seen.lacks(layout, genome.problem.decode_clocks(layout, clock, slack))]
-        chosen.append(rng.permutation(np.unique(fresh, axis=0))[: size - sum(len(c) for c in chosen)])
-    return np.concatenate(chosen)
+    layouts = _unseen_moves(genome, genome.neighbours(own), seen, rng)
+    profiles = _unseen_moves(genome, _other_profiles(genome, own), seen, rng) if clocks else layouts[:0]
+    share = max(size - len(profiles), size // 2 if clocks else size)
+    chosen = layouts[:share]
+    return np.concatenate([profiles[: size - len(chosen)], chosen])
+
+
+def _unseen_moves(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator) -> Ints:
+    """Those of the genes whose plans were not seen before, each once, in random order."""
+    layout, clock, slack = genome.decode(genes)
+    fresh = genes[seen.lacks(layout, genome.problem.decode_clocks(layout, clock, slack))]
+    return np.asarray(rng.permutation(np.unique(fresh, axis=0)), dtype=np.int64)
 
 
 def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
@@ -139,10 +144,12 @@ def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
     return take(plans, order[np.sort(first)][:CLIMBERS])
 
 
-def _shifted(genome: Genome, genes: Ints, column: int, steps: tuple[int, ...]) -> Ints:
-    moved = np.repeat(genes, len(steps), axis=0)
-    moved[:, column] += np.tile(steps, len(genes))
-    inside: Bools = (moved[:, column] >= 0) & (moved[:, column] < genome.sizes[column])
+def _other_profiles(genome: Genome, genes: Ints) -> Ints:
+    """The same layouts with clock and share of slack a step or two away."""
+    moved = np.repeat(genes, len(PROFILE_STEPS), axis=0)
+    profile = moved[:, [CLOCK, SLACK]] + np.tile(PROFILE_STEPS, (len(genes), 1))
+    moved[:, [CLOCK, SLACK]] = profile
+    inside: Bools = ((profile >= 0) & (profile < genome.sizes[[CLOCK, SLACK]])).all(axis=1)
     return np.asarray(moved[inside], dtype=np.int64)
 
 

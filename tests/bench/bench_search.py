@@ -1,13 +1,16 @@
-"""How near NSGA-II comes to the exact front, and what it costs, on problems of the shape of the real one.
+"""The search against Optuna's NSGA-II, TPE and random sampling as they come, and pymoo's NSGA-II; clocks per stage.
 
-Run: python tests/bench/bench_search.py
-Prints per problem size, as the median of five seeds (worst in brackets): hypervolume as a share of the exact one
-against a tight reference point, and the share of the exact points that were found, for NSGA-II alone, with its
-polish, and for Optuna's NSGA-II as it comes (its own crossover and mutation, the same repair, no deduplication).
+    python tests/bench/bench_search.py [JOB ...]
+
+All get the same genes, repaired in the same way to layouts that exist. Prints, as the median of five seeds (worst in
+brackets), the hypervolume as a share of the best known front's, against a tight reference point, and the distance to
+that front (IGD+ over its spans): at the same number of evaluated plans, ours without start and polish; then at the same
+seconds of one core, ours as `propose` does it. The best known front is that of all runs and of a long one of ours.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -15,114 +18,138 @@ from collections.abc import Callable
 import numpy as np
 import optuna
 
+from jointopt.jobfile import shipped_job
 from jointopt.schema import Columns
-from jointopt.search.exact import exact_front
-from jointopt.search.fake import fake_problem
+from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
 from jointopt.search.nsga2 import search
-from jointopt.search.pareto import front_of, hypervolume, is_covered, nadir, objectives, recall
+from jointopt.search.pareto import concat, front_of, hypervolume, nadir, objectives
 from jointopt.search.problem import Problem
-from jointopt.search.studies import save_study
+from jointopt.workflow import priced_problem
 
 SEEDS = range(5)
-SIZES = ((8, 24, 1000), (64, 24, 1000), (64, 24, 2000), (64, 110, 1000), (64, 110, 2000), (256, 110, 2000))
-Search = Callable[[Problem, int, int], Columns]
+EVALUATIONS = 520  # whole generations of 40
+SECONDS = 4.0  # of one core
+JOBS = ("mixtral-8x22b-8x8-h100", "gpt3-175b-128x8-a100")
+More = Callable[[], bool]
+Search = Callable[[Problem, int, More], Columns]
 
 
-def stock(problem: Problem, trials: int, seed: int) -> Columns:
-    """Optuna's sampler by ask and tell, with integer genes and the same repair."""
-    genome = Genome.of(problem)
-    sampler = optuna.samplers.NSGAIISampler(seed=seed)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    space = {f"g{i}": optuna.distributions.IntDistribution(0, int(n) - 1) for i, n in enumerate(genome.sizes)}
-    rows = []
-    for _ in range(trials):
-        trial = study.ask(space)
-        genes = np.array([[trial.params[name] for name in space]])
-        plan = problem.plans(*genome.decode(genes))
-        study.tell(trial, [float(values[0]) for values in objectives(plan)])
-        rows.append(plan)
-    return front_of({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+def stock(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Search:
+    """A sampler of Optuna by ask and tell."""
+
+    def run(problem: Problem, seed: int, more: More) -> Columns:
+        genome = Genome.of(problem)
+        study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler(seed))
+        sizes = [int(size) - 1 for size in genome.sizes]
+        space = {f"g{i}": optuna.distributions.IntDistribution(0, top) for i, top in enumerate(sizes)}
+        rows = []
+        while more():
+            trial = study.ask(space)
+            plan = problem.plans(*genome.decode(np.array([[trial.params[name] for name in space]])))
+            for violation in plan["violation"]:
+                trial.set_constraint("violation", float(violation))
+            study.tell(trial, [float(values[0]) for values in objectives(plan)])
+            rows.append(plan)
+        return front_of(concat(rows))
+
+    return run
 
 
-SEARCHES: dict[str, Search] = {
-    "Optuna as it comes": stock,
-    "ours, no polish": lambda p, n, s: search(p, trials=n, seed=s, polish_evaluations=0).front,
-    "ours": lambda p, n, s: search(p, trials=n, seed=s).front,
+def pymoo(problem: Problem, seed: int, more: More) -> Columns:
+    """pymoo's NSGA-II with integer genes, a population at a time."""
+    from pymoo.algorithms.moo.nsga2 import NSGA2
+    from pymoo.core.problem import Problem as PymooProblem
+    from pymoo.operators.crossover.sbx import SBX
+    from pymoo.operators.mutation.pm import PM
+    from pymoo.operators.repair.rounding import RoundingRepair
+    from pymoo.operators.sampling.rnd import IntegerRandomSampling
+
+    genome, rows = Genome.of(problem), []
+    bounds = {"n_var": len(genome.sizes), "xl": np.zeros(len(genome.sizes)), "xu": genome.sizes - 1}
+    asked = PymooProblem(n_obj=2, n_ieq_constr=1, vtype=int, **bounds)
+    whole = {"vtype": float, "repair": RoundingRepair()}
+    algorithm = NSGA2(pop_size=40, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
+                      mutation=PM(prob=1.0, eta=3.0, **whole), eliminate_duplicates=True)  # fmt: skip
+    algorithm.setup(asked, termination=("n_gen", 10**6), seed=seed, verbose=False)
+    while more():
+        infills = algorithm.ask()
+        plans = problem.plans(*genome.decode(np.asarray(infills.get("X")).astype(np.int64)))
+        for _ in range(len(plans["slack"]) - 1):
+            more()  # the loop counts the first one
+        infills.set("F", np.column_stack(objectives(plans)), "G", plans["violation"][:, None])
+        algorithm.tell(infills=infills)
+        rows.append(plans)
+    return front_of(concat(rows))
+
+
+def ours(problem: Problem, seed: int, more: More) -> Columns:
+    return search(problem, trials=EVALUATIONS, seed=seed, polish_evaluations=0).front
+
+
+def proposed(problem: Problem, seed: int, more: More) -> Columns:
+    exact = exact_front_of_profiles(problem).front
+    return search(problem, trials=1000, seed=seed, start=exact).front
+
+
+OTHERS: dict[str, Search] = {
+    "Optuna NSGA-II": stock(lambda seed: optuna.samplers.NSGAIISampler(seed=seed)),
+    "Optuna TPE": stock(lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=False)),
+    "random": stock(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
+    "pymoo NSGA-II": pymoo,
 }
 
 
-def against_exact(front: Columns, exact: Columns) -> tuple[float, float]:
-    """Hypervolume ratio and recall."""
-    reference = nadir(*objectives(exact))
-    volume = hypervolume(*objectives(front), reference) / hypervolume(*objectives(exact), reference)
-    return volume, recall(*objectives(exact), *objectives(front))
+def counted() -> More:
+    left = iter(range(EVALUATIONS))
+    return lambda: next(left, None) is not None
 
 
-def one_clock_for_all() -> None:
-    print("\nUnseeded, one clock for all stages")
-    for num_gpus, num_clocks, trials in SIZES:
-        problems = [fake_problem(seed, num_gpus, num_clocks, per_stage_clocks=False) for seed in SEEDS]
-        exact = [exact_front(problem).front for problem in problems]
-        print(f"  {num_gpus} GPUs, {problems[0].num_layouts} layouts x {num_clocks} clocks, {trials} trials")
-        for name, run in SEARCHES.items():
-            start = time.perf_counter()
-            pairs = zip(problems, exact, SEEDS, strict=True)
-            scores = [against_exact(run(p, trials, seed), e) for p, e, seed in pairs]
-            seconds = (time.perf_counter() - start) / len(SEEDS)
-            (volume, found), (least_volume, least) = np.median(scores, axis=0), np.min(scores, axis=0)
-            print(
-                f"    {name:20s} hypervolume {volume:.4f} ({least_volume:.4f})  "
-                f"recall {found:.3f} ({least:.3f})  {seconds:.2f} s"
-            )
+def timed() -> More:
+    end = time.process_time() + SECONDS
+    return lambda: time.process_time() < end
 
 
-def clocks_per_stage() -> None:
-    print(
-        "\nClocks per stage, 64 GPUs x 110 clocks, 1000 trials: relative to the exact front of one clock for all"
-    )
-    for seeded in (False, True):
-        scores, worse, seconds = [], 0, 0.0
-        for seed in SEEDS:
-            problem = fake_problem(seed, 64, 110)
-            exact = exact_front(problem).front
-            start = time.perf_counter()
-            front = search(problem, trials=1000, seed=seed, start=exact if seeded else None).front
-            seconds += time.perf_counter() - start
-            scores.append(against_exact(front, exact)[0])
-            worse += int((~is_covered(*objectives(front), *objectives(exact))).sum())
-        label = "from the exact front" if seeded else "unseeded"
-        print(
-            f"  {label:20s} hypervolume {np.median(scores):.4f} ({min(scores):.4f})  "
-            f"points worse somewhere {worse}  {seconds / len(SEEDS):.2f} s"
-        )
+def distance(front: Columns, best: Columns) -> float:
+    """IGD+: how far the best points lie beyond the nearest found one, on average, in spans of the best front."""
+    found, known = (np.column_stack(objectives(plans)) for plans in (front, best))
+    worse = np.maximum((found[None, :, :] - known[:, None, :]) / np.ptp(known, axis=0), 0.0)
+    return float(np.linalg.norm(worse, axis=2).min(axis=1).mean()) if len(found) else np.inf
 
 
-def exact_speed() -> None:
-    print("\nExact front")
-    for num_gpus, num_clocks in ((8, 110), (64, 110), (1024, 110)):
-        problem = fake_problem(0, num_gpus, num_clocks)
-        start = time.perf_counter()
-        result = exact_front(problem)
-        seconds = time.perf_counter() - start
-        print(
-            f"  {num_gpus:5d} GPUs: {result.covered:,} plans, evaluated {result.evaluated / result.covered:.1%}, "
-            f"{seconds:.2f} s, front of {len(result.front['energy_j'])}"
-        )
+def compare(problem: Problem, label: str, searches: dict[str, Search], budget: Callable[[], More]) -> None:
+    runs, seconds = {}, {}
+    for name, run in searches.items():
+        start = time.process_time()
+        runs[name] = [run(problem, seed, budget()) for seed in SEEDS]
+        seconds[name] = (time.process_time() - start) / len(SEEDS)
+    exact = exact_front_of_profiles(problem).front
+    long = search(problem, trials=3000, seed=99, start=exact).front
+    shared = [take_columns(front) for fronts in (*runs.values(), [exact, long]) for front in fronts]
+    best = front_of(concat(shared))
+    reference = nadir(*objectives(best))
+    whole = hypervolume(*objectives(best), reference)
+    print(f"  {label}; best known front of {len(best['energy_j'])} points")
+    for name, fronts in runs.items():
+        volumes = [hypervolume(*objectives(front), reference) / whole for front in fronts]
+        distances = [distance(front, best) for front in fronts]
+        print(f"    {name:16s} hypervolume {np.median(volumes):.4f} ({min(volumes):.4f})  distance "
+              f"{np.median(distances):.4f} ({max(distances):.4f})  {seconds[name]:.2f} s", flush=True)  # fmt: skip
 
 
-def study_speed(url: str = "sqlite:///:memory:") -> None:
-    problem = fake_problem(0, 64, 110)
-    plans = problem.describe(search(problem, trials=3000).plans)
-    start = time.perf_counter()
-    save_study(plans, url, name="bench", job_hash="0" * 8, seed=0)
-    print(f"\nStudy of 2000 trials to SQLite, tables included: {time.perf_counter() - start:.2f} s")
+def take_columns(front: Columns) -> Columns:
+    return {name: front[name] for name in ("iteration_time_s", "energy_j", "violation")}
+
+
+def main(jobs: tuple[str, ...]) -> None:
+    for name in jobs:
+        problem = priced_problem(shipped_job(name))
+        print(f"{name}: {problem.num_layouts:,} layouts x {problem.num_clocks} clocks, a clock per stage")
+        compare(problem, f"{EVALUATIONS} evaluated plans", {"ours": ours} | OTHERS, counted)
+        compare(problem, f"{SECONDS:g} s of one core", {"ours (propose)": proposed} | OTHERS, timed)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    exact_speed()
-    one_clock_for_all()
-    clocks_per_stage()
-    study_speed()
+    main(tuple(sys.argv[1:]) or JOBS)
