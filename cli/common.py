@@ -125,3 +125,16 @@ def writing(option: str) -> Iterator[None]:
 def progress(text: str) -> None:
     """One line on stderr."""
     click.echo(f"{text} ...", err=True)
+
+
+def remark(text: str) -> None:
+    """One line on stderr, as it is."""
+    click.echo(text, err=True)
+
+
+def offer_restore() -> None:
+    """Says so where a run that was killed has left GPU clocks set: commands that measure begin with it."""
+    from jointopt.measure.clocks import restore_offer
+
+    if offer := restore_offer():
+        remark(offer)

@@ -14,7 +14,7 @@ from jointopt.errors import JointOptError
 
 COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "tune", "work", "dashboard",
-    "calibrate", "catalog",
+    "exec", "clocks", "calibrate", "catalog",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import psutil
 
 from jointopt.errors import LauncherError
 
-_MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
+MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
 _POLL_S = 0.1
 _TAIL_BYTES = 65_536
@@ -45,12 +45,12 @@ def run_program(
     Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
     """
     mark = uuid.uuid4().hex
-    own = {**os.environ, **(env or {}), _MARK: mark}
+    own = {**os.environ, **(env or {}), MARK: mark}
     with log.open("ab") as out:
         try:
             program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=cwd,
-                start_new_session=True, preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                start_new_session=True, preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )  # fmt: skip
         except OSError as error:
             raise LauncherError(
@@ -59,11 +59,11 @@ def run_program(
     try:
         timed_out = not _ends_within(program, limit_s)
     finally:
-        _end(program, mark)
+        end_program(program, mark)
     return Ended(program.returncode, timed_out, tail(log))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Asks Linux to send SIGTERM when the tool dies, by SIGKILL too (prctl PR_SET_PDEATHSIG)."""
     import ctypes
 
@@ -79,7 +79,7 @@ def _ends_within(program: subprocess.Popen[bytes], limit_s: float) -> bool:
     return True
 
 
-def _end(program: subprocess.Popen[bytes], mark: str) -> None:
+def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
     """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark."""
     if program.poll() is None:
         program.terminate()
@@ -99,7 +99,7 @@ def marked(mark: str) -> Iterable[psutil.Process]:
     """Processes that inherited the mark of a run."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == mark:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
                 yield process
 
 

@@ -1,0 +1,57 @@
+"""``jointopt exec``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jointopt.cli import common
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    short_help="Run any program under a plan's clocks.", context_settings={"allow_interspersed_args": False}
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--plan", "plan_file", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="JSON of explain, select or propose, or of a plan alone.")  # fmt: skip
+@click.option("--row", type=click.IntRange(min=1), help="Plan of a proposal, counted from 1.")
+@click.option(
+    "--node", type=click.IntRange(min=0), help="Which node of the plan this is; SLURM_NODEID by default."
+)
+@click.option(
+    "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node; those of this machine by default."
+)
+@click.option("--default-clocks", is_flag=True, help="Leave clocks and power limits alone, only measure.")
+@click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
+              help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
+@click.option("--reading", type=_PATH, help="File for the meter's samples.")
+@click.pass_context
+def exec(
+    ctx: click.Context, command: tuple[str, ...], plan_file: Path, row: int | None, node: int | None,
+    gpus_per_node: int | None, default_clocks: bool, grace_s: float, reading: Path | None,
+) -> None:  # fmt: skip
+    """Run COMMAND with every GPU of this machine at the clock and power limit of its pipeline stage.
+
+    Ranks fill GPUs as Megatron-LM and torchrun number them: tp innermost, then cp, dp, pp outermost. The exit code is
+    COMMAND's. Clocks are put back whatever ends it; after SIGKILL, with `jointopt clocks restore`. On several nodes,
+    start it on each, around the launcher: srun jointopt exec --plan plan.json -- torchrun ...
+
+    \b
+    Example:
+      jointopt explain job.yaml --plan "dp=4 pp=2 clock=1410,1200" --json > plan.json
+      jointopt exec --plan plan.json -- torchrun --nproc-per-node 8 train.py
+    """
+    from jointopt.execution import execute, plan_of
+
+    common.offer_restore()
+    done = execute(
+        command, plan_of(plan_file, row), node=node, gpus_per_node=gpus_per_node, default_clocks=default_clocks,
+        grace_s=grace_s, series=reading, say=common.remark,
+    )  # fmt: skip
+    common.remark(f"{done.reading.words()}.")
+    if done.trouble:
+        common.remark(f"Warning: {done.trouble}")
+    ctx.exit(done.code)

@@ -1,0 +1,219 @@
+/* A stand-in for NVIDIA's driver library, libnvidia-ml.so.1: as much of it as zeus 0.16 and pynvml ask for.
+
+   It knows GPUs only where STAND_IN_NVML names a folder, which holds their state, so that processes share it:
+   `gpuN` (binary), `calls` (what was set, a line each), and files that a test makes to disturb it:
+   `no-permission`  nothing may be set            `lost-N`  GPU N is gone
+   `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead
+   STAND_IN_NVML_GPUS says how many there are (4). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
+   up to the limit; the energy counter integrates that over real time and moves every 100 ms, as real ones do. */
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, TOO_SMALL = 7, NO_DRIVER = 9, LOST = 15 };
+enum { MOST_GPUS = 64, LOWEST_MHZ = 210, HIGHEST_MHZ = 1980, STEP_MHZ = 15, HIGHEST_MW = 700000, LOWEST_MW = 200000 };
+
+typedef int Return;
+typedef struct { int index; } Device;
+typedef struct { double at_s, energy_mj, told_mj; unsigned clock_mhz, limit_mw; int locked; } State;
+typedef struct { unsigned field, scope; long long at, latency; int type, result; union { unsigned u; double d; } value; } Field;
+
+static Device devices[MOST_GPUS];
+
+static int count(void) { const char *n = getenv("STAND_IN_NVML_GPUS"); return n ? atoi(n) : 4; }
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+static void path_of(const char *name, int index, char *path)
+{
+    const char *folder = getenv("STAND_IN_NVML");
+    if (index < 0) snprintf(path, 4096, "%s/%s", folder ? folder : ".", name);
+    else snprintf(path, 4096, "%s/%s%d", folder ? folder : ".", name, index);
+}
+
+static int there(const char *name, int index)
+{
+    char path[4096];
+    path_of(name, index, path);
+    return access(path, F_OK) == 0;
+}
+
+static double watts(const State *s)
+{
+    double x = (double)s->clock_mhz / HIGHEST_MHZ, w = 90 + 600 * x * x * x;
+    return w < s->limit_mw / 1e3 ? w : s->limit_mw / 1e3;
+}
+
+/* Brings a GPU's state up to now and, where `set` is given, changes it: one step for all processes and threads. */
+static State step(int index, void (*set)(State *, unsigned), unsigned value)
+{
+    State s = {0, 0, 0, HIGHEST_MHZ, HIGHEST_MW, 0};
+    char path[4096];
+    path_of("gpu", index, path);
+    int file = open(path, O_RDWR | O_CREAT, 0666);
+    if (file < 0) return s;
+    flock(file, LOCK_EX);
+    if (read(file, &s, sizeof s) != sizeof s) s.at_s = now();
+    double t = now();
+    s.energy_mj += watts(&s) * (t - s.at_s) * 1e3;
+    s.at_s = t;
+    double told = s.energy_mj - watts(&s) * fmod(t, 0.1) * 1e3;
+    if (told > s.told_mj && !there("still-", index)) s.told_mj = told;
+    if (set) set(&s, value);
+    if (pwrite(file, &s, sizeof s, 0) != sizeof s) s.at_s = 0;
+    close(file);
+    return s;
+}
+
+static void note(const char *what, int index, unsigned value)
+{
+    char path[4096];
+    path_of("calls", -1, path);
+    FILE *file = fopen(path, "a");
+    if (!file) return;
+    fprintf(file, "%s %d %u\n", what, index, value);
+    fclose(file);
+}
+
+static Return change(Device *d, const char *what, void (*set)(State *, unsigned), unsigned value)
+{
+    if (there("lost-", d->index)) return LOST;
+    if (there("no-permission", -1)) return NO_PERMISSION;
+    step(d->index, set, value);
+    note(what, d->index, value);
+    return OK;
+}
+
+static void set_clock(State *s, unsigned mhz) { s->clock_mhz = mhz; s->locked = 1; }
+static void reset_clock(State *s, unsigned mhz) { s->clock_mhz = mhz; s->locked = 0; }
+static void set_limit(State *s, unsigned mw) { s->limit_mw = mw; }
+
+Return nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    for (int i = 0; i < MOST_GPUS; i++) devices[i].index = i;
+    return getenv("STAND_IN_NVML") ? OK : NO_DRIVER;
+}
+Return nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+Return nvmlShutdown(void) { return OK; }
+
+const char *nvmlErrorString(Return code)
+{
+    switch (code) {
+    case INVALID: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NO_PERMISSION: return "Insufficient Permissions";
+    case NO_DRIVER: return "Driver Not Loaded";
+    case LOST: return "GPU is lost";
+    default: return "Unknown Error";
+    }
+}
+
+Return nvmlSystemGetDriverVersion(char *text, unsigned n) { snprintf(text, n, "stand-in"); return OK; }
+Return nvmlDeviceGetCount_v2(unsigned *n) { *n = (unsigned)count(); return OK; }
+
+Return nvmlDeviceGetHandleByIndex_v2(unsigned i, Device **d)
+{
+    if ((int)i >= count()) return INVALID;
+    *d = &devices[i];
+    return OK;
+}
+
+Return nvmlDeviceGetName(Device *d, char *text, unsigned n) { (void)d; snprintf(text, n, "NVIDIA H100 80GB HBM3"); return OK; }
+Return nvmlDeviceGetUUID(Device *d, char *text, unsigned n) { snprintf(text, n, "GPU-stand-in-%d", d->index); return OK; }
+Return nvmlDeviceGetArchitecture(Device *d, unsigned *a) { (void)d; *a = 9; return OK; }
+Return nvmlDeviceGetC2cModeInfoV1(Device *d, unsigned *info) { (void)d; (void)info; return NOT_SUPPORTED; }
+
+Return nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *mj)
+{
+    if (there("lost-", d->index)) return LOST;
+    double told = step(d->index, NULL, 0).told_mj;
+    *mj = (unsigned long long)(told + (there("jump-", d->index) ? 1e9 : 0));
+    return OK;
+}
+
+Return nvmlDeviceGetPowerUsage(Device *d, unsigned *mw)
+{
+    if (there("lost-", d->index)) return LOST;
+    State s = step(d->index, NULL, 0);
+    *mw = (unsigned)(1000 * watts(&s));
+    return OK;
+}
+
+Return nvmlDeviceGetFieldValues(Device *d, int n, Field *fields)
+{
+    for (int i = 0; i < n; i++) fields[i].result = nvmlDeviceGetPowerUsage(d, &fields[i].value.u);
+    return OK;
+}
+
+Return nvmlDeviceGetTemperatureV(Device *d, unsigned *temperature)
+{
+    if (there("lost-", d->index)) return LOST;
+    State s = step(d->index, NULL, 0);
+    temperature[2] = (unsigned)(30 + watts(&s) / 20);
+    return OK;
+}
+
+Return nvmlDeviceGetUtilizationRates(Device *d, unsigned *rates) { (void)d; rates[0] = 97; rates[1] = 40; return OK; }
+
+Return nvmlDeviceGetClockInfo(Device *d, unsigned type, unsigned *mhz)
+{
+    (void)type;
+    *mhz = step(d->index, NULL, 0).clock_mhz;
+    return OK;
+}
+
+Return nvmlDeviceGetSupportedMemoryClocks(Device *d, unsigned *n, unsigned *mhz)
+{
+    (void)d;
+    unsigned room = *n;
+    *n = 1;
+    if (room < 1) return TOO_SMALL;
+    mhz[0] = 2619;
+    return OK;
+}
+
+Return nvmlDeviceGetSupportedGraphicsClocks(Device *d, unsigned memory_mhz, unsigned *n, unsigned *mhz)
+{
+    (void)d;
+    if (memory_mhz != 2619) return INVALID;
+    unsigned room = *n, i = 0;
+    *n = (HIGHEST_MHZ - LOWEST_MHZ) / STEP_MHZ + 1;
+    if (room < *n) return TOO_SMALL;
+    for (unsigned f = HIGHEST_MHZ; f >= LOWEST_MHZ; f -= STEP_MHZ) mhz[i++] = f;
+    return OK;
+}
+
+Return nvmlDeviceSetGpuLockedClocks(Device *d, unsigned low, unsigned high)
+{
+    if (low > high || high < LOWEST_MHZ || low > HIGHEST_MHZ) return INVALID;
+    return change(d, "lock", set_clock, high);
+}
+Return nvmlDeviceResetGpuLockedClocks(Device *d) { return change(d, "reset", reset_clock, HIGHEST_MHZ); }
+
+Return nvmlDeviceGetPowerManagementLimit(Device *d, unsigned *mw) { *mw = step(d->index, NULL, 0).limit_mw; return OK; }
+Return nvmlDeviceGetPowerManagementDefaultLimit(Device *d, unsigned *mw) { (void)d; *mw = HIGHEST_MW; return OK; }
+
+Return nvmlDeviceGetPowerManagementLimitConstraints(Device *d, unsigned *low, unsigned *high)
+{
+    (void)d;
+    *low = LOWEST_MW;
+    *high = HIGHEST_MW;
+    return OK;
+}
+
+Return nvmlDeviceSetPowerManagementLimit(Device *d, unsigned mw)
+{
+    if (mw < LOWEST_MW || mw > HIGHEST_MW) return INVALID;
+    return change(d, "limit", set_limit, mw);
+}
