@@ -30,7 +30,7 @@ from jointopt.response_tables import (
 from jointopt.schema import Bools, Floats, Ints
 from jointopt.spec.cluster import Gpu
 
-_MOST_READINGS = {"stages": 600, "iterations": 600, "ranks": 400}  # of one fit, spread evenly over the file
+_MOST_READINGS = {"stages": 600, "iterations": 600, "ranks": 280}  # of one fit, spread evenly over the file
 _MOST_ASKED = 400  # rows that are predicted in one go
 _MOST_WORK = 100  # pieces of work that a calibration lists
 _SURE = {

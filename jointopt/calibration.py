@@ -129,11 +129,12 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
             f"The calibration is of GPU {calibration.gpu!r} and the job runs on {gpu.id!r}; "
             f"calibrate on measurements of {gpu.id!r}."
         )
-    waiting = gpu.power.wait_w * constants.static_w / gpu.power.static_w
+    wait_w = constants.wait_w or gpu.power.wait_w * constants.static_w / gpu.power.static_w
     power = replace(
         gpu.power,
-        static_w=constants.static_w,
-        wait_w=max(constants.wait_w or waiting, constants.static_w),
+        # of busy passes, the part that no clock changes; a GPU that waits draws no less than when idle
+        static_w=min(constants.static_w, wait_w),
+        wait_w=wait_w,
         knee_fraction=constants.knee_fraction,
         voltage_ratio=constants.voltage_ratio,
         assumed=tuple(said for said in gpu.power.assumed if not _of_calibrated(said)),

@@ -10,7 +10,7 @@ waits for the slowest; a rank that waits keeps its clock and draws more than und
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,10 @@ _BEYOND_SHARE = 0.02  # of an iteration beyond its schedule, where no iteration 
 _BEYOND_SD, _BEYOND_LENGTH = 0.006, 0.1  # of what lies beyond, over the logarithm of the schedule
 _BEYOND_NOISE, _LIMITED_BEYOND_SD = 0.002, 0.035
 _MEASURED_SD = 0.001  # of an iteration time that the row states itself
+_STATIC_BOOST, _STATIC_BOOST_SD = (
+    0.3,
+    0.2,
+)  # the same of static power: what a limited board spends beside the work
 _WAIT_BOOST, _WAIT_BOOST_SD = (
     0.3,
     0.2,
@@ -136,16 +140,18 @@ class _RankLaw:
         busy_s = rows.num_micro_batches * self.time_s
         waiting_s = np.maximum(self.iteration_s - busy_s.sum(axis=0), 0.0)
         energy = self.wait_w(theta) * waiting_s
+        static_boost = np.exp(theta[-1])
         times = []
         for i in (0, 1):
             own = take(work, rows.rank + i * rows.ranks)
+            own = replace(own, static_w=own.static_w * np.where(rows.limited, static_boost, 1.0))
             times.append(log_time_s(shape, own, rows.x[i], limit))
             energy = energy + busy_s[i] * np.exp(log_power_w(shape, own, rows.x[i], limit))
         return np.concatenate([*times, np.log(energy)])
 
     def wait_w(self, theta: Floats) -> Floats:
         """Power of every row's rank while it waits, (n,)."""
-        log_w, boost = theta[self.hierarchy.size :]
+        log_w, boost = theta[self.hierarchy.size : self.hierarchy.size + 2]
         return np.asarray(np.exp(log_w + np.where(self.rows.limited, boost, 0.0)))
 
 
@@ -156,8 +162,8 @@ def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:
     first = per_curve(guess.reshape(-1), curve, hierarchy.curves, np.nanmin)
     switching = np.full(hierarchy.curves, _first_switching_w(rows, known))
     mean, sd = hierarchy.prior(known, first, switching, _LIMIT_FACTOR_SD)
-    mean = np.concatenate([mean, [np.log(known.wait_w), _WAIT_BOOST]])
-    return Prior(mean, np.concatenate([sd, [known.wait_sd, _WAIT_BOOST_SD]]))
+    mean = np.concatenate([mean, [np.log(known.wait_w), _WAIT_BOOST, _STATIC_BOOST]])
+    return Prior(mean, np.concatenate([sd, [known.wait_sd, _WAIT_BOOST_SD, _STATIC_BOOST_SD]]))
 
 
 def _first_switching_w(rows: RankRows, known: ResponsePrior) -> float:
@@ -221,8 +227,10 @@ def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[F
     seen = np.isfinite(measured)
     if not seen.any():
         return scheduled * (1.0 + _BEYOND_SHARE), np.full(len(scheduled), _BEYOND_SHARE)
-    typical = float(np.median((measured - scheduled)[seen]))
-    miss = (measured[seen] - scheduled[seen] - typical) / scheduled[seen]
+    alone = [seen & (limited == mode) for mode in (False, True)]
+    usual = [float(np.median((measured - scheduled)[own if own.any() else seen])) for own in alone]
+    typical = np.where(limited, usual[1], usual[0])
+    miss = ((measured - scheduled - typical) / scheduled)[seen]
     z = np.log(scheduled)
     alike = _BEYOND_SD**2 * matern(np.abs(z[:, None] - z[None, :]), _BEYOND_LENGTH)
     alike *= limited[:, None] == limited[None, :]
