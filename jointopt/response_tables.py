@@ -273,7 +273,7 @@ def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
 
 def plan_keys(rows: pd.DataFrame) -> list[Key]:
     """One key per row of the iteration that it is of: by its columns, and by ranks that come again."""
-    keys = keys_of(rows, [name for name in _PLAN if name in rows])
+    keys = keys_of(rows, [name for name in ("gpu", *_WORK, *_PLAN) if name in rows])
     seen = pd.Series([(*key, rank) for key, rank in zip(keys, rows["rank"].map(_word), strict=True)])
     again = seen.groupby(seen).cumcount()
     return [(*key, str(count)) for key, count in zip(keys, again, strict=True)]

@@ -64,6 +64,12 @@ def test_without_a_plan_column_a_rank_that_comes_again_begins_the_next_iteration
     assert plan_keys(rows) == [("0",), ("0",), ("1",), ("1",)]
 
 
+def test_equal_plans_of_two_pipelines_are_two_iterations() -> None:
+    rows = pd.DataFrame({"model": ["a", "b", "a", "b", "b"], "plan": 3, "rank": [0, 0, 1, 1, 2]})
+    keys = plan_keys(rows)
+    assert keys[0] == keys[2] != keys[1] == keys[3] == keys[4]
+
+
 def test_numbers_are_keys_however_they_are_spelled() -> None:
     assert keys_of(pd.DataFrame({"stage": [1.0]}), ["stage"]) == keys_of(
         pd.DataFrame({"stage": ["1"]}), ["stage"]
