@@ -178,4 +178,3 @@ def matern(distance: Floats, length: float) -> Floats:
     """Correlation at that distance of a function that is smooth once (Matérn 3/2)."""
     z = np.sqrt(3.0) * distance / length
     return np.asarray((1.0 + z) * np.exp(-z))
-
