@@ -12,7 +12,7 @@ import numpy as np
 
 from jointopt.errors import UsageError, nearest
 from jointopt.fitting import move_memory
-from jointopt.intervals import clocks_supported, with_time_interval
+from jointopt.intervals import supported, with_time_interval
 from jointopt.learning import Part, Priced, price, timed_runs, together
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.schema import Bools, Columns, Floats
@@ -58,13 +58,15 @@ class Move:
     mean: Floats
     half_width: Floats
     inside: Bools
+    known: bool = False  # runs of the same source are
 
     def applied(self, job: Job, columns: Columns) -> Columns:
         """Columns of `add_intervals` with time, energy and their intervals moved; power stays, and so its interval."""
         factor = np.exp(self.mean)
         moved = {name: columns[name] * factor for name in ("iteration_time_s", "energy_j")}
-        inside = self.inside & clocks_supported(job, columns["stage_clock_mhz"])
-        return with_time_interval(columns | moved, self.half_width) | {"in_domain": inside}
+        inside = self.inside & supported(job, columns, self.known)
+        widened = self.inside if self.known else inside
+        return with_time_interval(columns | moved, self.half_width, widened) | {"in_domain": inside}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ class Correction:
         """What is learned of the runs of each of ``parts``, all of one source, whose software ``job`` says."""
         answer = self.surrogate.predict(together(parts), job.training.framework.fitted, self.known)
         ends = np.cumsum([len(runs) for runs in parts])[:-1]
-        return [Move(*part) for part in zip(*(np.split(values, ends) for values in answer), strict=True)]
+        known = self.surrogate.knows(parts[0].source[0], self.known)
+        pieces = zip(*(np.split(values, ends) for values in answer), strict=True)
+        return [Move(mean, half, inside.astype(bool), known) for mean, half, inside in pieces]
 
 
 def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFrame | None) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.correcting import load_surrogate, surrogate_names
 from jointopt.errors import CatalogError, TableError
-from jointopt.intervals import add_intervals, clocks_supported, in_domain, with_time_interval
+from jointopt.intervals import add_intervals, supported, with_time_interval
 from jointopt.learning import described, group_key, price, timed_runs
 from jointopt.physics.estimate import Estimator
 from jointopt.plans.clocks import uniform_stage_clocks
@@ -66,11 +66,9 @@ class Informed:
             return out
         plans = _rows(columns, slice(None))
         _, half, inside = self._predict(self.surrogate, plans, columns["stage_clock_mhz"])
-        if self.known is None:
-            supported = in_domain(self.job, columns)
-        else:
-            supported = clocks_supported(self.job, columns["stage_clock_mhz"])
-        return with_time_interval(out, half) | {"in_domain": inside & supported}
+        known = self.known is not None
+        in_domain = inside & supported(self.job, columns, known)
+        return with_time_interval(out, half, inside if known else in_domain) | {"in_domain": in_domain}
 
     def _predict(
         self, surrogate: Surrogate, layouts: Columns, stage_clock_mhz: Floats

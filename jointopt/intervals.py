@@ -75,16 +75,25 @@ def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:
     return out | {"in_domain": inside}
 
 
-def with_time_interval(columns: Columns, half_width: Floats) -> Columns:
+def supported(job: Job, columns: Columns, known: bool) -> Bools:
+    """Whether recorded runs support plans (n,): ``known`` runs of the same cluster do, at clocks that are supported."""
+    return clocks_supported(job, columns["stage_clock_mhz"]) if known else in_domain(job, columns)
+
+
+def with_time_interval(columns: Columns, half_width: Floats, inside: Bools) -> Columns:
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
-    ``half_width`` (n,) is of the logarithm. Power keeps its own interval: logarithms of time and power add in squares.
+    ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
+    the interval is at least that of the physics in unknown territory. Power keeps its own interval: logarithms of time
+    and power add in squares.
     """
     out = dict(columns)
+    wide = dict(zip(("low", "high"), np.abs(np.log(_errors()["iteration_time_s"]["unknown"])), strict=True))
     for side, sign in (("low", -1.0), ("high", 1.0)):
+        half = np.where(inside, half_width, np.maximum(half_width, wide[side]))
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
-        out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half_width)
-        out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half_width))
+        out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half)
+        out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half))
     return out
 
 

@@ -125,3 +125,14 @@ def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathl
     told = explain(job, "dp=8", surrogate=str(tmp_path / "own"))
     assert told.informed_by == {f"the surrogate {tmp_path / 'own'}": 3 * len(PLANS)}
     assert told.iteration_time_s > explain(job, "dp=8", surrogate="none").iteration_time_s
+
+
+def test_a_plan_without_support_has_the_wider_interval(job: Job) -> None:
+    moe = jointopt.load_job("mixtral-8x22b-8x8-h100")
+    told = explain(moe, "dp=2 pp=8 cp=4 ep=8")
+    low, high = (bound / told.iteration_time_s for bound in told.intervals["iteration_time_s"])
+    assert not told.in_domain
+    assert (low, high) == pytest.approx((0.70, 1.80), rel=0.02)
+    supported = explain(job, "dp=8")
+    assert supported.in_domain
+    assert supported.intervals["iteration_time_s"][1] < 1.6 * supported.iteration_time_s

@@ -75,6 +75,12 @@ class Surrogate:
         """Whether it moves predictions of a source of which no run is known."""
         return self.booster is not None and self.booster.strength > 0.0
 
+    def knows(self, source: str, measured: tuple[Runs, Floats] | None = None) -> bool:
+        """Whether runs of that source are among those remembered or ``measured``."""
+        return bool(
+            (self.support.source == source).any() or (measured and (measured[0].source == source).any())
+        )
+
     def _related(self, source: str, measured: tuple[Runs, Floats] | None) -> tuple[Runs, Floats]:
         rows = np.flatnonzero(self.support.source == source).astype(np.int64)
         runs, residual = self.support.take(rows), self.residual[rows]
