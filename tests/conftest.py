@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib
+import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,7 @@ from jointopt.schema import RECOMPUTE_NAMES, Columns
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
+from tests.slurm_cluster import cluster as cluster
 
 
 @pytest.fixture
@@ -179,3 +186,57 @@ def trained(three_sources: pd.DataFrame, tmp_path_factory: pytest.TempPathFactor
     three_sources.to_csv(folder / "runs.csv", index=False)
     retrain(tables=[folder / "runs.csv"], out=folder / "surrogate", licences=["a100: made up"])
     return folder / "surrogate"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A machine with stand-in GPUs: its folder of state, and the environment of programs that see them."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def disturb(self, what: str) -> None:
+        """``no-permission``, ``lost-N``, ``still-N`` or ``jump-N``, see stand_in/nvml.c."""
+        (self.folder / what).touch()
+
+    def calls(self) -> list[str]:
+        """What was set, in order: ``lock GPU MHz``, ``reset GPU MHz``, ``limit GPU mW``."""
+        file = self.folder / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def held(self) -> dict[int, int]:
+        """Clocks in MHz of the GPUs that are locked now."""
+        found: dict[int, int] = {}
+        for what, gpu, value in map(str.split, self.calls()):
+            if what == "lock":
+                found[int(gpu)] = int(value)
+            elif what == "reset":
+                found.pop(int(gpu), None)
+        return found
+
+
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a stand-in for NVIDIA's driver library, compiled from stand_in/nvml.c."""
+    pytest.importorskip("zeus", reason="meters and clocks need Zeus: pip install 'jointopt[meter]'")
+    compiler = shutil.which("cc") or pytest.skip("the stand-in for the driver library needs a C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source, library = Path(__file__).parent / "stand_in" / "nvml.c", folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
+    return folder
+
+
+@pytest.fixture
+def driver(driver_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Four stand-in GPUs, for this process and, by ``environment``, for others; no real driver is spoken to."""
+    pynvml = importlib.import_module("pynvml")
+    folder = tmp_path / "gpus"
+    folder.mkdir()
+    own = {"STAND_IN_NVML": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    for name in ("CUDA_VISIBLE_DEVICES", "ZEUSD_SOCK_PATH", "ZEUSD_HOST_PORT", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(driver_library / "libnvidia-ml.so.1")))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return Driver(folder, {**os.environ, "LD_LIBRARY_PATH": str(driver_library)})

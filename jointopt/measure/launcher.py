@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from jointopt.errors import UsageError, nearest
+from jointopt.measure.failures import Failure
 from jointopt.schema import COLUMNS, Columns
 from jointopt.spec.job import Job
 
-GROUP = "jointopt.launchers"
+GROUP = (
+    "jointopt.launchers"  # entry points: the shipped ones stand in pyproject.toml, other packages add theirs
+)
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
 
 
@@ -32,19 +35,29 @@ class Launcher(Protocol):
         """Run ``plan`` (plan columns; of candidates all columns) and return its row of the measurement table.
 
         A run that fails is a row too: ``status`` oom, failed or timeout. Raises LauncherError only where no run
-        of this launcher could be started.
+        of this launcher could be started. Whatever happens, an interrupt too, nothing that was started is left.
         """
 
 
-_SHIPPED = {
-    "replay": "jointopt.measure.replay:ReplayLauncher",
-    "torchrun": "jointopt.measure.torchrun:TorchrunLauncher",
-}
+def failed(status: str, reason: str) -> dict[str, Any]:
+    """The result columns of a run that did not end well; ``reason`` is one sentence."""
+    return dict.fromkeys(RESULTS, math.nan) | {"status": status, "notes": reason}
+
+
+def judged(told: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
+    """The result columns of a run: what it told of itself, unless its end contradicts that.
+
+    ``whole``: it ended well; ``failure`` is what its end and its log say if not. A log that speaks of short memory
+    is believed before a result that says nothing of it: that may be half written.
+    """
+    if told is not None and (whole or (told["status"] != "ok" and failure.status != "oom")):
+        return dict(told)
+    return failed(failure.status, failure.reason)
 
 
 def launcher_names() -> tuple[str, ...]:
-    """Shipped launchers, then those that installed packages add under the entry-point group ``jointopt.launchers``."""
-    return tuple(dict.fromkeys([*_SHIPPED, *(entry.name for entry in entry_points(group=GROUP))]))
+    """Names of the shipped launchers and of those that installed packages add."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
 def load_launcher(name: str, **options: Any) -> Launcher:
@@ -67,12 +80,8 @@ def load_launcher(name: str, **options: Any) -> Launcher:
 
 
 def _factory(name: str) -> Callable[..., Launcher]:
-    if name in _SHIPPED:
-        module, _, attribute = _SHIPPED[name].partition(":")
-        shipped: Callable[..., Launcher] = getattr(importlib.import_module(module), attribute)
-        return shipped
     for entry in entry_points(group=GROUP, name=name):
-        added: Callable[..., Launcher] = entry.load()
-        return added
+        make: Callable[..., Launcher] = entry.load()
+        return make
     known = launcher_names()
     raise UsageError(f"--launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")

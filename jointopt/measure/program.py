@@ -1,0 +1,92 @@
+"""What a batch system starts on every node of a run, and how its results are read: torchrun's trainer, Megatron-LM."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from jointopt.measure import megatron, torchrun
+from jointopt.measure.launcher import failed
+from jointopt.spec.job import Job
+
+NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Program(Protocol):
+    """One training program, whoever starts it; its words may hold ``${NODE_RANK}`` and the other `NODE_VARIABLES`."""
+
+    name: str
+
+    def check(self, job: Job) -> None:
+        """Raises LauncherError for a job that the program cannot run, whatever the plan."""
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words to be run once per node, in ``folder``, into which the program's input is written."""
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        """Result columns of a run that ended well, from what it left; None where it left none."""
+
+
+class TorchrunProgram:
+    """The project's own trainer, one process per GPU."""
+
+    name = "torchrun"
+
+    def __init__(self, iterations: int = 10, warmup_iterations: int = 3) -> None:
+        self.iterations, self.warmup_iterations = iterations, warmup_iterations
+
+    def check(self, job: Job) -> None:
+        torchrun.check_model(job.model)
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        spec, answer = folder / "spec.json", folder / "result.json"
+        torchrun.train_spec(job, plan, self.iterations, self.warmup_iterations).write(spec)
+        return [*torchrun_words(job), "-m", "jointopt.measure.trainer", str(spec), str(answer)]
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        try:
+            return torchrun.measured(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            return failed("failed", f"result.json is not what the trainer writes: {error!r}")
+
+
+class MegatronProgram:
+    """``pretrain_gpt.py`` of a checkout of Megatron-LM that every node sees."""
+
+    name = "megatron"
+
+    def __init__(self, checkout: Path, iterations: int = 10, warmup_iterations: int = 5) -> None:
+        self.launcher = megatron.MegatronLauncher(
+            checkout, iterations=iterations, warmup_iterations=warmup_iterations
+        )
+
+    def check(self, job: Job) -> None:
+        pass  # what Megatron-LM has no flag for is said when a plan is prepared
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        launcher = self.launcher
+        arguments = megatron.megatron_arguments(job, plan, launcher.warmup_iterations + launcher.iterations)
+        return [*torchrun_words(job), str(launcher.script.resolve()), *arguments]
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        try:
+            return megatron.measured(
+                megatron.read_log(log, self.launcher.warmup_iterations), job.cluster.num_gpus
+            )
+        except ValueError:
+            return None
+
+
+def torchrun_words(job: Job) -> list[str]:
+    """torchrun with a fixed meeting point, so that ranks follow the nodes' order."""
+    python = job.slurm.python or sys.executable
+    return [
+        python, "-m", "torch.distributed.run", "--nnodes=${NNODES}", "--node-rank=${NODE_RANK}",
+        "--master-addr=${MASTER_ADDR}", "--master-port=${MASTER_PORT}",
+        f"--nproc-per-node={job.cluster.gpus_per_node}",
+    ]  # fmt: skip

@@ -1,0 +1,158 @@
+"""Slurm's own commands, and nothing else of it: sbatch, squeue, scontrol, scancel. No accounting database is asked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from jointopt.errors import LauncherError
+
+# JOB STATE CODES of squeue(1): those in which a job is over, and does not come back by itself
+ENDED = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+     "TIMEOUT")
+)  # fmt: skip
+# JOB REASON CODES of squeue(1): nothing that other jobs do ends this wait
+_NEVER = re.compile(
+    r"^(PartitionNodeLimit|PartitionTimeLimit|BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
+    r"|Assoc(Grp)?Max\w+PerJob\w*|QOSMax\w+PerJob\w*|JobHeld(User|Admin)|launch_failed_requeued_held|DependencyNeverSatisfied"
+    r"|ReservationDeleted)\b"
+)
+_PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What Slurm says of one job; times are seconds, NaN where it says none."""
+
+    number: int
+    name: str
+    state: str
+    reason: str
+    restarts: int
+    exit_code: int
+    nodes: str
+    queued_s: float
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it waits for something that does not happen by itself."""
+        return self.state == "PENDING" and bool(_NEVER.match(self.reason))
+
+
+def check_installed() -> None:
+    """LauncherError where this machine cannot submit."""
+    for name in ("sbatch", "squeue", "scontrol", "scancel"):
+        if shutil.which(name) is None:
+            raise LauncherError(
+                f"The launcher slurm needs {name}, which is not on the PATH; start jointopt on a machine that submits "
+                "jobs, such as a login node."
+            )
+
+
+def submit(script: Path) -> int:
+    """The number of the new job. Raises LauncherError with what Slurm says where it takes none of the kind."""
+    done = _call(["sbatch", "--parsable", str(script)])
+    if done.returncode:
+        raise LauncherError(f"Slurm does not take the job ({script}): {_said(done)}.")
+    return int(done.stdout.strip().partition(";")[0])  # a cluster's name may follow
+
+
+def named(name: str) -> int | None:
+    """The last of this user's jobs with that name that is not over, if there is one."""
+    done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"])
+    numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
+    return max(numbers, default=None)
+
+
+def state(number: int) -> SlurmJob | None:
+    """What Slurm knows of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
+    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], "Invalid job id")
+    return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
+
+
+def cancel(number: int) -> None:
+    """Asks Slurm to end the job; one that is over already is no error."""
+    _call(["scancel", str(number)])
+
+
+def parse_job(line: str) -> SlurmJob:
+    """One line of ``scontrol --oneliner show job``."""
+    exit_code, _, signal = _field(line, "ExitCode", "0:0").partition(":")
+    return SlurmJob(
+        number=int(_field(line, "JobId", "0")),
+        name=_field(line, "JobName", ""),
+        state=_field(line, "JobState", "UNKNOWN"),
+        reason=_field(line, "Reason", "None"),
+        restarts=int(_field(line, "Restarts", "0")),
+        exit_code=int(exit_code) or (128 + int(signal or 0) if signal not in ("", "0") else 0),
+        nodes=_field(line, "NodeList", ""),
+        queued_s=_between(_field(line, "SubmitTime", ""), _field(line, "StartTime", "")),
+    )
+
+
+def _field(line: str, name: str, default: str) -> str:
+    """The first field of that name: what a user wrote, such as a comment, comes later."""
+    found = re.search(rf"(?:^|\s){name}=(\S*)", line)
+    return found[1] if found and found[1] != "(null)" else default
+
+
+def _between(start: str, end: str) -> float:
+    try:
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except ValueError:  # Unknown, N/A
+        return float("nan")
+
+
+def _answer(words: Sequence[str], refusal: str = "") -> subprocess.CompletedProcess[str]:
+    """What a question is answered; asked again while the controller does not, LauncherError after ten minutes.
+
+    ``refusal`` is what an answer says that is one although the command fails.
+    """
+    until, wait_s = time.monotonic() + _PATIENCE_S, 1.0
+    while True:
+        done = _call(words)
+        if done.returncode == 0 or (refusal and refusal in done.stderr):
+            return done
+        if time.monotonic() > until:
+            raise LauncherError(
+                f"Slurm has not answered {words[0]} for {_PATIENCE_S:.0f} s: {_said(done)}; its jobs go on, and the "
+                "same command picks them up."
+            )
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 2, 30.0)
+
+
+def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs one command in a session of its own: Ctrl-C is for the tool, not for a submission half done."""
+    try:
+        return subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer within {_ANSWER_S:.0f} s")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [
+        line.removeprefix("sbatch: ").removeprefix("error: ")
+        for line in done.stderr.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(lines).rstrip(".")[:400] or f"exit code {done.returncode}"
