@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 
 from jointopt.database import database_errors, has_table, without_password
 from jointopt.errors import UsageError, nearest
 from jointopt.search.studies import open_storage
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
 
 HOST = "127.0.0.1"
 
@@ -42,8 +46,10 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         ) from error
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
         storage, (name, study_id) = _storage_and_study(url, study)
+        app = wsgi(storage)
+        _warm(app, study_id)
     try:
-        server = make_server(HOST, port, wsgi(storage), _Server, _Quiet)
+        server = make_server(HOST, port, app, _Server, _Quiet)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(
@@ -52,6 +58,15 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
     with server:
         ready(name, f"http://{HOST}:{server.server_port}/dashboard/studies/{study_id}")
         server.serve_forever()
+
+
+def _warm(app: WSGIApplication, study_id: int) -> None:
+    """Asks for the study once, so that its trials are read before somebody waits for them."""
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    environ["PATH_INFO"] = f"/api/studies/{study_id}"
+    for _ in app(environ, lambda *_: lambda __: None):
+        pass
 
 
 def _storage_and_study(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
