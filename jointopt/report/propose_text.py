@@ -197,7 +197,7 @@ def _summary(proposal: Proposal) -> list[str]:
     if proposal.assumed:
         lines += assumptions(proposal.assumed)
     if proposal.storage and proposal.study_name:
-        lines += [f"Study: {proposal.study_name}", f"  optuna-dashboard {proposal.storage}"]
+        lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
     return lines
 

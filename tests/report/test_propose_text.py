@@ -73,7 +73,7 @@ def test_the_summary_tells_reasons_assumptions_and_the_dashboard(make_proposal: 
     text = proposal_text(proposal)
     assert "4,880  tp does not divide the heads" in text
     assert "\n- pue 1.2 is assumed\n" in text
-    assert "optuna-dashboard sqlite:///tiny.db" in text
+    assert "jointopt dashboard --storage sqlite:///tiny.db" in text
 
 
 def test_many_reasons_are_summed_up_but_none_is_lost(make_proposal: Proposals) -> None:
