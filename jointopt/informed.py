@@ -7,7 +7,7 @@ clock, so they say nothing of how the error changes with it, and a search keeps 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +16,14 @@ from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.correcting import load_surrogate, surrogate_names
 from jointopt.errors import CatalogError, TableError
+from jointopt.fitting import memory_evidence, memory_margin
 from jointopt.intervals import add_intervals, supported, with_time_interval
-from jointopt.learning import described, group_key, price, timed_runs
+from jointopt.learning import Priced, described, group_key, price, with_results
 from jointopt.physics.estimate import Estimator
 from jointopt.plans.clocks import uniform_stage_clocks
 from jointopt.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.spec.job import Job
+from jointopt.surrogate.feasibility import GRID, MemoryEvidence, source_weights
 from jointopt.surrogate.gaussian import Runs
 
 if TYPE_CHECKING:
@@ -39,25 +41,30 @@ Known = tuple[Runs, Floats]
 class Informed:
     """Predictions for a job: ``surrogate`` (None = physics alone) moved by the runs ``known`` of the same cluster.
 
-    ``told`` counts these runs by where they came from.
+    ``told`` counts these runs by where they came from; ``memory_factor`` is measured over predicted memory there.
     """
 
     job: Job
     surrogate: Surrogate | None = None
     known: Known | None = None
     told: Mapping[str, int] = field(default_factory=dict)
+    memory_factor: float = 1.0
 
     def correct(self, physics: Estimator) -> Estimator:
-        """``physics`` with the time of every layout moved by what is known; itself where nothing is."""
-        if self.surrogate is None or (self.known is None and not self.surrogate.speaks_of_strangers):
-            return physics
+        """``physics`` with time and memory of every layout moved by what is known; itself where nothing is."""
         count = len(physics.layouts["pp"])
+        if self.surrogate is None or (self.known is None and not self.surrogate.speaks_of_strangers):
+            return (
+                physics
+                if self.memory_factor == 1.0
+                else physics.corrected(np.ones(count), self.memory_factor)
+            )
         factor = np.empty(count)
         for start in range(0, count, _CHUNK):
             layouts = _rows(physics.layouts, np.arange(start, min(start + _CHUNK, count)))
             clocks = uniform_stage_clocks(layouts["pp"], physics.top_mhz)
             factor[start : start + _CHUNK] = np.exp(self._predict(self.surrogate, layouts, clocks)[0])
-        return physics.corrected(factor)
+        return physics.corrected(factor, self.memory_factor)
 
     def with_intervals(self, columns: Columns) -> Columns:
         """Columns of plans and results plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
@@ -96,29 +103,79 @@ def inform(job: Job, surrogate: str, tables: Mapping[str, pd.DataFrame]) -> Info
     learned = load_surrogate(surrogate)
     if learned is None:
         return Informed(job)
-    found = {name: runs for name, table in tables.items() if (runs := _measured(job, table)) is not None}
-    if not found and surrogate not in surrogate_names():
-        own = _related(job, learned.support, learned.residual, job.training.framework.fitted)
-        found = {} if own is None else {f"the surrogate {surrogate}": own}
-    told = {name: len(residual) for name, (_, residual) in found.items()}
-    return Informed(job, learned, _together(list(found.values())), told)
+    runs = {name: found for name, table in tables.items() if (found := _Runs.of(job, table)) is not None}
+    timed = {name: known for name, found in runs.items() if (known := found.timed()) is not None}
+    if not timed and surrogate not in surrogate_names():
+        own = _same_kind(job, learned.support.source, job.training.framework.fitted)
+        if len(own):
+            timed = {f"the surrogate {surrogate}": (_here(learned.support.take(own)), learned.residual[own])}
+    told = {name: len(residual) for name, (_, residual) in timed.items()}
+    return Informed(job, learned, _together(list(timed.values())), told, _memory_factor(list(runs.values())))
 
 
-def _measured(job: Job, table: pd.DataFrame) -> Known | None:
-    """Timed runs of ``table`` on the job's kind of cluster, with their residuals; None where there are none."""
-    timed = timed_runs(table)
-    if "gpu" not in timed or timed.empty:
-        return None
-    same = [name for name in timed["gpu"].dropna().unique() if _gpu_id(name) == job.cluster.gpu.id]
-    timed = timed[timed["gpu"].isin(same)].reset_index(drop=True)
-    try:
-        priced = price(timed) if len(timed) else None
-    except TableError:  # none of them can be priced, which says nothing against the job
-        priced = None
-    if priced is None:
-        return None
-    residual = priced.residual(timed["iteration_time_s"].to_numpy(float)[priced.rows])
-    return _related(job, priced.runs, residual, priced.fitted)
+def inform_from(
+    job: Job, surrogate: str, measured: pd.DataFrame | None, storage: str | None
+) -> Informed:  # fmt: skip
+    """`inform` by a table of measured runs and by the measurements of a database, where they are given."""
+    tables = {} if measured is None else {"the measured runs given": measured}
+    if storage is not None and surrogate != "none":
+        from jointopt.store import Store
+
+        tables[storage] = Store(storage).read()
+    return inform(job, surrogate, tables)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Rows of a table on the job's kind of cluster that ran or ran out of memory, with what the physics says."""
+
+    table: pd.DataFrame
+    priced: Priced
+
+    @classmethod
+    def of(cls, job: Job, table: pd.DataFrame) -> _Runs | None:
+        """None where the table has no such row."""
+        known = with_results(table)
+        if "gpu" not in known:
+            return None
+        same = [name for name in known["gpu"].dropna().unique() if _gpu_id(name) == job.cluster.gpu.id]
+        known = known[known["gpu"].isin(same) & known["status"].isin(["ok", "oom"])].reset_index(drop=True)
+        try:
+            priced = price(known) if len(known) else None
+        except TableError:  # none of them can be priced, which says nothing against the job
+            priced = None
+        if priced is None:
+            return None
+        at = _same_kind(job, priced.runs.source, priced.fitted)
+        return cls(known, _taken(priced, at)) if len(at) else None
+
+    def timed(self) -> Known | None:
+        """Runs with a time, and their residuals; None where there are none."""
+        rows = self.priced.rows
+        time_s = self.table["iteration_time_s"].to_numpy(float)[rows]
+        good = np.flatnonzero((self.table["status"].to_numpy(str)[rows] == "ok") & (time_s > 0)).astype(
+            np.int64
+        )
+        return (self.priced.runs.take(good), self.priced.residual(time_s)[good]) if len(good) else None
+
+
+def _taken(priced: Priced, at: Ints) -> Priced:
+    """Some rows of ``priced``, as runs of the job's own source."""
+    return replace(
+        priced, rows=priced.rows[at], runs=_here(priced.runs.take(at)), fitted=priced.fitted[at],
+        physics={name: values[at] for name, values in priced.physics.items()}, assumed=priced.assumed[at],
+        memory_limit_gib=priced.memory_limit_gib[at],
+    )  # fmt: skip
+
+
+def _memory_factor(runs: list[_Runs]) -> float:
+    """Measured over predicted memory by all that ran or ran out of memory; 1 where nothing was read."""
+    found = [memory_evidence(part.table, part.priced)[_HERE] for part in runs]
+    if not any(map(len, found)):
+        return 1.0
+    names = [f.name for f in fields(MemoryEvidence)]
+    evidence = MemoryEvidence(*(np.concatenate([getattr(e, n) for e in found]) for n in names))
+    return float(np.exp(source_weights(memory_margin(), evidence) @ GRID))
 
 
 def _gpu_id(name: Any) -> str:
@@ -128,17 +185,17 @@ def _gpu_id(name: Any) -> str:
         return ""
 
 
-def _related(job: Job, runs: Runs, residual: Floats, fitted: Any) -> Known | None:
-    """Runs of the job's GPU, GPUs per node and framework profile (any framework without one, where it has none)."""
+def _same_kind(job: Job, source: Any, fitted: Any) -> Ints:
+    """Rows of the job's GPU, GPUs per node and framework profile (any framework without one, where it has none)."""
     habits, cluster = job.training.framework, job.cluster
     there = f"|{cluster.gpu.id}|{cluster.gpus_per_node}"
     wanted = f"|{habits.name}{there}" if habits.fitted else there
-    same = np.char.endswith(runs.source, wanted) & (np.asarray(fitted) == habits.fitted)
-    at = np.flatnonzero(same).astype(np.int64)
-    if not len(at):
-        return None
-    kept = runs.take(at)
-    return Runs(kept.sensitivity, kept.features, np.full(len(at), _HERE), kept.group), residual[at]
+    same = np.char.endswith(source, wanted) & (np.asarray(fitted) == habits.fitted)
+    return np.flatnonzero(same).astype(np.int64)
+
+
+def _here(runs: Runs) -> Runs:
+    return replace(runs, source=np.full(len(runs), _HERE))
 
 
 def _together(parts: list[Known]) -> Known | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.errors import InfeasibleError, PlanError
-from jointopt.informed import Informed, inform
+from jointopt.informed import Informed, inform_from
 from jointopt.intervals import RESULTS
 from jointopt.jobfile import dump_job
 from jointopt.physics import thermal
@@ -87,8 +87,9 @@ def propose(
     """
     watch = _Stopwatch(progress)
     _need_power(job)
-    informed = _informed(job, surrogate, storage, measured, watch)
-    space, layouts, dropped = _feasible(job, watch)
+    with watch.phase("learn", "reading what was measured"):
+        informed = inform_from(job, surrogate, measured, storage)
+    space, layouts, dropped = _feasible(job, watch, informed.memory_factor)
     kept = storage is not None and _can_keep(storage, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = informed.correct(estimator(job, layouts))
@@ -113,23 +114,6 @@ def propose(
     return _stored(proposal, problem, seen | _bounds(answer, len(seen["slack"])), storage, study, watch)
 
 
-def _informed(
-    job: Job,
-    surrogate: str,
-    storage: str | None,
-    measured: pd.DataFrame | None,
-    watch: _Stopwatch | None = None,
-) -> Informed:
-    """What surrogate, measured runs and the measurements of ``storage`` say of the job."""
-    tables = {} if measured is None else {"the measured runs given": measured}
-    with (watch or _Stopwatch(None)).phase("learn", "reading what was measured"):
-        if storage is not None and surrogate != "none":
-            from jointopt.store import Store
-
-            tables[storage] = Store(storage).read()
-        return inform(job, surrogate, tables)
-
-
 def _can_keep(storage: str, watch: _Stopwatch) -> bool:
     """Whether studies stay in ``storage``; UsageError before the search where none can be written after it."""
     from jointopt.search.studies import prepare_storage
@@ -143,13 +127,13 @@ def _need_power(job: Job) -> None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def _feasible(job: Job, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
+def _feasible(job: Job, watch: _Stopwatch, memory_factor: float = 1.0) -> tuple[Space, Columns, dict[str, int]]:
     """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
     limit_gib = memory_limit_gib(job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
+        fits = memory_factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
     dropped = dict(space.dropped)
     if not fits.all():
         dropped[NO_MEMORY] = int((~fits).sum())
@@ -254,7 +238,7 @@ def explain(
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     broken = check_plan(job, record)
     _check_priceable(job, record, broken)
-    informed = _informed(job, surrogate, storage, measured)
+    informed = inform_from(job, surrogate, measured, storage)
     physics = informed.correct(estimator(job, parsed.layouts))
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
     values = physics.evaluate(only, clocks)

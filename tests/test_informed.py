@@ -83,6 +83,26 @@ def test_runs_that_cannot_be_priced_say_nothing(job: Job) -> None:
     assert inform(job, "default", {"mine": measured_runs(job, 1.3, status="oom")}).known is None
 
 
+def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) -> None:
+    told = explain(job, "dp=8 micro_batch_size=4")
+    ratio = 1.4
+    runs = measured_runs(job, 1.0)
+    gib = [explain(job, plan, surrogate="none").peak_memory_gib for plan in PLANS]
+    moved = explain(
+        job, "dp=8 micro_batch_size=4", measured=runs.assign(peak_memory_gib=np.array(gib) * ratio)
+    )
+    assert moved.peak_memory_gib == pytest.approx(ratio * told.peak_memory_gib, rel=0.05)
+    assert sum(moved.memory_gib.values()) == pytest.approx(moved.peak_memory_gib)
+    front = propose(job, measured=runs.assign(peak_memory_gib=np.array(gib) * ratio), trials=0).front
+    assert front["peak_memory_gib"].max() <= 38
+
+
+def test_a_run_out_of_memory_raises_what_plans_are_said_to_need(job: Job) -> None:
+    full = measured_runs(job, 1.0).iloc[:1].assign(micro_batch_size=4, status="oom", iteration_time_s=np.nan)
+    assert inform(job, "default", {"mine": full}).memory_factor > 1.01
+    assert inform(job, "default", {"mine": full}).known is None
+
+
 def test_runs_of_two_places_count_together(job: Job) -> None:
     runs = measured_runs(job, 1.2)
     found = inform(job, "default", {"store": runs.iloc[:4], "file": runs.iloc[4:]})

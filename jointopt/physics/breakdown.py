@@ -41,7 +41,7 @@ class Breakdown:
 
 
 def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Breakdown:
-    """Take apart layout row ``index`` at one clock per stage, (pp,) in MHz; a corrected time stretches every part."""
+    """Take apart layout row ``index`` at one clock per stage, (pp,) in MHz; what corrects the total corrects each part."""
     stretch = float(estimator.time_factor[index])
     g, rows = int(estimator.group_of[index]), estimator.row_of[[index]]
     costs = estimator.groups[g]
@@ -51,7 +51,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
     layout = {k: v[rows] for k, v in costs.layouts.items()}
-    memory = {k: v[0] for k, v in memory_parts(estimator.job, layout).items()}
+    memory = {k: estimator.memory_factor * v[0] for k, v in memory_parts(estimator.job, layout).items()}
     stage_memory = np.sum(list(memory.values()), axis=0)
     heaviest = int(stage_memory.argmax())
     batches = int(costs.num_micro_batches[rows[0]])

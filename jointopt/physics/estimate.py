@@ -104,6 +104,7 @@ class Estimator:
         self.ceilings: list[Floats] = []
         self.lumps: list[_Lump] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
+        self.memory_factor = 1.0
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
         self.row_of = np.empty(len(layouts["pp"]), np.int64)
         for rows, part in _by_depth(layouts):
@@ -117,15 +118,17 @@ class Estimator:
             self.ceilings.append(ceiling)
             self.lumps.append(_lump(self.groups[-1], self.power))
 
-    def corrected(self, time_factor: Floats) -> Estimator:
+    def corrected(self, time_factor: Floats, memory_factor: float = 1.0) -> Estimator:
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         A factor per layout, the same at every clock, keeps all that a search is promised: bounds scale with it, and
-        power, which ties energy to time, stays what it was.
+        power, which ties energy to time, stays what it was. ``memory_factor`` multiplies the memory of every layout.
         """
         out = copy.copy(self)
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
-        out.__dict__.pop("_bounds", None)
+        out.memory_factor = memory_factor
+        for cached in ("_bounds", "memory_bytes"):
+            out.__dict__.pop(cached, None)
         return out
 
     @property
@@ -163,7 +166,7 @@ class Estimator:
     @functools.cached_property
     def memory_bytes(self) -> Floats:
         """Memory of the heaviest rank of every layout, (L,) bytes."""
-        return peak_memory_bytes(self.job, self.layouts)
+        return self.memory_factor * peak_memory_bytes(self.job, self.layouts)
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """The time of `evaluate` alone, (n,), where nobody asks for energy or memory."""
