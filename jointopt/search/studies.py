@@ -37,6 +37,7 @@ from jointopt.search.pareto import OBJECTIVES, front_order, objectives, take
 
 MAX_TRIALS = 2000
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
+RECORD_NOTE = "Every plan that the search evaluated; a dashboard may need a minute to open this study."
 EXPLAINED = 200  # plans of the front that get a note of their own
 CONTENT_KEY, COMPLETE_KEY = "content", "complete"
 METRIC_NAMES_KEY = "study:metric_names"  # as Optuna's `Study.set_metric_names` does
@@ -81,25 +82,36 @@ def save_study(
     The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``. A changed job never
     continues an old study: if a complete study of the same job with the same trials is there already, nothing is
     written and its name is returned; where the name is taken otherwise, a suffix ``-2``, ``-3``, ... is appended.
-    ``max_trials`` None keeps every plan. ``note`` (Markdown) and ``attributes`` (JSON values) belong to the study; the
+    Where the plans are more than ``max_trials``, all of them go to a second study ``<name>-...-record``; None keeps
+    every plan in the one study. ``note`` (Markdown) and ``attributes`` (JSON values) belong to the study; the
     note goes on with the front in words, and the front is a plot of its own. UsageError where the storage cannot be
     opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    chosen = take(plans, choose(plans, max_trials, seed))
-    rows = finished_rows(chosen)
-    identity = {"job_hash": job_hash, CONTENT_KEY: _content_hash(rows)}
-    facts = {**identity, "seed": seed, **(attributes or {}), COMPLETE_KEY: True}
-    first = f"{name}-{job_hash[:8]}" if versioned else name
+    told = {"job_hash": job_hash, "seed": seed, **(attributes or {})}
+    title = f"{name}-{job_hash[:8]}" if versioned else name
+    rows = choose(plans, max_trials, seed)
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
         storage = open_storage(url)
-        for number in itertools.count(1):
-            title = first if number == 1 else f"{first}-{number}"
-            if _write(storage, title, rows, facts, chosen, note):
-                break
-            taken = optuna.load_study(study_name=title, storage=storage).user_attrs
-            if {**identity, COMPLETE_KEY: True}.items() <= taken.items():
-                break
+        if max_trials is not None and len(plans["slack"]) > max_trials:
+            record = take(plans, choose(plans, None, seed))
+            _save(storage, f"{title}-record", record, told, f"{RECORD_NOTE}\n\n{note}")
+        return _save(storage, title, take(plans, rows), told, note)
+
+
+def _save(
+    storage: optuna.storages.BaseStorage, first: str, plans: Columns, told: Mapping[str, Any], note: str
+) -> str:
+    """The name of the study that now holds these plans: the first free one, or one that has held them before."""
+    rows = finished_rows(plans)
+    identity = {"job_hash": told["job_hash"], CONTENT_KEY: _content_hash(rows), COMPLETE_KEY: True}
+    for number in itertools.count(1):
+        title = first if number == 1 else f"{first}-{number}"
+        if _write(storage, title, rows, {**told, **identity}, plans, note):
+            break
+        taken = optuna.load_study(study_name=title, storage=storage).user_attrs
+        if identity.items() <= taken.items():
+            break
     return title
 
 

@@ -85,6 +85,12 @@ def test_a_full_record_holds_every_plan_in_order(plans, url):
     np.testing.assert_array_equal([t.values for t in study.trials], np.column_stack(objectives(plans)))
 
 
+def test_what_is_too_much_for_people_is_kept_as_a_record_beside_their_study(plans, url):
+    assert [save(plans, url, max_trials=50) for _ in range(2)] == ["tiny-01234567"] * 2
+    sizes = {s.study_name: s.n_trials for s in optuna.get_all_study_summaries(url)}
+    assert sizes == {"tiny-01234567-record": len(plans["slack"]), "tiny-01234567": 50}
+
+
 def test_plans_of_the_front_are_explained(plans, url):
     study = optuna.load_study(study_name=save(plans, url, note="# Tiny"), storage=url)
     attributes = study._storage.get_study_system_attrs(study._study_id)
