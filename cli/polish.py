@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jointopt.cli import common
 
 if TYPE_CHECKING:
+    from jointopt.calibration import Calibration
     from jointopt.report.polish_results import Polished
 
 
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
 @click.option(
     "--zeus", type=click.Path(path_type=Path), help="File for Zeus' pipeline frequency optimizer, *.py."
 )
+@common.surrogate
+@common.measured
+@common.calibration
+@common.storage("what was measured")
 @common.as_json
 def polish(
-    job: str, plan: str, slowdown: float, solver: str, seconds: float, zeus: Path | None, as_json: bool
+    job: str, plan: str, zeus: Path | None, as_json: bool, calibration: Calibration | None, **options: Any
 ) -> None:
     """Give each forward and backward pass of a micro-batch a clock of its own, for one plan of JOB.
 
@@ -46,16 +51,15 @@ def polish(
       jointopt polish opt-350m-8x4-gh200 --plan "dp=8 pp=4 mbs=4 clock=1980" --slowdown 0.01
       jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
     """
+    from jointopt.calibration import calibrated
     from jointopt.polishing import polish as polished_plan
     from jointopt.report.plain import json_text
     from jointopt.report.polish_json import polish_document
     from jointopt.report.polish_text import polished_text
 
     _check(zeus)
-    the_job = common.job_of(job, {})
-    polished = polished_plan(
-        the_job, plan, slowdown=slowdown, solver=solver, seconds=seconds, progress=common.progress
-    )
+    the_job = calibrated(common.job_of(job, {}), calibration)
+    polished = polished_plan(the_job, plan, progress=common.progress, **options)
     _write(polished, zeus)
     click.echo(json_text(polish_document(polished)) if as_json else polished_text(polished))
 

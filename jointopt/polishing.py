@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.errors import InfeasibleError, UsageError, nearest
+from jointopt.informed import Informed, inform_from
 from jointopt.physics.estimate import Estimator
 from jointopt.physics.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.plans.check import check_plan
@@ -23,6 +25,9 @@ from jointopt.tradeoff.graph import Graph, schedule_graph
 from jointopt.tradeoff.options import Options, Problem, efficient
 from jointopt.tradeoff.window import widened, window
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Say = Callable[[str], None]
 SOLVERS = ("lowtime", "linear")
 SLOWDOWNS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
@@ -35,33 +40,42 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 
 def polish(
     job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 8.0,
+    surrogate: str = "default", measured: pd.DataFrame | None = None, storage: str | None = None,
     progress: Say | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
     ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
     or energy than the plan within rounding. ``solver``: lowtime (the extra ``polish``), whose unit of time is chosen so
-    that it ends in about ``seconds``, or linear (scipy). Physics alone, no learned correction. Raises PlanError for
-    text that is no plan, InfeasibleError where the plan breaks a rule or a limit or has no pipeline, UsageError where
-    lowtime is missing.
+    that it ends in about ``seconds``, or linear (scipy). ``surrogate``, ``measured`` and ``storage`` move the plan's
+    time and energy as they do in `explain`, and all schedules by the same factor. Raises PlanError for text that is no
+    plan, InfeasibleError where the plan breaks a rule or a limit or has no pipeline, UsageError where lowtime is
+    missing.
     """
     started = time.perf_counter()
     _check_options(slowdown, solver, seconds)
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    schedule = Schedule(_feasible(job, record, parsed), parsed.stage_clock_mhz[0])
+    informed = inform_from(job, surrogate, measured, storage)
+    physics, factor = _feasible(job, record, parsed, informed)
+    schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     if progress is not None:
         progress(_what(part, schedule.problem, unit_s))
-    points = _points(schedule, part, unit_s, slowdown)
+    points = tuple(_scaled(point, factor) for point in _points(schedule, part, unit_s, slowdown))
     return Polished(
-        job=job, plan=record, iteration_time_s=schedule.plan_s, energy_j=schedule.plan_j, slowdown=slowdown,
-        solver=solver, unit_s=unit_s, shortest_pass_s=schedule.shortest_s,
+        job=job, plan=record, iteration_time_s=factor * schedule.plan_s, energy_j=factor * schedule.plan_j,
+        slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
-        chosen=_within(points, schedule.limit_s(slowdown)), seconds=time.perf_counter() - started,
+        chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=informed.told,
+        seconds=time.perf_counter() - started,
         assumed=(*assumed_sentences(parsed), *job.cluster.assumed, *schedule.assumed),
     )  # fmt: skip
+
+
+def _scaled(point: PolishedPoint, factor: float) -> PolishedPoint:
+    return replace(point, iteration_time_s=factor * point.iteration_time_s, energy_j=factor * point.energy_j)
 
 
 class Schedule:
@@ -230,14 +244,17 @@ def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
     return [p for p in points if p.iteration_time_s <= limit_s * (1.0 + 1e-9)][-1]
 
 
-def _feasible(job: Job, record: Mapping[str, Any], parsed: ParsedPlan) -> Estimator:
-    """The physics of the plan, if it is one that can be run and has a pipeline."""
+def _feasible(
+    job: Job, record: Mapping[str, Any], parsed: ParsedPlan, informed: Informed
+) -> tuple[Estimator, float]:
+    """(physics of the plan, factor on its time by what was measured), if it can be run and has a pipeline."""
     if job.cluster.gpu.power is None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
     broken = check_plan(job, record)
     if not broken:
         physics = Estimator(job, kernel_constants(job.cluster.gpu), parsed.layouts)
-        broken = list(physics.broken_limits(physics.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
+        moved = informed.correct(physics)
+        broken = list(moved.broken_limits(moved.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
     if broken:
         raise InfeasibleError(
             f"The plan cannot be run as job {job.name!r}, so there is nothing to polish: {' '.join(broken)} "
@@ -249,7 +266,7 @@ def _feasible(job: Job, record: Mapping[str, Any], parsed: ParsedPlan) -> Estima
             "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
             "pp of 2 or more."
         )
-    return physics
+    return physics, float(moved.time_factor[0])
 
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:

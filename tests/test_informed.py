@@ -12,6 +12,7 @@ import pytest
 import jointopt
 from jointopt.informed import inform
 from jointopt.plans.space import enumerate_layouts
+from jointopt.polishing import polish
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
 from jointopt.store import Store
@@ -156,3 +157,14 @@ def test_a_plan_without_support_has_the_wider_interval(job: Job) -> None:
     supported = explain(job, "dp=8")
     assert supported.in_domain
     assert supported.intervals["iteration_time_s"][1] < 1.6 * supported.iteration_time_s
+
+
+def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
+    plan, runs = "dp=2 pp=4 micro_batch_size=4", measured_runs(job, 1.3)
+    told = explain(job, plan, measured=runs)
+    polished = polish(job, plan, solver="linear", measured=runs)
+    alone = polish(job, plan, solver="linear", surrogate="none")
+    assert polished.iteration_time_s == pytest.approx(told.iteration_time_s)
+    assert polished.energy_j == pytest.approx(told.energy_j)
+    assert polished.saving(polished.chosen) == pytest.approx(alone.saving(alone.chosen))
+    assert polished.informed_by == told.informed_by

@@ -20,6 +20,7 @@ def polish_document(polished: Polished) -> dict[str, Any]:
         "unit_s",
         "solved_micro_batches",
         "seconds",
+        "informed_by",
     )
     document: dict[str, Any] = {"job": polished.job.name}
     document |= {name: getattr(polished, name) for name in names}

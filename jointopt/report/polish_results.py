@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jointopt.schema import Floats
@@ -38,6 +38,7 @@ class Polished:
     chosen: PolishedPoint  # least energy within the slowdown
     seconds: float  # that it took
     assumed: tuple[str, ...] = ()
+    informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that moved it, by where they are
 
     def saving(self, point: PolishedPoint) -> float:
         """Share of the plan's energy that the point saves."""

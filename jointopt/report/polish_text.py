@@ -6,6 +6,7 @@ import numpy as np
 
 from jointopt.report.assumed import assumptions
 from jointopt.report.clocks import short_clocks
+from jointopt.report.informed import informed_lines
 from jointopt.report.polish_results import Polished, PolishedPoint
 from jointopt.report.table import (
     ENERGY_UNITS,
@@ -25,6 +26,7 @@ def polished_text(polished: Polished) -> str:
     """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
     lines = [*_title(polished), "", *_points(polished), "", *_stages(polished), ""]
     lines += [line for text in _remarks(polished) for line in wrapped(text)]
+    lines += informed_lines(polished.informed_by)
     if polished.assumed:
         lines += ["", *assumptions(polished.assumed)]
     return "\n".join(lines)
