@@ -54,7 +54,7 @@ def work(
     predicted = priced_problem(job)
     problem = predicted if evaluate is None else _answered(job, predicted, load_function(evaluate))
     start = exact_front_of_profiles(predicted).front
-    if not len(start["slack"]):
+    if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
     name = study or f"{job.name}-{hashlib.sha256((text + (evaluate or '')).encode()).hexdigest()[:8]}-shared"
