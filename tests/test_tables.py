@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt import tables
 from jointopt.errors import TableError
 from jointopt.tables import (
     check_measurements,
@@ -41,6 +42,39 @@ def test_what_is_written_reads_back_equal_and_blanks_stay_blank(tmp_path: Path) 
         write_table(frame, tmp_path / name)
         pd.testing.assert_frame_equal(read_table(tmp_path / name), frame)
     assert (tmp_path / "t.csv.gz").read_bytes().startswith(b"\x1f\x8b")
+
+
+CELLS = {
+    "float": st.floats(width=64) | st.none(),
+    "whole": st.integers(-(2**63), 2**63 - 1),
+    "flag": st.booleans(),
+    "text": st.text(st.characters(codec="utf-8", exclude_characters="\r\0")) | st.sampled_from(['"a"', "b,c", "d\n"]),
+    "mixed": st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([1.0, 0.5, "x", (1, 2), np.float32(0.1)]),
+}  # fmt: skip
+
+
+@given(st.data(), st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=4), st.integers(0, 6))
+def test_files_are_those_of_pandas_to_the_byte(tmp_path_factory, data, kinds: list[str], rows: int) -> None:
+    cells = [data.draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in kinds]
+    frame = pd.DataFrame(
+        {f"{i}, {kind}": column for i, (kind, column) in enumerate(zip(kinds, cells, strict=True))}
+    )
+    path = tmp_path_factory.mktemp("written") / "t.csv"
+    write_table(frame, path)
+    assert path.read_bytes().decode() == frame.to_csv(index=False, lineterminator="\n")
+
+
+def test_a_return_within_a_cell_stays_within_it(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"note": ["a\rb", "c\r\nd"], "dp": [1, 2]})
+    write_table(frame, tmp_path / "t.csv")
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "t.csv", lineterminator=None), frame)
+
+
+def test_a_table_longer_than_what_is_written_at_once_is_whole(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 3)
+    frame = pd.DataFrame({"dp": range(10), "energy_j": [0.1 * i if i % 4 else None for i in range(10)]})
+    write_table(frame, tmp_path / "t.csv")
+    pd.testing.assert_frame_equal(read_table(tmp_path / "t.csv"), frame)
 
 
 @pytest.mark.parametrize(
