@@ -113,12 +113,29 @@ class PricedPlans:
         physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), layouts)
         return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
 
-    def runs(self, source: str) -> Runs:
-        """The plans as runs of the source of that key."""
+    def runs(self, source: str, known: bool = True) -> Runs:
+        """The plans as runs of the source of that key, whether or not any run of it is ``known``.
+
+        Where none is, sensitivities say nothing but how wide the interval is, and are those at the GPU's top clock:
+        widths were calibrated on runs at that clock alone, what a lower one would change was never checked, and a
+        layout is then looked at once, not once per clock. Features, which tell the domain, are the plan's own.
+        """
         clocks, time_s = self.plans.stage_clock_mhz, self.values["iteration_time_s"]
-        features, moved = described(self.physics, clocks, time_s, self.layout)
+        features = plan_features(self.physics, clocks, self.layout)
+        if known:
+            moved = sensitivities(self.physics, self.layout, clocks, time_s)
+        else:
+            moved = _at_top_clock(self.physics)[self.layout]
         count = len(time_s)
         return Runs(moved, features, np.full(count, source), np.full(count, group_key(self.plans.job)))
+
+
+def _at_top_clock(physics: Estimator) -> Floats:
+    """Sensitivities (L, constants) of all layouts of ``physics``, every stage at the GPU's top clock."""
+    depth = physics.layouts["pp"]
+    top = np.where(np.arange(int(depth.max())) < depth[:, None], physics.top_mhz, np.nan)
+    index = np.arange(len(depth))
+    return sensitivities(physics, index, top, physics.iteration_time_s(index, top))
 
 
 def together(parts: Sequence[Runs]) -> Runs:
@@ -149,20 +166,20 @@ def _first_rows(codes: Ints) -> Ints:
     return first
 
 
-def described(
-    physics: Estimator, stage_clock_mhz: Floats, time_s: Floats, index: Ints | None = None
-) -> tuple[Columns, Floats]:
-    """(features by name (n,), sensitivities (n, constants)) of plans that take ``time_s`` (n,).
+def described(physics: Estimator, stage_clock_mhz: Floats, time_s: Floats) -> tuple[Columns, Floats]:
+    """(features by name (n,), sensitivities (n, constants)) of ``physics``' n layouts, which take ``time_s`` (n,)."""
+    index = np.arange(len(time_s))
+    features = plan_features(physics, stage_clock_mhz, index)
+    return features, sensitivities(physics, index, stage_clock_mhz, time_s)
 
-    ``index`` (n,) says which layout of ``physics`` each plan has; by default plan i has layout i.
-    """
-    index = np.arange(len(time_s)) if index is None else index
+
+def plan_features(physics: Estimator, stage_clock_mhz: Floats, index: Ints) -> Columns:
+    """Features by name (n,) of plans; ``index`` (n,) says which layout of ``physics`` each of them has."""
     gpu, layouts = physics.job.cluster.gpu, {name: values[index] for name, values in physics.layouts.items()}
     features = shape_columns(physics.job, layouts, stage_clock_mhz)
     features |= share_columns(physics, index, stage_clock_mhz)
     peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0))
-    features["log2_peak"] = np.full(len(index), np.log2(peak))
-    return features, sensitivities(physics, index, stage_clock_mhz, time_s)
+    return features | {"log2_peak": np.full(len(index), np.log2(peak))}
 
 
 def group_key(job: Job) -> str:

@@ -94,7 +94,7 @@ def _answered(batch: Sequence[Part], correction: Correction | None) -> Iterator[
     for part in batch:
         try:
             found = PricedPlans.of(part.work)
-            runs += [] if correction is None else [found.runs(part.source)]
+            runs += [] if correction is None else [found.runs(part.source, correction.knows(part.source))]
             priced.append((part, found))
         except JointOptError as error:
             yield _Answer(part, {}, np.zeros(0, np.int64), str(error))

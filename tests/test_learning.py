@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from jointopt import learning
 from jointopt.errors import PlanError, TableError
-from jointopt.learning import CONSTANTS, price, source_key, timed_runs, with_results
+from jointopt.learning import CONSTANTS, PricedPlans, price, source_key, timed_runs, with_results
 from jointopt.predicting import predict
 from jointopt.workloads import workloads
 
@@ -50,6 +52,16 @@ def test_no_feature_knows_a_name(synthetic_runs):
     other = price(table.assign(model="other", source="other", group="other"))
     one = price(table)
     assert all((other.runs.features[name] == values).all() for name, values in one.runs.features.items())
+
+
+def test_runs_of_strangers_have_the_sensitivities_of_the_top_clock_and_features_of_their_own(synthetic_runs):
+    work = workloads(synthetic_runs(rows=5, groups=(256,), clock_mhz=[1410, 1200, 900, 600, 300]))[0][0]
+    fast = replace(work, stage_clock_mhz=np.where(np.isnan(work.stage_clock_mhz), np.nan, 1410.0))
+    plans, top = PricedPlans.of(work), PricedPlans.of(fast)
+    stranger, known, exact = plans.runs("lab", known=False), plans.runs("lab"), top.runs("lab")
+    np.testing.assert_allclose(stranger.sensitivity, exact.sensitivity, rtol=1e-12, atol=1e-12)
+    assert (known.sensitivity[1:] != exact.sensitivity[1:]).any(axis=1).all()
+    assert all((stranger.features[name] == values).all() for name, values in known.features.items())
 
 
 @pytest.mark.parametrize(
