@@ -27,8 +27,10 @@ _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
     "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
+    "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
+_HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
@@ -80,7 +82,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
         raise TableError(
             f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted."
         )
-    runs = _with_degrees(runs)
+    runs = _with_heads_of_kin(_with_degrees(runs))
     reasons = _impossible(runs)
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
@@ -116,6 +118,23 @@ def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
         runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape, 1.0]
     return runs
+
+
+def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one."""
+    if "num_attention_heads" not in runs or not runs["num_attention_heads"].isna().any():
+        return runs
+    shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
+    shape = shape.assign(source=shape["source"].astype(object).fillna(""), row=np.arange(len(runs)))
+    known = shape.dropna().drop_duplicates(["source", "hidden_size", "num_layers", "num_attention_heads"])
+    pairs = shape[shape["num_attention_heads"].isna()].merge(
+        known, on=["source", "hidden_size"], suffixes=("", "_kin")
+    )
+    pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
+    best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
+    heads, filled = runs["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
+    heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
+    return runs.assign(num_attention_heads=heads, **{_HEADS_FROM_KIN: filled})
 
 
 def _catalogue_model(name: str) -> Model | None:
@@ -268,6 +287,7 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     experts = experts if experts > 1 else 0  # a single expert is a dense MLP
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
+    assumed += ["num_attention_heads"] * bool(row.get(_HEADS_FROM_KIN))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
     gated = bool(row.get("gated_mlp", ffn != 4 * hidden))

@@ -313,6 +313,18 @@ def test_cells_that_contradict_the_catalogue_model_win() -> None:
     assert found.assumed == ["vocab_size"]
 
 
+def test_a_blank_head_count_is_that_of_the_same_source_and_width_whose_depth_is_nearest() -> None:
+    known = [
+        {"source": "a", "num_layers": 8, "num_attention_heads": 16},
+        {"source": "a", "num_attention_heads": 64},
+    ]
+    blank = [{"source": source, "num_layers": 30, "num_attention_heads": np.nan} for source in ("a", "b")]
+    found, _ = workloads(table(*known, *blank))
+    heads = {int(row): w.job.model.num_attention_heads for w in found for row in w.rows}
+    assert heads == {0: 16, 1: 64, 2: 64, 3: 32}
+    assert all("num_attention_heads" in w.assumed[0] for w in found if {2, 3} & set(w.rows))
+
+
 def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
     blank = dict.fromkeys(SHAPE)
     found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))

@@ -11,6 +11,8 @@ from jointopt.schema import ATTENTIONS
 from jointopt.spec.cluster import Gpu
 from jointopt.units import TERA
 
+ALIGNMENTS = (1, 2, 4, 8, 16)  # elements; 16 and more are alike
+
 
 @dataclass(frozen=True)
 class AttentionConstants:
@@ -46,6 +48,12 @@ def usual_attention(gpu: Gpu, wanted: str = "flash2") -> str:
 def training_factor(gpu: Gpu) -> float:
     """Time of products within a training step over that of the same products timed alone."""
     return float(_row(gpu)["training_factor"])
+
+
+def unaligned_factors(gpu: Gpu) -> tuple[float, ...]:
+    """Time of a 16-bit product over an aligned one's where 1, 2, 4, 8 and 16 is the largest power of two in a width."""
+    slower = _row(gpu)["unaligned"]
+    return tuple(float(slower.get(power, 1.0)) for power in ALIGNMENTS)
 
 
 def fp32_time_factor(gpu: Gpu) -> float | None:

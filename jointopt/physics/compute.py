@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from jointopt.catalog.architectures import (
+    ALIGNMENTS,
     AttentionConstants,
     attention_constants,
     fp32_time_factor,
     training_factor,
+    unaligned_factors,
 )
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
 from jointopt.schema import Floats
@@ -70,6 +72,8 @@ class Kernels:
     compute_factor: float
     elementwise_factor: float
     loss_passes: float
+    unaligned: tuple[float, ...]  # time over an aligned product's, by `ALIGNMENTS`
+    unaligned_head_factor: float
     grouped_experts: bool = True
 
     @property
@@ -102,8 +106,28 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         compute_factor=habits.compute_factor * overhead,
         elementwise_factor=habits.elementwise_factor * (1.0 if training.fused_norm else 1.5),
         loss_passes=habits.loss_passes,
+        unaligned=unaligned_factors(gpu),
+        unaligned_head_factor=habits.unaligned_head_factor,
         grouped_experts=habits.grouped_experts,
     )
+
+
+def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
+    """Time of a 16-bit product over that of an aligned one, from the widths that lie contiguous in memory.
+
+    The least aligned width decides (arXiv:2401.14489, figures in ``catalog/architectures.yaml``). 1 for fp32, which was
+    not measured, and where a width is no whole number: no framework cuts one so.
+    """
+    slower = np.ones(np.broadcast_shapes(*(np.shape(width) for width in widths)))
+    if k.wide_dtype == "fp32":
+        return slower
+    factors = np.array(k.unaligned)
+    for width in widths:
+        whole = np.rint(width)
+        powers = np.gcd(whole.astype(np.int64), ALIGNMENTS[-1])
+        found = factors[np.searchsorted(ALIGNMENTS, powers)]
+        slower = np.maximum(slower, np.where(np.abs(whole - width) < 1e-6, found, 1.0))
+    return slower
 
 
 def linear(
@@ -113,18 +137,21 @@ def linear(
     depth: Floats | float,
     count: Floats | float = 1.0,
     dtype: str = "",
+    padded: bool = False,
 ) -> Pass:
     """A linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
-    ``count`` equal layers (experts) run as one grouped product, or one after the other.
+    ``count`` equal layers (experts) run as one grouped product, or one after the other. Each of the three products
+    reads or writes rows of both widths, n and depth; ``padded`` ones (vocabularies) are aligned whatever n says.
     """
+    aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
     def product(a: Floats, b: Floats, c: Floats) -> Work:
         together, apart = (count, 1.0) if k.grouped_experts else (1.0, count)
         sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, together, throttled=False)
         moved = gemm_bytes(a, b, c, k.gemm.dtype_bytes[dtype or k.dtype], count)
         slower = k.compute_factor * apart
-        return Work(sm * slower, memory * slower, 2.0 * count * a * b * c, moved)
+        return Work(sm * slower * aligned, memory * slower, 2.0 * count * a * b * c, moved)
 
     a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
     return Pass(product(a, b, c), product(a, c, b) + product(b, c, a))
@@ -143,6 +170,13 @@ _SCORE_BYTES = {
 }  # per score: scale, mask, softmax, dropout, two reads
 
 
+def _head_factor(k: Kernels, d_qk: int, d_v: int) -> float:
+    """Time of unfused scores' batched products over that of aligned heads: their rows are a head's elements."""
+    slower = float(alignment_factor(k, d_qk, d_v))
+    tensor_cores = k.wide_dtype == "fp32" or d_qk % 8 == d_v % 8 == 0
+    return slower if tensor_cores else slower * k.unaligned_head_factor
+
+
 def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
     """Scores and their product with the values, causal. Flash kernels skip the masked half and recompute it backward.
 
@@ -156,9 +190,7 @@ def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp
     if k.attention in _SCORE_BYTES:
         forward_bytes, backward_bytes = _SCORE_BYTES[k.attention]
         scores = tokens * seq_length * model.num_attention_heads / tp
-        # batched products of head_dim depth; tensor cores need it to be a multiple of 8 elements
-        share = 0.8 if k.wide_dtype == "fp32" else 0.55 if d_qk % 8 == 0 else 0.08
-        core = k.core_flops_per_s * share
+        core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / _head_factor(k, d_qk, d_v)
         return Pass(
             Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
             + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
@@ -264,6 +296,6 @@ def head(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
     """Final norm, output projection and cross-entropy over the vocabulary; never in fp8 or fp4."""
     vocab = model.vocab_size / tp
     logits = tokens * vocab * 4.0
-    product = linear(k, tokens, vocab, float(model.hidden_size), dtype=k.wide_dtype)
+    product = linear(k, tokens, vocab, float(model.hidden_size), dtype=k.wide_dtype, padded=True)
     third = k.loss_passes / 3.0
     return product + Pass(elementwise(k, 2 * third * logits, 6), elementwise(k, third * logits, 3))

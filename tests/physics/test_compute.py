@@ -7,9 +7,12 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.physics import compute as c
+from jointopt.physics.estimate import Estimator
 from jointopt.schema import Floats
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -152,3 +155,59 @@ def test_half_the_tokens_take_half_the_flops_and_more_than_half_the_time(
     whole, half = (layer(make_job(), np.array(t), np.array(1.0)).forward for t in (4096.0, 2048.0))
     assert float(half.flops) == pytest.approx(float(whole.flops) / 2)
     assert float(half.time_s) > float(whole.time_s) / 2
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tflops"), [(51152, 252), (51144, 227), (51140, 138), (51138, 137), (51137, 76)]
+)
+def test_a_width_that_few_elements_divide_slows_a_product_as_measured(
+    vocabulary: int, tflops: float, make_job: Callable[..., Job]
+) -> None:
+    # EleutherAI/cookbook, results of arXiv:2401.14489: 8192 x vocabulary x 14336 on A100; 255 TFLOP/s at 51136
+    factor = float(c.alignment_factor(of(make_job()), vocabulary, 14336))
+    assert factor == pytest.approx(255 / tflops, rel=0.12)
+
+
+@given(st.integers(1, 1 << 16), st.integers(1, 1 << 16), st.integers(0, 4))
+def test_the_better_widths_are_aligned_the_faster_and_the_worse_one_decides(
+    make_job: Callable[..., Job], n: int, depth: int, power: int
+) -> None:
+    k = of(make_job())
+    one, finer = (float(c.alignment_factor(k, n * scale, depth * scale)) for scale in (1, 2**power))
+    assert 1.0 <= finer <= one
+    assert one == max(float(c.alignment_factor(k, width)) for width in (n, depth))
+
+
+def test_neither_vocabularies_nor_uneven_cuts_nor_fp32_count_as_unaligned(
+    make_job: Callable[..., Job], gpt_model: Callable[..., Model]
+) -> None:
+    odd, padded = (
+        float(c.head(of(job), job.model, np.array(8192.0), np.array(1.0)).forward.sm_s)
+        for job in (make_job(model=gpt_model(vocab=vocab)) for vocab in (50257, 50304))
+    )
+    assert odd == pytest.approx(padded, rel=0.01)
+    assert c.alignment_factor(of(make_job()), 1800.5) == 1.0
+    assert c.alignment_factor(of(make_job(dtype="fp32")), 1801) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "of_96_s", "of_128_s"), [(4, 12, 110.31, 153.90), (8, 6, 124.75, 162.72)]
+)
+def test_heads_of_108_cost_what_megatron_deepspeed_measured_and_flash_pads_them(
+    tp: int, pp: int, of_96_s: float, of_128_s: float, make_job: Callable[..., Job],
+    gpt_model: Callable[..., Model], price: Callable[..., Estimator],
+) -> None:  # fmt: skip
+    # BigScience's search on 384 A100: 13,824 wide, 78 layers, the same plan with 96 and with 128 heads
+    def slower(attention: str) -> float:
+        times = []
+        for heads in (96, 128):
+            model = gpt_model(78, 13824, heads, 250880)
+            job = make_job(
+                384, model, framework="megatron-deepspeed", global_batch_size=2048, attention=attention
+            )
+            plan = price(job, dp=8, tp=tp, pp=pp, micro_batch_size=4, recompute=2, zero_stage=1)
+            times.append(plan.iteration_time_s(np.array([0]), np.full((1, pp), 1410.0))[0])
+        return float(times[1] / times[0])
+
+    assert slower("fused") == pytest.approx(of_128_s / of_96_s, rel=0.03)
+    assert slower("flash2") == pytest.approx(1.0, rel=0.03)
