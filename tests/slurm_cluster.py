@@ -47,6 +47,7 @@ AccountingStorageType=accounting_storage/none
 MinJobAge=3600
 KillWait=2
 SlurmdTimeout=4
+MessageTimeout=2
 InactiveLimit=0
 SlurmctldTimeout=10
 JobRequeue=1
@@ -63,13 +64,14 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.conf = folder, folder / "slurm.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._lost: dict[str, list[psutil.Process]] = {}
 
     def start(self) -> None:
         for name in ("munge", "state", "spool", *(f"spool/{node}" for node in NODES)):
             (self.folder / name).mkdir()
         self._configure()
         self._start_munge()
-        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+        self._start_controller()
         for node in NODES:
             self.start_node(node)
         wait_for(lambda: self.states() == {"idle"}, "nodes are idle")
@@ -77,14 +79,32 @@ class Cluster:
     def start_node(self, node: str) -> None:
         self._start(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
 
-    def kill_node(self, node: str) -> None:
-        """The node vanishes: its daemon and all that runs on it, at once."""
-        self._daemons[node].kill()
-        self._daemons[node].wait()
-        for process in self._own():
+    def restart_controller(self) -> None:
+        """The controller is away for a moment, as after an update."""
+        self._daemons["slurmctld"].kill()
+        self._daemons["slurmctld"].wait()
+        time.sleep(1)
+        self._start_controller()
+
+    def _start_controller(self) -> None:
+        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+
+    def lose_node(self, node: str) -> None:
+        """The node falls silent, as one does that lost its power: all that runs on it stops, and no socket closes."""
+        self._lost[node] = self._of_node(node)
+        for process in self._lost[node]:
             with suppress(psutil.Error):
-                if process.environ().get("SLURMD_NODENAME") == node or self._is_step_of(process, node):
+                process.suspend()
+
+    def replace_nodes(self) -> None:
+        """Nodes that were lost come back, with nothing left of what ran on them."""
+        while self._lost:
+            node, processes = self._lost.popitem()
+            for process in processes:
+                with suppress(psutil.Error):
                     process.kill()
+            self._daemons[node].wait()
+            self.start_node(node)
 
     def states(self) -> set[str]:
         told = self.run("sinfo", "--noheader", "--partition=main", "--format=%T")
@@ -98,6 +118,7 @@ class Cluster:
         return self.run("squeue", "--noheader", "--format=%T").split()
 
     def stop(self) -> None:
+        self.replace_nodes()
         for daemon in reversed(self._daemons.values()):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
@@ -150,10 +171,13 @@ class Cluster:
                 if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == str(self.conf):
                     yield process
 
-    def _is_step_of(self, process: psutil.Process, node: str) -> bool:
-        return (
-            process.name().startswith("slurmstepd") and process.environ().get("SLURMD_NODENAME", node) == node
-        )
+    def _of_node(self, node: str) -> list[psutil.Process]:
+        """The node's daemon, its steps, which hide their environment, and all that they started."""
+        started = [process for process in self._own() if process.environ().get("SLURMD_NODENAME") == node]
+        steps = [
+            parent for process in started if (parent := process.parent()) and parent.name() == "slurmstepd"
+        ]
+        return [psutil.Process(self._daemons[node].pid), *steps, *started]
 
 
 def wait_for(condition: Callable[[], object], what: str, limit_s: float = 90.0) -> None:

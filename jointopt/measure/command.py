@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.errors import UsageError, nearest
-from jointopt.measure.failures import Failure, failure_of
+from jointopt.measure.failures import Failure, failure_of, is_full
 from jointopt.measure.launcher import RESULTS, failed, judged
 from jointopt.measure.process import run_program
 from jointopt.plans.clocks import plain_number
@@ -185,7 +185,8 @@ def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
             raise ValueError(f"it has more than {_LARGEST_RESULT:,} bytes")
         given = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        return failed("failed", f"the result file is no JSON: {error}")
+        cause = "the disk is full" if is_full(path.parent) else f"the result file is no JSON: {error}"
+        return failed("failed", cause)
     if not isinstance(given, dict):
         return failed("failed", f"the result file must hold an object of columns; got {given!r:.60}")
     wrong = _contradiction(given, num_gpus)
@@ -197,7 +198,7 @@ def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
     nested = next((name for name in RESULTS if isinstance(given.get(name), dict | list)), None)
     if nested:
         return f"{nested} must be one value, got {given[nested]!r:.60}"
-    cells = {name: given[name] for name in RESULTS if given.get(name) is not None}
+    cells = _cells(given)
     if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
         near = next((hint for key in given if (hint := nearest(key, ["iteration_time_s"]))), "")
         return f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"[:200] + (
@@ -207,14 +208,18 @@ def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
     return f"{problems[0].column}: {problems[0].message}" if problems else ""
 
 
+def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The result columns that hold something."""
+    held = {name: value for name in RESULTS if not _is_blank(value := given.get(name))}
+    return {name: value for name, value in held.items() if str(value).strip()}
+
+
 def _row(given: Mapping[str, Any]) -> dict[str, Any]:
-    status = str(given.get("status") or STATUSES[0]).strip().lower()
-    row = failed(status, str(given.get("notes") or ""))
+    cells = _cells(given)
+    status = str(cells.pop("status", STATUSES[0])).strip().lower()
+    row = failed(status, str(cells.pop("notes", "")))
     if status == STATUSES[0]:
-        numbers = [
-            name for name in RESULTS if name not in ("status", "notes") and given.get(name) is not None
-        ]
-        row |= {name: float(given[name]) for name in numbers}
+        row |= {name: float(value) for name, value in cells.items()}
     unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in RESULTS]
     if unknown:
         row["notes"] = "; ".join(filter(None, [row["notes"], f"not read: {', '.join(unknown)}"]))

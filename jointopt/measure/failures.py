@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 # what PyTorch, CUDA, Megatron-LM and the kernel say when memory is short
 _OUT_OF_MEMORY = re.compile(
@@ -26,6 +28,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 )
 _ERROR_LINE = re.compile(r"^.*?(\b[A-Z]\w*(?:Error|Exception|Interrupt)\b: .*)$", re.MULTILINE)
 _LONGEST = 300
+_BLOCK = 4096  # bytes: less than that holds no file
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
         if re.search(pattern, log):
             return Failure("failed", cause + _quoted(log))
     return Failure("failed", f"exit code {code}" + _quoted(log))
+
+
+def is_full(folder: Path) -> bool:
+    """Whether nothing more can be written to the file system of a folder."""
+    return shutil.disk_usage(folder).free < _BLOCK
 
 
 def _quoted(log: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import shutil
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ from jointopt.errors import LauncherError, UsageError, nearest
 from jointopt.jobfile import job_mapping
 from jointopt.measure import slurm_control as control
 from jointopt.measure.command import CommandProgram
-from jointopt.measure.failures import Failure, failure_of
+from jointopt.measure.failures import Failure, failure_of, is_full
 from jointopt.measure.launcher import judged
 from jointopt.measure.process import tail
 from jointopt.measure.program import MegatronProgram, Program, TorchrunProgram
@@ -144,7 +144,7 @@ class SlurmLauncher:
     def _late(self, folder: Path, job: SlurmJob | None) -> _Written | None:
         """What the job wrote down at its end, where the shared folder shows it late."""
         until = time.monotonic() + (_GRACE_S if job is None or job.state in ("COMPLETED", "FAILED") else 0.0)
-        while (found := _written(folder)) is None and time.monotonic() < until:
+        while (found := _written(folder)) is None and time.monotonic() < until and not is_full(folder):
             time.sleep(0.5)
         return found
 
@@ -228,21 +228,23 @@ def _failure(end: _End, log: str, folder: Path, limit_s: float) -> Failure:
     if end.code == 0:
         return _without_result(folder)
     timed_out = end.written is not None and end.code in (124, 137) and end.written.seconds >= limit_s
-    if _is_full(folder):
+    if is_full(folder):
         log += "\nNo space left on device"
-    return failure_of(log, end.code, timed_out, limit_s)
+    failure = failure_of(log, end.code, timed_out, limit_s)
+    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one tells more
+    first = _FIRST_TASK.search(log)
+    return Failure("failed", first[1]) if first and failure.reason.startswith("exit code") else failure
+
+
+_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)
 
 
 def _without_result(folder: Path) -> Failure:
-    if _is_full(folder):
+    if is_full(folder):
         return Failure("failed", f"the disk is full: {folder} has no room for the result")
     return Failure(
         "failed", f"the job ended well and left no result in {folder}; do all nodes see that folder?"
     )
-
-
-def _is_full(folder: Path) -> bool:
-    return shutil.disk_usage(folder).free == 0
 
 
 def _refuse(job: SlurmJob) -> None:

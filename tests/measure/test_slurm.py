@@ -1,0 +1,314 @@
+"""Runs on a real Slurm of three nodes: queues, failures of every kind, nodes and tools that vanish."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jointopt.errors import LauncherError, UsageError
+from jointopt.measure.slurm import SlurmLauncher
+from jointopt.spec.job import Job
+from tests.slurm_cluster import NODES, Cluster, wait_for
+
+PLAN: dict[str, Any] = {
+    "dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
+    "recompute": "none", "zero_stage": 1, "stage_clock_mhz": "1410",
+}  # fmt: skip
+RESULT = """[ $NODE_RANK -gt 0 ] || echo '{"iteration_time_s": 1.5}' > "$0"; """
+Make = Callable[..., SlurmLauncher]
+
+
+@pytest.fixture
+def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
+    """Maker of launchers that run a few words of shell on two nodes; nothing of a test is left in Slurm."""
+
+    def launcher(shell: str = RESULT, **options: Any) -> SlurmLauncher:
+        words = ["bash", "-c", shell.replace("{", "{{").replace("}", "}}"), "{result}"]
+        return SlurmLauncher(**({"folder": tmp_path / "runs", "command": words, "poll_s": 0.5} | options))
+
+    yield launcher
+    cluster.replace_nodes()
+    cluster.run("scancel", "--user=root")
+    wait_for(lambda: not cluster.jobs() and cluster.states() == {"idle"}, "nodes are idle again")
+
+
+def in_background(launcher: SlurmLauncher, job: Job) -> tuple[threading.Thread, dict[str, Any]]:
+    """A run that goes on while the test looks at it, and the row that it will have filled."""
+    row: dict[str, Any] = {}
+    thread = threading.Thread(target=lambda: row.update(launcher.run(job, PLAN)), daemon=True)
+    thread.start()
+    return thread, row
+
+
+def running(cluster: Cluster, folder: Path) -> str:
+    """The number of the job in ``folder``, once its program runs on both nodes (each touches a file there)."""
+    wait_for(lambda: len(list(folder.glob("runs/*/*/up*"))) == 2, "both nodes run")
+    return cluster.run("squeue", "--noheader", "--format=%A")
+
+
+UP = 'touch "$(dirname "$0")/up$NODE_RANK-${SLURM_RESTART_COUNT:-0}"; '
+
+
+def test_a_run_on_two_nodes_is_a_row_that_names_its_job(make: Make, job: Job) -> None:
+    row = make().run(job, PLAN)
+    assert (row["status"], row["iteration_time_s"], row["dp"]) == ("ok", 1.5, 8)
+    assert "Slurm job" in row["notes"]
+    assert "on n[0-1]" in row["notes"]
+
+
+def test_asking_for_a_plan_twice_runs_it_twice_and_keeps_both_logs(
+    make: Make, job: Job, tmp_path: Path
+) -> None:
+    launcher = make("echo here;" + RESULT)
+    first, second = launcher.run(job, PLAN), launcher.run(job, PLAN)
+    assert first["notes"] != second["notes"]
+    assert len(list(tmp_path.glob("runs/*/[12]/log.txt"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "words"),
+    [
+        ("[ $NODE_RANK = 0 ] && sleep 600; exit 3", "failed", "n1: task 1: Exited with exit code 3"),
+        ("echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1", "oom", "CUDA out of memory"),
+        ("echo '{' > \"$0\"", "failed", "no JSON"),
+        ("true", "failed", "left no result"),
+        ("echo x > /dev/full", "failed", "the disk is full"),
+        ("kill -SEGV $$", "failed", "SIGSEGV"),
+    ],
+    ids=["one rank crashes, the other hangs", "memory", "garbage", "nothing", "disk full", "crash"],
+)
+def test_a_run_that_fails_is_a_row_that_says_how(
+    make: Make, job: Job, shell: str, status: str, words: str
+) -> None:
+    row = make(shell).run(job, PLAN)
+    assert row["status"] == status, row["notes"]
+    assert words in row["notes"]
+
+
+def test_a_run_that_hangs_is_ended_at_its_limit(make: Make, job: Job, cluster: Cluster) -> None:
+    row = make("sleep 600", limit_s=2).run(job, PLAN)
+    assert row["status"] == "timeout", row["notes"]
+    assert "did not end within 2 s" in row["notes"]
+
+
+def test_the_time_limit_of_slurm_is_a_timeout(make: Make, job: Job) -> None:
+    row = make("sleep 600").run(replace(job, slurm=replace(job.slurm, time_limit_min=1)), PLAN)
+    assert row["status"] == "timeout", row["notes"]
+    assert "slurm.time_limit_min" in row["notes"]
+
+
+def test_waiting_in_the_queue_is_not_running(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "other.sh").write_text("#!/bin/bash\nsleep 600\n")
+    other = cluster.run(
+        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", f"{tmp_path}/other.sh"
+    )
+    thread, row = in_background(make(limit_s=1), job)
+    wait_for(lambda: "PENDING" in cluster.jobs(), "the run waits")
+    thread.join(3)
+    assert thread.is_alive()
+    cluster.run("scancel", other)
+    thread.join(60)
+    assert row["status"] == "ok"
+    assert "s in the queue" in row["notes"]
+
+
+def test_a_job_that_somebody_cancels_is_a_run_that_failed(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path
+) -> None:
+    thread, row = in_background(make(UP + "sleep 600"), job)
+    cluster.run("scancel", running(cluster, tmp_path))
+    thread.join(60)
+    assert row["status"] == "failed"
+    assert "cancelled, not by jointopt" in row["notes"]
+
+
+def test_a_run_survives_a_node_that_vanishes(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:
+    first_try = UP + '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || sleep 600; '
+    thread, row = in_background(make(first_try + RESULT), job)
+    running(cluster, tmp_path)
+    cluster.lose_node(NODES[1])
+    thread.join(120)
+    assert row.get("status") == "ok", row
+    assert "requeued 1 times" in row["notes"]
+
+
+def test_without_a_requeue_a_vanished_node_is_named(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path
+) -> None:
+    once = replace(job, slurm=replace(job.slurm, requeue=False))
+    thread, row = in_background(make(UP + "sleep 600"), once)
+    running(cluster, tmp_path)
+    cluster.lose_node(NODES[1])
+    thread.join(120)
+    assert row.get("status") == "failed", row
+    assert "a node failed" in row["notes"]
+
+
+TOOL = """
+import sys, pickle
+from pathlib import Path
+from jointopt.measure.slurm import SlurmLauncher
+job, plan, options = pickle.load(open(sys.argv[1], "rb"))
+SlurmLauncher(**options).run(job, plan)
+"""
+
+
+@pytest.fixture
+def tool(job: Job, tmp_path: Path) -> Iterator[Callable[[SlurmLauncher, str], subprocess.Popen[bytes]]]:
+    """Starts the same run in a process of its own."""
+    import pickle
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(launcher: SlurmLauncher, shell: str) -> subprocess.Popen[bytes]:
+        words = launcher.program.template.words  # type: ignore[union-attr]
+        options = {"folder": launcher.folder, "command": words, "poll_s": 0.5}
+        (tmp_path / "asked").write_bytes(pickle.dumps((job, PLAN, options)))
+        started.append(
+            subprocess.Popen([sys.executable, "-c", TOOL, str(tmp_path / "asked")], stderr=subprocess.DEVNULL)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_job_outlives_the_tool_and_is_found_again(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path, tool: Any
+) -> None:
+    launcher = make(UP + f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
+    process = tool(launcher, "")
+    number = running(cluster, tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    thread, row = in_background(launcher, job)
+    (tmp_path / "go").touch()
+    thread.join(60)
+    assert row["status"] == "ok"
+    assert f"Slurm job {number} " in row["notes"]
+
+
+def test_a_job_is_found_by_its_name_where_the_tool_died_before_it_noted_the_number(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path, tool: Any
+) -> None:
+    launcher = make(UP + f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
+    process = tool(launcher, "")
+    number = running(cluster, tmp_path)
+    process.kill()
+    process.wait()
+    next(tmp_path.glob("runs/*/1/state.json")).unlink()
+    (tmp_path / "go").touch()
+    assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
+
+
+def test_a_result_that_nobody_fetched_is_not_measured_again(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path, tool: Any
+) -> None:
+    launcher = make(UP + RESULT)
+    process = tool(launcher, "")
+    number = running(cluster, tmp_path) or "1"
+    process.kill()
+    process.wait()
+    wait_for(lambda: not cluster.jobs(), "the job is over")
+    row = make(UP + RESULT).run(job, PLAN)
+    assert (row["status"], len(list(tmp_path.glob("runs/*/*/log.txt")))) == ("ok", 1), number
+
+
+def test_ctrl_c_cancels_the_job(make: Make, cluster: Cluster, tmp_path: Path, tool: Any) -> None:
+    process = tool(make(UP + "sleep 600"), "")
+    running(cluster, tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) != 0
+    wait_for(lambda: not cluster.jobs(), "the job is gone")
+
+
+def test_a_job_that_slurm_forgot_is_told_by_what_it_wrote(make: Make, job: Job, tmp_path: Path) -> None:
+    make().run(job, PLAN)
+    folder = next(tmp_path.glob("runs/*/1"))
+    (folder / "state.json").write_text('{"job": 999999}')
+    row = make().run(job, PLAN)
+    assert (row["status"], row["notes"]) == ("ok", "")
+
+
+def test_the_controller_may_restart_meanwhile(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:
+    thread, row = in_background(make(UP + "sleep 4; " + RESULT), job)
+    running(cluster, tmp_path)
+    cluster.restart_controller()
+    thread.join(60)
+    assert row["status"] == "ok"
+
+
+def test_a_job_that_can_never_start_is_an_error_and_leaves_nothing(
+    make: Make, job: Job, cluster: Cluster
+) -> None:
+    asked = replace(job, slurm=replace(job.slurm, partition="short", time_limit_min=30))
+    with pytest.raises(LauncherError, match="PartitionTimeLimit"):
+        make().run(asked, PLAN)
+    wait_for(lambda: not cluster.jobs(), "the job is gone")
+
+
+@pytest.mark.parametrize("key", ["partition", "reservation", "constraint"])
+def test_what_slurm_refuses_is_told_in_its_words(make: Make, job: Job, key: str) -> None:
+    with pytest.raises(LauncherError, match="Slurm does not take the job"):
+        make().run(replace(job, slurm=replace(job.slurm, **{key: "nowhere"})), PLAN)
+
+
+def test_a_full_shared_folder_is_named(make: Make, job: Job, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        row = make('head -c 1000000 /dev/zero > "$0"', folder=small).run(job, PLAN)
+        assert row["status"] == "failed"
+        assert "the disk is full" in row["notes"]
+        with pytest.raises(LauncherError, match="cannot be written: No space left"):
+            make(folder=small).run(job, PLAN | {"dp": 4, "tp": 2})
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_the_trainer_trains_on_two_nodes(make: Make, job: Job) -> None:
+    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+    model = replace(
+        job.model, num_layers=2, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4,
+        vocab_size=256, head_dim=16,
+    )  # fmt: skip
+    training = replace(job.training, seq_length=32, global_batch_size=4, dtype="fp32")
+    two = replace(job, model=model, training=training, cluster=replace(job.cluster, gpus_per_node=1))
+    row = make(command=None).run(two, PLAN | {"dp": 2})
+    assert row["status"] == "ok", row["notes"]
+    assert row["iteration_time_s"] > 0
+    assert "10 iterations" in row["notes"]
+
+
+def test_a_machine_that_cannot_submit_says_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(LauncherError, match="needs sbatch, which is not on the PATH"):
+        SlurmLauncher().candidates(job)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"program": "torchrum"}, "did you mean 'torchrun'"),
+        ({"program": "command"}, "--command"),
+        ({"program": "megatron"}, "--checkout"),
+    ],
+)
+def test_a_program_is_named_and_has_what_it_needs(options: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        SlurmLauncher(**options)
