@@ -133,6 +133,17 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     )
 
 
+def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
+    """Costs of the job ``before`` as they are for ``job``, which differs in what its host takes per micro-batch."""
+    more_s = job.training.framework.micro_batch_overhead_s - before.training.framework.micro_batch_overhead_s
+    return replace(
+        costs,
+        forward_comm_s=costs.forward_comm_s + more_s / 3.0,
+        backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
+        host_s=_host_s(job, LayoutArrays(job, costs.layouts), costs.layers),
+    )
+
+
 def _sends(lay: LayoutArrays) -> Floats:
     """Activations and gradients that a stage sends per micro-batch, (L, pp): the two ends have one neighbour less."""
     ends = np.zeros(lay.pp)

@@ -5,6 +5,7 @@ No name of a model, cluster or GPU is among the features, so that what is learne
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.physics.breakdown import time_parts
+from jointopt.physics.costs import with_host_of
 from jointopt.physics.estimate import Estimator
 from jointopt.schema import Columns, Floats, Ints
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
@@ -109,6 +111,12 @@ _STEPS: Mapping[str, Callable[[Job], Job]] = {
     "loss": lambda j: _habits(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
 }  # fmt: skip
 CONSTANTS = tuple(_STEPS)
+_AFTER_PRICING = (
+    "host",
+    "micro_batch",
+    "iteration",
+    "dp_overlap",
+)  # leave kernels and collectives as they are
 
 
 def sensitivities(estimator: Estimator, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
@@ -117,7 +125,17 @@ def sensitivities(estimator: Estimator, index: Ints, stage_clock_mhz: Floats, ti
     By finite differences of `STEP` (see the list of steps for the unit of each); ``time_s`` (n,) is the prediction.
     """
     columns = []
-    for step in _STEPS.values():
-        moved = Estimator(step(estimator.job), estimator.hardware.constants, estimator.layouts)
+    for name, step in _STEPS.items():
+        moved = _moved(estimator, step(estimator.job), name in _AFTER_PRICING)
         columns.append(np.log(moved.iteration_time_s(index, stage_clock_mhz) / time_s) / STEP)
     return np.column_stack(columns)
+
+
+def _moved(estimator: Estimator, job: Job, after_pricing: bool) -> Estimator:
+    """The estimator of ``job``; to price layouts takes most of the time, and is spared where they cost the same."""
+    if not after_pricing:
+        return Estimator(job, estimator.hardware.constants, estimator.layouts)
+    moved = copy.copy(estimator)
+    moved.job = job
+    moved.groups = [with_host_of(job, costs, estimator.job) for costs in estimator.groups]
+    return moved

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.physics import describe
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.estimate import Estimator
 
@@ -79,3 +80,15 @@ def test_shape_tells_the_plan_and_no_name(shipped_physics, one_clock):
     job = replace(physics.job, name="other", model=replace(physics.job.model, name="other"))
     other = shape_columns(job, physics.layouts, one_clock(physics, 705.0))
     assert all((other[name] == values).all() for name, values in features.items())
+
+
+@pytest.mark.parametrize("job", range(7))
+def test_steps_after_pricing_move_time_as_much_as_layouts_priced_anew(job, shipped_physics, one_clock):
+    physics = shipped_physics(job)
+    index = np.arange(len(physics.layouts["pp"]))
+    clocks = one_clock(physics, 0.8 * physics.top_mhz)
+    found = sensitivities(physics, index, clocks, physics.iteration_time_s(index, clocks))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(describe, "_AFTER_PRICING", ())
+        anew = sensitivities(physics, index, clocks, physics.iteration_time_s(index, clocks))
+    np.testing.assert_allclose(found, anew, rtol=1e-12, atol=1e-12)
