@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
-from jointopt.cli import common
+from jointopt.cli import common, launching
+
+_FAILED, _INTERRUPTED = 1, 130
+_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(short_help="Run the most promising plans, learn from each.")
 @click.argument("job")
-@click.option("--launcher", required=True, help="What runs a plan; replay returns rows of --table.")
-@click.option("--budget", required=True, type=click.IntRange(min=1), help="Runs at most.")
+@launching.launcher_options
+@click.option("--budget", type=click.IntRange(min=1), help="Runs at most.")
+@click.option("--gpu-hours", type=_ABOVE_ZERO, help="GPU-hours at most.")
+@click.option("--minutes", type=_ABOVE_ZERO, help="Minutes at most.")
 @click.option(
     "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Plans chosen at a time."
 )
-@click.option("--table", type=click.Path(path_type=Path), help="Recorded runs, for the launcher replay.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the choices."
 )
-@click.option(
-    "--storage",
-    default="sqlite:///jointopt.db",
-    show_default=True,
-    help="Database URL for what is measured; none = keep nothing.",
-)
+@common.storage("what is measured, and of the study that shows it")
 @common.as_json
 @click.pass_context
 def tune(
-    ctx: click.Context, job: str, launcher: str, budget: int, batch: int, table: Path | None, seed: int,
-    storage: str, as_json: bool,
+    ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
+    batch: int, seed: int, storage: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB one after the other, each the most promising by all that was measured before.
 
-    JOB is a job file or the name of a shipped job. A plan that runs out of memory is a result too. Every run is
-    stored before the next begins; Ctrl-C loses the one in flight and prints the others. What --storage holds of the
-    job's plans is not run again.
+    JOB is a job file or the name of a shipped job. A plan that runs out of memory is a result too. The budget is a
+    number of runs, GPU-hours, minutes, or several of them; no run begins that would go beyond it if it took as long as
+    those before. Every run is stored before the next begins; Ctrl-C loses the one in flight and prints the others, and
+    the same command then goes on with the rest of its budget. What --storage holds of the job's plans is not run again.
 
     \b
-    Example:
+    Examples:
+      jointopt tune job.yaml --launcher torchrun --budget 8
+      jointopt tune job.yaml --launcher slurm --program torchrun --gpu-hours 20
       jointopt tune job.yaml --launcher replay --table runs.csv --budget 12
     """
+    from jointopt.budget import Budget
     from jointopt.report.plain import json_text
     from jointopt.report.tune_json import tune_document
     from jointopt.report.tune_text import tuned_text
     from jointopt.tuning import tune as run
 
-    url = None if storage == "none" else storage
+    common.offer_restore()
     found = run(
-        common.job_of(job, {}),
-        launcher,
-        budget,
-        batch=batch,
-        seed=seed,
-        storage=url,
-        progress=common.progress,
-        table=table,
-    )
+        common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
+        storage=storage, progress=common.remark, **launching.told(options),
+    )  # fmt: skip
     click.echo(json_text(tune_document(found)) if as_json else tuned_text(found))
-    if found.stopped == "interrupted":
-        ctx.exit(130)
+    ctx.exit({"interrupted": _INTERRUPTED, "failed": _FAILED}.get(found.stopped, 0))

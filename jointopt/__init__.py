@@ -19,6 +19,7 @@ _VERBS = {
     "retrain": "jointopt.retraining",
     "evaluate": "jointopt.evaluation",
     "tune": "jointopt.tuning",
+    "validate": "jointopt.validating",
 }
 __all__ = ["__version__", *_VERBS]
 

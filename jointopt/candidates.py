@@ -101,18 +101,18 @@ def searched(job: Job) -> Candidates:
     goals = [
         plans[name][feasible] for name in (job.objectives * 2)[:2]
     ]  # one objective is a front of one plan
-    best = feasible[_peeled(goals[0], goals[1], MOST)]
+    best = feasible[peeled(goals[0], goals[1], MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
     predicted = {name: plans[name][best] for name in _PREDICTED}
     has, allowed = _limits_gib(job, job)
     load = np.log(plans["peak_memory_gib"][best] / has)
     return Candidates(
-        _as_table(job, columns), columns, predicted, load, np.full(len(best), np.log(allowed / has))
+        measurement_columns(job, columns), columns, predicted, load, np.full(len(best), np.log(allowed / has))
     )
 
 
-def _peeled(first: Floats, second: Floats, count: int) -> Ints:
+def peeled(first: Floats, second: Floats, count: int) -> Ints:
     """At most ``count`` points: the front, the front of the rest, and so on."""
     left, chosen = np.arange(len(first)), np.empty(0, np.int64)
     while len(left) and len(chosen) < count:
@@ -124,8 +124,8 @@ def _peeled(first: Floats, second: Floats, count: int) -> Ints:
     return chosen[:count]
 
 
-def _as_table(job: Job, columns: Columns) -> pd.DataFrame:
-    """Plans as rows of a measurement table, the job's own columns included."""
+def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
+    """Plans of a job as rows of a measurement table without results, the job's own columns included."""
     model, training, cluster = job.model, job.training, job.cluster
     table = pd.DataFrame({name: columns[name] for name in LAYOUT_COLUMNS})
     table["recompute"] = [RECOMPUTE_NAMES[code] for code in columns["recompute"]]

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
+from jointopt.budget import Budget, Spent, spent_of
 from jointopt.candidates import Candidates, listed, searched
 from jointopt.earlier import Earlier, earlier_runs
+from jointopt.errors import DeviceError, LauncherError
+from jointopt.keeping import Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.schema import STATUSES, Bools, Columns, Floats, Ints
+from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
+from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
 from jointopt.surrogate.local import Spread
 
-if TYPE_CHECKING:
-    from jointopt.store import Store
-
 Say = Callable[[str], None]
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+TIME = ("iteration_time_s",)
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
 
 
 def tune(
-    job: Job, launcher: Launcher | str, budget: int, *, seed: int = 0, storage: str | None = None, batch: int = 1,
-    progress: Say | None = None, spread: Spread | None = None, **options: Any,
+    job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, storage: str | None = None,
+    batch: int = 1, progress: Say | None = None, spread: Spread | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
-    """Run at most ``budget`` plans of ``job``, each chosen by all runs before it, and return what was measured.
+    """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
     ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted;
-    ``batch`` plans are chosen at a time. Every run is stored in ``storage`` (a database URL) before the next begins;
-    an interrupt (SIGINT) loses the run in flight and returns the others. A plan is run at most once, failed or not,
-    and what ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start.
+    ``batch`` plans are chosen at a time. Every run is stored in ``storage`` (a database URL), and a trial of a study
+    there, before the next begins; an interrupt (SIGINT) loses the run in flight and returns the others. A plan is run
+    at most once, failed or not, and what ``storage`` holds of the job's plans, or of other jobs on the same cluster,
+    is known from the start. After an interrupt or a kill the same call goes on with what is left of the budget.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     job = replace(job, objectives=job.measured_objectives)
@@ -45,13 +49,14 @@ def tune(
     asked = chosen.candidates(job)
     candidates = searched(job) if asked is None else listed(asked, job)
     loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or Spread())
-    stopped = loop.spend(budget, batch)
+    stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)
     return Tuned(
         job=job, launcher=chosen.name, seed=seed, candidates=candidates.size, runs=tuple(loop.runs),
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
-        objectives=objectives, storage=storage, notes=tuple(loop.notes),
+        objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
+        gain_left=loop.gain_left, spent=loop.spent,
     )  # fmt: skip
 
 
@@ -67,31 +72,79 @@ class _Loop:
         self.notes: list[str] = []
         self._index: list[int] = []  # of each run among the candidates
         self._rng = np.random.default_rng(seed)
-        self._store = _open(storage)
         self._say = say or (lambda text: None)
-        earlier = Earlier() if self._store is None else earlier_runs(candidates.asked, self._store.read())
+        self.record = Record(job, storage, f"tune {launcher.name} {job.name}", self._note)
+        store = self.record.store
+        earlier = Earlier() if store is None else earlier_runs(candidates.asked, store.read())
         self._remember(earlier)
         self._outlook = Outlook(job, candidates, earlier, spread, self._rng)
         self._basis = ""
+        known = ((run.plan, run.row, run.broken) for run in self.runs)
+        self.record.open_study(candidates.plans, self.objectives(), known)
+        self.gain_left = float("nan")
+        self.spent = Spent()
+        self._minutes_before, self._started = 0.0, time.monotonic()
 
-    def spend(self, budget: int, batch: int = 1) -> str:
+    def spend(self, budget: Budget, batch: int = 1) -> str:
         """Run plans until a reason to stop, which is returned."""
-        before = len(self.runs)
+        self._continue(budget)
+        stopped = "interrupted"
         try:
-            while (spare := budget - len(self.runs) + before) > 0:
-                left = self._left()
-                if not left.any():
-                    return "exhausted"
-                belief = self.belief()
-                best = self._next(belief, left, min(batch, spare))
-                if not len(best):
-                    return "converged"
-                number = self._round + 1
-                for index in best.tolist():
-                    self._run(index, belief.columns, number)
+            stopped = self._rounds(budget, batch)
         except KeyboardInterrupt:
-            return "interrupted"
-        return "budget"
+            self.record.pause(self._told(budget))
+        except (LauncherError, DeviceError) as error:
+            if not self._count:
+                raise
+            self._note(f"No further run could be started: {error}")
+            stopped = "failed"
+        if stopped != "interrupted":
+            self.record.finish()
+        return stopped
+
+    def _rounds(self, budget: Budget, batch: int) -> str:
+        while True:
+            spare = budget.runs_left(self.spent)
+            left = self._left()
+            belief = self.belief() if left.any() else None
+            self._tell_gain(belief, left)
+            if not spare:
+                return "budget"
+            if belief is None:
+                return "exhausted"
+            best = self._next(belief, left, min(batch, spare))
+            if not len(best):
+                return "converged"
+            number = self._round + 1
+            for index in best.tolist():
+                if not budget.runs_left(self.spent):
+                    break
+                if not self._run(index, belief.columns, number, budget):
+                    return "failed"
+
+    def _continue(self, budget: Budget) -> None:
+        """What an interrupted tune has spent of the same budget is spent."""
+        told = self.record.unfinished()
+        if told is not None and told.get("budget") == budget.document():
+            self.spent = spent_of(told["spent"])
+            self._minutes_before = self.spent.minutes
+            self._note(f"Going on after an interrupt: {budget.words(self.spent)} are spent.")
+
+    def _told(self, budget: Budget) -> dict[str, Any]:
+        return {"budget": budget.document(), "spent": asdict(self.spent)}
+
+    def _tell_gain(self, belief: Belief | None, left: Bools) -> None:
+        """What has been found, and what the plans that are left are expected to bring."""
+        objectives = self.objectives()
+        measured = self._known(objectives)
+        if not len(measured[objectives[0]]):
+            return
+        self.gain_left = 0.0 if belief is None else gain_left(belief.draws, measured, objectives, left)
+        if self._count:
+            best = float(measured[objectives[0]].min())
+            words = f"best so far {_figure(best, objectives[0])}"
+            gain = f"{self.gain_left:.1%} {'faster' if objectives == TIME else 'more'}"
+            self._say(f"{words}; the {left.sum()} plans left are expected to bring {gain}")
 
     def objectives(self) -> tuple[str, ...]:
         """Of the job's objectives those that are predicted, and measured wherever a run has succeeded."""
@@ -118,12 +171,17 @@ class _Loop:
         self._basis = belief.basis
         return belief
 
-    def _next(self, belief: Belief, left: Bools, count: int) -> Ints:
-        objectives = self.objectives()
+    def _known(self, objectives: tuple[str, ...]) -> Columns:
+        """Measured objectives of the runs that succeeded and kept the job's bounds."""
         values = self.values(objectives)
         values = values[np.isfinite(values).all(axis=1)]
-        measured = {name: values[:, i] for i, name in enumerate(objectives)}
-        least = LEAST_CHANCE if len(values) else 0.0  # nothing has run yet: any run says something
+        return {name: values[:, i] for i, name in enumerate(objectives)}
+
+    def _next(self, belief: Belief, left: Bools, count: int) -> Ints:
+        objectives = self.objectives()
+        measured = self._known(objectives)
+        # nothing has run yet: any run says something
+        least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
         return acquire(
             belief.columns, measured, self._costs(belief.columns), count, self._rng,
             objectives=objectives, allowed=left, least_chance=least, draws=belief.draws,
@@ -135,17 +193,23 @@ class _Loop:
         costs: Floats = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time)
         return costs
 
-    def _run(self, index: int, columns: Columns, number: int) -> None:
-        plan = self.candidates.record(index)
-        self._say(f"run {self._count + 1}: {_words(plan)}")
-        question = self.candidates.question(index)
-        row = question | dict(self.launcher.run(self.job, question))
-        row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
+    def _run(self, index: int, columns: Columns, number: int, budget: Budget) -> bool:
+        """Run a candidate; whether what it measured is kept."""
+        plan, question = self.candidates.record(index), self.candidates.question(index)
         predicted = {name: float(v[index]) for name, v in columns.items() if name != "probability_fits"}
+        self._say(f"run {self._count + 1}: {_words(plan)} ({budget.words(self.spent)} spent) ...")
+        done = self.record.run(
+            self.launcher, question, plan, predicted, lambda row: broken_bounds(self.job, row), number
+        )
         fits = float(columns["probability_fits"][index])
-        self._add(index, TunedRun(plan, row, number, predicted, fits, broken_bounds(self.job, row)))
-        _keep(self._store, row, f"tune {self.launcher.name} {self.job.name}")
+        self._add(index, TunedRun(plan, done.row, number, predicted, fits, broken_bounds(self.job, done.row)))
+        minutes = self._minutes_before + (time.monotonic() - self._started) / 60
+        self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
+        self.record.progress(self._told(budget))
         self._say(f"run {self._count}: {_outcome(self.runs[-1])}")
+        if done.trouble:
+            self._note(f"Run {self._count} is not stored: {done.trouble}")
+        return not done.trouble
 
     def _add(self, index: int, run: TunedRun) -> None:
         self.runs.append(run)
@@ -207,28 +271,6 @@ def volumes(values: Floats) -> list[float]:
     return [hypervolume(scaled[:n, 0], second[:n], (1.0, 1.0)) for n in range(1, len(values) + 1)]
 
 
-def _open(storage: str | None) -> Store | None:
-    if storage is None:
-        return None
-    from jointopt.store import Store
-
-    return Store(storage)
-
-
-def _keep(store: Store | None, row: Mapping[str, Any], origin: str) -> None:
-    """Stores a measurement; an interrupt meanwhile waits until the row is safe (adding it twice is adding it once)."""
-    if store is None:
-        return
-    import pandas as pd
-
-    frame = pd.DataFrame([dict(row)])
-    try:
-        store.add(frame, origin)
-    except KeyboardInterrupt:
-        store.add(frame, origin)
-        raise
-
-
 def _words(plan: Mapping[str, Any]) -> str:
     degrees = " ".join(f"{name}={plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size"))
     return f"{degrees} recompute={plan['recompute']} zero_stage={plan['zero_stage']}"
@@ -236,8 +278,17 @@ def _words(plan: Mapping[str, Any]) -> str:
 
 def _outcome(run: TunedRun) -> str:
     if run.status != "ok":
-        return run.status
+        return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
     if run.broken:
         return f"breaks {', '.join(run.broken)}"
-    energy = run.result("energy_j")
-    return f"{run.result('iteration_time_s'):.4g} s" + (f", {energy:.4g} J" if np.isfinite(energy) else "")
+    parts = []
+    for name in ("iteration_time_s", "energy_j"):
+        measured, expected = run.result(name), run.predicted.get(name, float("nan"))
+        if np.isfinite(measured):
+            told = f" ({_figure(expected, name)} expected)" if np.isfinite(expected) else ""
+            parts.append(f"{_figure(measured, name)}{told}")
+    return ", ".join(parts)
+
+
+def _figure(value: float, name: str) -> str:
+    return f"{value:.4g} {'s' if name == 'iteration_time_s' else 'J'}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jointopt.budget import Spent
 from jointopt.report.explain_json import explain_document
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
@@ -79,6 +80,59 @@ class Tuned:
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
     storage: str | None = None
     notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
+    study_name: str | None = None  # the study whose trials the runs are
+    gain_left: float = (
+        math.nan
+    )  # share by which the plans that are left are expected to better what was measured
+    spent: Spent = field(default_factory=Spent)
+
+
+@dataclass(frozen=True)
+class ValidatedRun:
+    """One proposed plan that was run: what was predicted, and what came out."""
+
+    plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
+    row: Mapping[str, Any]  # the measurement, columns of interfaces.md section 3
+    predicted: Mapping[str, float]  # results, each with _low and _high (90 % interval)
+    in_domain: bool
+    reference: bool  # what a job does without jointopt: the fastest plan at the GPU's own clock
+    earlier: bool  # the store had measured it, it was not run again
+    broken: tuple[str, ...] = ()  # constraints of the job that the run did not keep
+
+    @property
+    def status(self) -> str:
+        return str(self.row["status"])
+
+    def result(self, name: str) -> float:
+        """A result column as a number, NaN where unknown or where the run failed."""
+        value = self.row.get(name)
+        return math.nan if value is None or self.status != "ok" else float(value)
+
+    def error(self, name: str) -> float:
+        """How far the prediction lies above the measurement, as a share of the measurement; NaN where unknown."""
+        measured = self.result(name)
+        return (self.predicted[name] - measured) / measured if measured else math.nan
+
+    def inside(self, name: str) -> bool | None:
+        """Whether the measurement lies in the 90 % interval; None where one of them is unknown."""
+        low, high = self.predicted[f"{name}_low"], self.predicted[f"{name}_high"]
+        value = self.result(name)
+        return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
+
+
+@dataclass(frozen=True)
+class Validated:
+    """The best proposed plans, run."""
+
+    job: Job
+    launcher: str
+    surrogate: str
+    proposed: int  # plans that none other was predicted to beat
+    runs: tuple[ValidatedRun, ...]
+    stopped: str  # done | interrupted | failed
+    storage: str | None = None
+    study_name: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from jointopt.report.plain import plain
@@ -22,7 +23,10 @@ def tune_document(tuned: Tuned) -> dict[str, Any]:
         "front": list(tuned.front),
         "hypervolume": list(tuned.hypervolume),
         "stopped": tuned.stopped,
+        "expected_gain_left": plain(tuned.gain_left),
+        "spent": asdict(tuned.spent),
         "storage": tuned.storage,
+        "study": tuned.study_name,
         "notes": list(tuned.notes),
     }
 

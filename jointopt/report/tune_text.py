@@ -21,7 +21,8 @@ _STOPPED = {
     "budget": "The budget is spent.",
     "converged": "Converged: no plan that is left is likely to be better by 1 %.",
     "exhausted": "Exhausted: every plan that can be run has been run.",
-    "interrupted": "Interrupted: the run in flight is lost, all others are kept.",
+    "interrupted": "Interrupted: the run in flight is lost, all others are kept; the same command goes on.",
+    "failed": "Stopped before its time:",
 }
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 
@@ -37,8 +38,21 @@ def tuned_text(tuned: Tuned) -> str:
     lines = [*wrapped(title), "", *table, "", *wrapped(_legend(tuned)), *wrapped(_STOPPED[tuned.stopped])]
     for note in tuned.notes:
         lines += wrapped(note)
+    if math.isfinite(tuned.gain_left):
+        gain = f"{tuned.gain_left:.1%}"
+        what = (
+            "is expected to be faster by"
+            if len(tuned.objectives) == 1
+            else "is expected to widen the front by"
+        )
+        lines += wrapped(f"The best of the plans that are left {what} {gain}.")
     if tuned.storage:
         lines.append(f"Measurements: {tuned.storage}")
+    if tuned.study_name:
+        lines.append(f"Study: {tuned.study_name}")
+        lines += wrapped(
+            f"  jointopt dashboard --storage {tuned.storage} --study {tuned.study_name}", "      "
+        )
     return "\n".join(lines)
 
 

@@ -1,0 +1,46 @@
+"""Options of the commands that run plans for real: which launcher, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PATH = click.Path(path_type=Path)
+_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--launcher", {"required": True, "help": "torchrun, megatron, slurm, command, replay, or an added one."}),
+    ("--table", {"type": _PATH, "help": "Recorded runs, for replay."}),
+    ("--checkout", {"type": _PATH, "help": "Folder of Megatron-LM, for megatron."}),
+    ("--command", {"help": "For command: a program whose words hold {dp}, {tp}, ... and {result}."}),
+    ("--program", {"help": "What slurm runs: torchrun, megatron or command."}),
+    ("--folder", {"type": _PATH, "help": "Shared folder for the files of slurm."}),
+    ("--limit-s", {"type": click.FloatRange(min=0, min_open=True), "help": "Time limit of a run, in seconds."}),
+    ("--iterations", {"type": click.IntRange(min=1), "help": "Iterations that are measured."}),
+    ("--warmup-iterations", {"type": click.IntRange(min=0), "help": "Iterations before those."}),
+    ("--logs", {"type": _PATH, "help": "Folder that keeps the log of each run."}),
+    ("--set", {"multiple": True, "metavar": "NAME=VALUE", "help": "Any other option of the launcher."}),
+)  # fmt: skip
+
+
+def launcher_options(command: F) -> F:
+    """``launcher`` and the options of the launchers, which `told` puts together."""
+    for name, settings in reversed(_OPTIONS):
+        command = click.option(name, **settings)(command)
+    return command
+
+
+def told(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a launcher is made with: the options given, those of ``--set`` read as YAML reads a value."""
+    import yaml
+
+    given = {name: value for name, value in options.items() if value is not None and name != "set"}
+    for pair in options["set"]:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}.", param_hint="--set")
+        given[name.replace("-", "_")] = yaml.safe_load(value)
+    return given

@@ -1,0 +1,54 @@
+"""``jointopt validate``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jointopt.cli import common, launching
+
+_FAILED, _INTERRUPTED = 1, 130
+
+
+@click.command(short_help="Run the best proposed plans, compare with what was predicted.")
+@click.argument("job")
+@launching.launcher_options
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
+)
+@click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
+@common.surrogate
+@common.storage("what is measured, and of the study that shows it")
+@common.as_json
+@click.pass_context
+def validate(
+    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, surrogate: str,
+    storage: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
+
+    Prints what was predicted beside what was measured. Every run is stored as soon as it ends; Ctrl-C loses the one in
+    flight and prints the others. What --storage has measured moves the predictions, and is not run again.
+
+    \b
+    Examples:
+      jointopt validate job.yaml --launcher torchrun --top 3
+      jointopt validate job.yaml --launcher megatron --checkout Megatron-LM --json > validated.json
+    """
+    from jointopt.report.plain import json_text
+    from jointopt.report.validate_json import validate_document
+    from jointopt.report.validate_text import validated_text
+    from jointopt.validating import validate as run
+
+    common.offer_restore()
+    found = run(
+        common.job_of(job, {}), launcher, top, seed=seed, surrogate=surrogate, storage=storage, again=again,
+        progress=common.remark, **launching.told(options),
+    )  # fmt: skip
+    click.echo(json_text(validate_document(found)) if as_json else validated_text(found))
+    ran = any(run.status == "ok" for run in found.runs)
+    ctx.exit(
+        _INTERRUPTED if found.stopped == "interrupted" else 0 if ran and found.stopped == "done" else _FAILED
+    )

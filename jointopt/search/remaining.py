@@ -1,0 +1,43 @@
+"""What the plans that have not run are still expected to bring."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jointopt.schema import Bools, Columns, Floats
+from jointopt.search.pareto import front_order, hypervolume, nadir
+
+
+def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], left: Bools) -> float:
+    """Expected gain if every plan that is left were run: a share, NaN before the first run that succeeded.
+
+    ``draws`` (n, s) are joint draws of the objectives, and ``fits``; ``measured`` (m) the objectives of the runs that
+    succeeded. One objective: by how much the best value falls. Two: by how much the volume under the front grows, in
+    logarithms.
+    """
+    known = np.log(np.stack([measured[name] for name in objectives], axis=1))
+    if not len(known):
+        return float("nan")
+    if not left.any():
+        return 0.0
+    values = np.log(
+        np.stack([draws[name][left] for name in objectives], axis=2)
+    )  # (plans, draws, objectives)
+    values[~draws["fits"][left]] = np.inf
+    if len(objectives) == 1:
+        better = np.maximum(known.min() - values[:, :, 0].min(axis=0), 0.0)
+        return float(1.0 - np.exp(-better).mean())
+    return _volume_gain(known, values)
+
+
+def _volume_gain(known: Floats, values: Floats) -> float:
+    middle = np.median(values, axis=1)
+    everything = np.concatenate([known, middle[np.isfinite(middle).all(axis=1)]])
+    reference = nadir(everything[:, 0], everything[:, 1])
+    front = known[front_order(known[:, 0], known[:, 1])]
+    before = hypervolume(front[:, 0], front[:, 1], reference)
+    after = []
+    for draw in range(values.shape[1]):
+        points = np.concatenate([front, values[:, draw]])
+        after.append(hypervolume(points[:, 0], points[:, 1], reference))
+    return float(np.mean(after) / before - 1.0) if before > 0 else float("nan")

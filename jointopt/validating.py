@@ -1,0 +1,245 @@
+"""``validate``: run the best proposed plans for real, and hold what was predicted against what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.candidates import Candidates, listed, measurement_columns, peeled, searched
+from jointopt.earlier import earlier_runs
+from jointopt.errors import DeviceError, InfeasibleError, LauncherError
+from jointopt.informed import inform
+from jointopt.intervals import RESULTS
+from jointopt.keeping import Record
+from jointopt.measure.launcher import Launcher, load_launcher
+from jointopt.outlook import broken_bounds
+from jointopt.plans.parse import plan_records
+from jointopt.predicting import predict
+from jointopt.report.results import Validated, ValidatedRun
+from jointopt.schema import LAYOUT_COLUMNS, Columns, Ints
+from jointopt.search.pareto import front_order, take
+from jointopt.spec.job import Job
+from jointopt.workflow import estimator, propose
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Plans to run, the best first: as a launcher is asked, as columns with predictions, and how many were proposed."""
+
+    asked: pd.DataFrame
+    columns: Columns
+    reference: int | None  # row of the plan at default clocks
+    proposed: int
+
+
+def validate(
+    job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
+    storage: str | None = None, again: bool = False, progress: Say | None = None, **options: Any,
+) -> Validated:  # fmt: skip
+    """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
+
+    Where one objective or no power is known, or the launcher lists its plans, these are the plans that are predicted
+    best of the job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with
+    ``options``. Every run is stored in ``storage`` (a database URL), and a trial of a study there, as soon as it ends;
+    plans that it has measured are not run again, unless ``again``. An interrupt (SIGINT) keeps what was measured.
+    Raises LauncherError where nothing could be run, InfeasibleError where nothing is proposed.
+    """
+    job = replace(job, objectives=job.measured_objectives)
+    chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    say = progress or (lambda text: None)
+    plans = _choose(job, chosen.candidates(job), top, seed, surrogate, storage, say)
+    bench = _Bench(job, chosen, plans, storage, say)
+    stopped = bench.work(again)
+    return Validated(
+        job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=tuple(bench.runs),
+        stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
+    )  # fmt: skip
+
+
+class _Bench:
+    """Runs chosen plans one after the other."""
+
+    def __init__(self, job: Job, launcher: Launcher, plans: _Chosen, storage: str | None, say: Say) -> None:
+        self.job, self.launcher, self.plans, self._say = job, launcher, plans, say
+        self.runs: list[ValidatedRun] = []
+        self.notes: list[str] = []
+        self.record = Record(job, storage, f"validate {launcher.name} {job.name}", self._note)
+
+    def work(self, again: bool) -> str:
+        """Run what is to be run; why it ended."""
+        store = self.record.store
+        known = {} if store is None or again else _known(self.plans.asked, store.read())
+        self.record.open_study(self.plans.columns, self._objectives())
+        try:
+            for index in range(len(self.plans.asked)):
+                trouble = self._earlier(index, known[index]) if index in known else self._run(index)
+                if trouble:
+                    self._note(f"The run is not stored: {trouble}")
+                    return "failed"
+        except KeyboardInterrupt:
+            return "interrupted"
+        except (LauncherError, DeviceError) as error:
+            if not self.runs:
+                raise
+            self._note(f"No further run could be started: {error}")
+            return "failed"
+        return "done"
+
+    def _objectives(self) -> tuple[str, ...]:
+        known = [name for name in self.job.objectives if np.isfinite(self.plans.columns[name]).any()]
+        return tuple(known or self.job.objectives[:1])
+
+    def _run(self, index: int) -> str:
+        plan, predicted = self._plan(index), self._predicted(index)
+        words = " ".join(
+            f"{name}={plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size", "zero_stage")
+        )
+        self._say(f"run {index + 1} of {len(self.plans.asked)}: {words} ...")
+        question = {str(name): value for name, value in self.plans.asked.iloc[index].items()}
+        done = self.record.run(
+            self.launcher, question, plan, predicted, lambda row: broken_bounds(self.job, row), round=1
+        )
+        self._add(index, done.row, earlier=False)
+        run = self.runs[-1]
+        self._say(
+            f"run {index + 1}: {run.result('iteration_time_s'):.4g} s, {predicted['iteration_time_s']:.4g} s predicted"
+            if run.status == "ok"
+            else f"run {index + 1}: {run.status}: {run.row.get('notes') or 'no reason known'}"
+        )
+        return done.trouble
+
+    def _earlier(self, index: int, row: dict[str, Any]) -> str:
+        self._say(f"run {index + 1} of {len(self.plans.asked)}: measured before, not run again")
+        self._add(index, row, earlier=True)
+        return ""
+
+    def _add(self, index: int, row: dict[str, Any], earlier: bool) -> None:
+        self.runs.append(
+            ValidatedRun(
+                self._plan(index), row, self._predicted(index), bool(self.plans.columns["in_domain"][index]),
+                index == self.plans.reference, earlier, broken_bounds(self.job, row),
+            )
+        )  # fmt: skip
+
+    def _plan(self, index: int) -> dict[str, Any]:
+        columns = self.plans.columns
+        return plan_records(columns, columns["stage_clock_mhz"], [index])[0]
+
+    def _predicted(self, index: int) -> dict[str, float]:
+        names = [f"{name}{end}" for name in RESULTS for end in ("", "_low", "_high")]
+        return {name: float(self.plans.columns[name][index]) for name in names}
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._say(text)
+
+
+def _known(asked: pd.DataFrame, stored: pd.DataFrame) -> dict[int, dict[str, Any]]:
+    """Measurements of the plans asked for, by row."""
+    earlier = earlier_runs(asked, stored)
+    return dict(zip(earlier.index, earlier.rows, strict=True))
+
+
+def _choose(
+    job: Job, asked: Columns | None, top: int, seed: int, surrogate: str, storage: str | None, say: Say
+) -> _Chosen:
+    if asked is not None:
+        return _of_list(listed(asked, job), job, top, surrogate)
+    if len(job.objectives) > 1 and job.cluster.gpu.power is not None:
+        return _of_front(job, top, seed, surrogate, storage, say)
+    say("predicting the job's plans ...")
+    return _of_space(job, top, surrogate, storage)
+
+
+def _of_front(job: Job, top: int, seed: int, surrogate: str, storage: str | None, say: Say) -> _Chosen:
+    """Plans spread along the front of `propose`, both ends among them, then the default reference."""
+    proposal = propose(
+        job, seed=seed, surrogate=surrogate, storage=storage, progress=lambda text: say(f"{text} ...")
+    )
+    front = proposal.front
+    some = take(front, spread(len(front["pp"]), top))
+    records = list(_plans(some))
+    reference = next(_plans(proposal.reference))
+    if reference in records:
+        columns, at = some, records.index(reference)
+    else:
+        columns, at = _stacked(some, proposal.reference), len(records)
+    return _Chosen(measurement_columns(job, columns), columns, at, len(front["pp"]))
+
+
+def _plans(columns: Columns) -> Iterator[dict[str, Any]]:
+    count = len(columns["pp"])
+    return iter(plan_records(columns, columns["stage_clock_mhz"], range(count)))
+
+
+def _stacked(first: Columns, second: Columns) -> Columns:
+    """Rows of both, in the columns of both; stages that only one of them has are blank in the other."""
+    width = max(columns["stage_clock_mhz"].shape[1] for columns in (first, second))
+    parts = []
+    for columns in (first, second):
+        clocks = columns["stage_clock_mhz"]
+        gap = ((0, 0), (0, width - clocks.shape[1]))
+        parts.append(columns | {"stage_clock_mhz": np.pad(clocks, gap, constant_values=np.nan)})
+    return {name: np.concatenate([part[name] for part in parts]) for name in first if name in second}
+
+
+def _of_space(job: Job, top: int, surrogate: str, storage: str | None) -> _Chosen:
+    """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
+    candidates = searched(job)
+    tables = {}
+    if storage is not None and surrogate != "none":
+        from jointopt.store import Store
+
+        tables[storage] = Store(storage).read()
+    informed = inform(job, surrogate, tables)
+    layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
+    physics = informed.correct(estimator(job, layouts))
+    clocks = candidates.plans["stage_clock_mhz"]
+    values = physics.evaluate(np.arange(candidates.size), clocks)
+    plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
+    columns = informed.with_intervals(plain)
+    fits = np.flatnonzero(values["violation"] <= 0)
+    return _best(candidates, columns, fits, job, top)
+
+
+def _of_list(candidates: Candidates, job: Job, top: int, surrogate: str) -> _Chosen:
+    """The best of the plans that a launcher lists."""
+    answers = predict(candidates.asked, surrogate)
+    names = [f"{name}{end}" for name in RESULTS for end in ("", "_low", "_high")]
+    columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in names}
+    columns["in_domain"] = answers["in_domain"].to_numpy(bool)
+    fits = np.flatnonzero(answers["predicted_fits"].to_numpy(bool))
+    return _best(candidates, columns, fits, job, top)
+
+
+def _best(candidates: Candidates, columns: Columns, fits: Ints, job: Job, top: int) -> _Chosen:
+    """Of plans that fit the front, spread, or what comes next where it is smaller; the fastest is the reference."""
+    goals = [columns[name][fits] for name in job.objectives]
+    known = [values for values in goals if np.isfinite(values).any()]
+    if not known:
+        raise InfeasibleError(
+            f"No plan of job {job.name!r} is predicted to fit in the GPU's memory; nothing is run."
+        )
+    front = front_order(known[0], known[-1])
+    order = peeled(known[0], known[-1], max(top, 1))
+    rows = fits[front[spread(len(front), top)] if len(front) > top else order[:top]]
+    highest = np.nanmax(columns["stage_clock_mhz"][rows], axis=1)
+    default = np.flatnonzero(highest >= np.nanmax(columns["stage_clock_mhz"]))
+    reference = int(default[columns["iteration_time_s"][rows[default]].argmin()]) if len(default) else None
+    asked = candidates.asked.iloc[rows].reset_index(drop=True)
+    return _Chosen(asked, take(columns, rows), reference, len(front))
+
+
+def spread(size: int, count: int) -> Ints:
+    """At most ``count`` of ``size`` rows in order, evenly, both ends among them (the first alone for a count of 1)."""
+    if size <= count:
+        return np.arange(size, dtype=np.int64)
+    return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))
