@@ -15,6 +15,7 @@ import numpy as np
 from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.correcting import load_surrogate, surrogate_names
+from jointopt.database import without_password
 from jointopt.errors import CatalogError, TableError
 from jointopt.fitting import memory_evidence, memory_margin
 from jointopt.intervals import add_intervals, supported, with_time_interval
@@ -121,7 +122,7 @@ def inform_from(
     if storage is not None and surrogate != "none":
         from jointopt.store import Store
 
-        tables[storage] = Store(storage).read()
+        tables[without_password(storage)] = Store(storage).read()
     return inform(job, surrogate, tables)
 
 

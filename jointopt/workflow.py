@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.catalog.kernels import kernel_constants
+from jointopt.database import without_password
 from jointopt.errors import InfeasibleError, PlanError
 from jointopt.informed import Informed, inform_from
 from jointopt.intervals import RESULTS
@@ -304,4 +305,4 @@ def _stored(
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
         )
-    return replace(proposal, study_name=name, storage=storage, seconds=watch.seconds)
+    return replace(proposal, study_name=name, storage=without_password(storage), seconds=watch.seconds)
