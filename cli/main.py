@@ -13,8 +13,8 @@ from jointopt import __version__
 from jointopt.errors import JointOptError
 
 COMMANDS = (
-    "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune", "work",
-    "dashboard", "exec", "clocks", "calibrate", "catalog",
+    "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
+    "script", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
 
 

@@ -36,7 +36,8 @@ _STOPPED = {
 
 def validated_text(found: Validated) -> str:
     """The runs in the order of the proposal, and a summary."""
-    title = f"{found.job.name}: {len(found.runs)} proposed plans (surrogate {found.surrogate}), run by {found.launcher}."
+    count = f"{len(found.runs)} proposed plans (surrogate {found.surrogate})"
+    title = f"{found.job.name}: {count}, run by {found.launcher}."
     lines = [
         *wrapped(title),
         "",

@@ -1,0 +1,31 @@
+"""``jointopt doctor``."""
+
+from __future__ import annotations
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="What works on this machine, and what to install for the rest.")
+@click.option("--quick", is_flag=True, help="Do not measure how fast products, memory and links are.")
+@click.option(
+    "--storage", default="sqlite:///jointopt.db", show_default=True, help="Database URL to look at."
+)
+@common.as_json
+def doctor(quick: bool, storage: str, as_json: bool) -> None:
+    """Print what this machine has, what of jointopt works on it, and a cluster section for the job file.
+
+    Nothing is changed: no clock is set, no file made.
+
+    \b
+    Examples:
+      jointopt doctor
+      jointopt doctor --quick --json > machine.json
+    """
+    from jointopt.doctor import diagnose
+    from jointopt.report.diagnosis import diagnosis_document, diagnosis_text
+    from jointopt.report.plain import json_text
+
+    found = diagnose(storage, speeds=not quick, progress=common.remark)
+    click.echo(json_text(diagnosis_document(found)) if as_json else diagnosis_text(found))
