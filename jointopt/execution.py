@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,13 @@ def execute(
     count = _used_gpus(plan)
     settings, local = _settings(plan, count, node, gpus_per_node, default_clocks)
     say(_what_is_set(settings, local) if settings else "Clocks are left to the driver.")
-    with locked(settings) as held, metered(range(local)) as meter:
+    with metered(range(local)) as meter, locked(settings) as held:
+        start = time.time()
         code = run_in_foreground(command, grace_s)
+        end = time.time()
     if series is not None:
         meter.series().write(series)
-    return Executed(code, meter.reading(), held.trouble)
+    return Executed(code, meter.reading(start, end), held.trouble)
 
 
 def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:

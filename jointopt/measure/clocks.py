@@ -80,7 +80,8 @@ def locked(settings: Sequence[Setting]) -> Iterator[Held]:
 
     SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless somebody else handles them. Raises
     DeviceError before the body where a GPU cannot be set, DevicePermissionError where that needs other rights; what
-    could not be put back is told by `Held.trouble`.
+    could not be put back is told by `Held.trouble`. A meter is started before, outside: a signal is then never met by a
+    main thread that is inside NVML.
     """
     held = Held(settings)
     if not settings:

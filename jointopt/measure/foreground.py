@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from jointopt.errors import LauncherError
-from jointopt.measure.process import MARK, end_program, end_with_parent
+from jointopt.measure.process import MARK, end_with_parent, kill_program
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
@@ -61,7 +61,7 @@ class _Program:
                 time.sleep(_POLL_S)
         finally:
             if program.poll() is None:
-                end_program(program, self._mark)
+                kill_program(program, self._mark)
         return program.returncode if program.returncode >= 0 else 128 - program.returncode
 
     @contextmanager

@@ -22,6 +22,7 @@ from jointopt.measure.reading import QUANTITIES, Reading, Series, no_series
 _PERIOD_S = 0.1
 _MOST_SAMPLES = 20_000  # beyond that every second sample is dropped, and the period doubled
 _PATIENCE_S = 5.0  # for the last sample, where a driver hangs
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 PERMISSION = (
     "setting clocks and power limits needs root, or Zeus' daemon: run `sudo zeusd serve --socket-path "
     "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
@@ -205,8 +206,22 @@ def _open(visible: bool) -> Any:
         make: Callable[[], Any] = AMDGPUs
     else:
         make = NVIDIAGPUs
-    with _all_visible() if not visible else _as_it_is():
-        return _made(make)
+    with _hidden(() if visible else _VISIBLE):
+        return _made(_never_shut_down(make))
+
+
+def _never_shut_down(made: Any) -> Callable[[], Any]:
+    """zeus shuts NVML down where its object is collected.
+
+    The garbage collector may do that in the middle of another call of pynvml, whose lock a thread takes only once: it
+    would wait for itself for ever. The driver notices the end of a process anyway.
+    """
+
+    class Open(made):  # type: ignore[misc]
+        def __del__(self) -> None:
+            pass
+
+    return Open
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -225,18 +240,13 @@ def _made(make: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _all_visible() -> Iterator[None]:
-    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+def _hidden(names: Sequence[str]) -> Iterator[None]:
+    """Without these variables, for a moment."""
+    found = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        os.environ.update(hidden)
+        os.environ.update(found)
 
 
 def _zeus_errors() -> tuple[type[Exception], ...]:

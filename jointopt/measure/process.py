@@ -85,14 +85,19 @@ def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
         program.terminate()
         with suppress(subprocess.TimeoutExpired):
             program.wait(_POLITE_S)
+    kill_program(program, mark)
+
+
+def kill_program(program: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGKILL to the program and to every process that bears its mark."""
     left = list(marked(mark))
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=_POLITE_S)
     if program.poll() is None:
         program.kill()
-        program.wait()
+        program.wait()  # before psutil does, which would keep the exit code for itself
+    psutil.wait_procs(left, timeout=_POLITE_S)
 
 
 def marked(mark: str) -> Iterable[psutil.Process]:

@@ -143,12 +143,18 @@ class Series:
         return self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
 
     def _cut(self, start: float, end: float) -> Series:
-        """Samples inside, and one on each edge from its neighbours."""
+        """Samples inside and one on each edge: the counter's from both sides, the others' from the inside alone."""
         edges = np.clip([start, end], self.time_s[0], self.time_s[-1])
-        inside = self.time_s[(self.time_s > edges[0]) & (self.time_s < edges[1])]
-        at = np.unique(np.concatenate([edges[:1], inside, edges[1:]]))
-        columns = {name: _at(at, self.time_s, getattr(self, name)) for name in QUANTITIES}
-        return Series(self.gpus, at, **columns, reason=self.reason)
+        inside = (self.time_s >= edges[0]) & (self.time_s <= edges[1])
+        at = np.unique(np.concatenate([edges[:1], self.time_s[inside], edges[1:]]))
+        known = inside if inside.any() else np.ones(len(self.time_s), bool)
+        columns = {
+            name: _at(at, self.time_s[known], getattr(self, name)[known])
+            for name in QUANTITIES
+            if name != "energy_j"
+        }
+        energy = _at(at, self.time_s, self.energy_j)
+        return Series(self.gpus, at, energy, **columns, reason=self.reason)
 
     def write(self, path: Path) -> None:
         """As JSON, for the launcher that adds nodes up."""

@@ -1,0 +1,148 @@
+"""``jointopt exec`` and ``jointopt clocks restore``, with stand-in GPUs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jointopt.measure.reading import Series, together
+
+PLAN = {"dp": 2, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200]}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(PLAN))
+    return str(file)
+
+
+def jointopt(driver, *words: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jointopt", *words]
+    environment = {**driver.environment, **options}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_program_runs_under_the_plan_and_its_exit_code_and_energy_are_told(driver, plan: str) -> None:
+    ran = jointopt(driver, "exec", "--plan", plan, "--", "sh", "-c", "echo hello; sleep 2.5; exit 7")
+    assert (ran.returncode, ran.stdout) == (7, "hello\n")
+    assert "4 GPUs: clocks 1200 to 1410 MHz." in ran.stderr
+    assert "W per GPU, peak 307 W, hottest 45 °C." in ran.stderr
+    assert [c for c in driver.calls() if c.startswith("lock")] == [
+        "lock 0 1410", "lock 1 1410", "lock 2 1200", "lock 3 1200",
+    ]  # fmt: skip
+    assert driver.held() == {}
+
+
+@pytest.mark.parametrize(
+    "document", [{"plan": PLAN}, {"front": [PLAN]}, [PLAN], {**PLAN, "iteration_time_s": 1.0, "cp": 1}]
+)
+def test_plans_are_read_as_other_commands_print_them(driver, tmp_path: Path, document) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    assert jointopt(driver, "exec", "--plan", str(tmp_path / "p.json"), "true").returncode == 0
+    assert len(driver.calls()) == 8
+
+
+def test_a_proposal_of_several_plans_asks_which_one(driver, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps({"front": [PLAN, PLAN | {"stage_clock_mhz": [900, 900]}]}))
+    words = ("exec", "--plan", str(tmp_path / "p.json"))
+    asked = jointopt(driver, *words, "true")
+    assert (asked.returncode, "holds 2 plans; say which with --row 1 to --row 2" in asked.stderr) == (2, True)
+    assert jointopt(driver, *words, "--row", "2", "true").returncode == 0
+    assert driver.calls()[0] == "lock 0 900"
+    assert "--row is 3" in jointopt(driver, *words, "--row", "3", "true").stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "3", '{"dp": 2.5, "pp": 2}', '{"dp": "x"}', '{"plan": {"model": 1}}']
+)
+def test_a_file_that_holds_no_plan_is_bad_usage(driver, tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    ran = jointopt(driver, "exec", "--plan", str(tmp_path / "p.json"), "true")
+    assert (ran.returncode, ran.stderr.count("\n"), driver.calls()) == (2, 1, [])
+
+
+def test_every_node_takes_its_stages_and_their_readings_add_up(driver, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(PLAN | {"dp": 4}))
+    words = ("exec", "--plan", str(tmp_path / "p.json"))
+    assert "say with --node which of its nodes" in jointopt(driver, *words, "true").stderr
+    for node, option in enumerate((("--node", "0"), ())):
+        file = str(tmp_path / f"node{node}.json")
+        done = jointopt(driver, *words, *option, "--reading", file, "sleep", "2.5", SLURM_NODEID="1")
+        assert done.returncode == 0
+    assert [c for c in driver.calls() if "lock 3" in c] == ["lock 3 1410", "lock 3 1200"]
+    both = together([Series.read(tmp_path / f"node{node}.json").between() for node in range(2)])
+    assert both.gpus == 8
+    assert both.reason == ""
+
+
+def test_without_rights_nothing_starts_and_default_clocks_goes_on(driver, plan: str) -> None:
+    driver.disturb("no-permission")
+    refused = jointopt(driver, "exec", "--plan", plan, "echo", "started")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "needs root, or Zeus' daemon" in refused.stderr
+    went_on = jointopt(driver, "exec", "--plan", plan, "--default-clocks", "echo", "started")
+    assert (went_on.returncode, went_on.stdout) == (0, "started\n")
+
+
+def test_without_a_gpu_the_program_runs_only_at_default_clocks(driver, plan: str) -> None:
+    no_driver = {"STAND_IN_NVML_GPUS": "0"}
+    assert "No GPU is found" in jointopt(driver, "exec", "--plan", plan, "true", **no_driver).stderr
+    ran = jointopt(driver, "exec", "--plan", plan, "--default-clocks", "true", **no_driver)
+    assert (ran.returncode, "Energy not measured: No GPU is found" in ran.stderr) == (0, True)
+
+
+def test_a_clock_that_the_gpus_do_not_have_is_named(driver, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(PLAN | {"stage_clock_mhz": [1410, 3000]}))
+    ran = jointopt(driver, "exec", "--plan", str(tmp_path / "p.json"), "true")
+    assert (ran.returncode, driver.held()) == (1, {})
+    assert "has no clock of 3000 MHz; it has 210 to 1980 MHz" in ran.stderr
+
+
+def test_a_command_that_is_not_there_puts_clocks_back(driver, plan: str) -> None:
+    ran = jointopt(driver, "exec", "--plan", plan, "no-such-program")
+    assert (ran.returncode, driver.held()) == (1, {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_program_first_and_then_puts_clocks_back(driver, plan: str, number: int) -> None:
+    shell = "trap 'exit 3' INT TERM; echo up; while true; do sleep 0.05; done"
+    command = [sys.executable, "-m", "jointopt", "exec", "--plan", plan, "--", "sh", "-c", shell]
+    program = subprocess.Popen(
+        command, env=driver.environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+    assert program.stdout.readline() == "up\n"
+    assert len(driver.held()) == 4
+    program.send_signal(number)
+    assert program.wait(30) == 3
+    assert driver.held() == {}
+
+
+def test_after_sigkill_the_program_is_gone_and_restore_is_offered_and_works(driver, plan: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "jointopt",
+        "exec",
+        "--plan",
+        plan,
+        "--",
+        "sh",
+        "-c",
+        "echo up; sleep 600",
+    ]
+    program = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, text=True)
+    program.stdout.readline()
+    program.kill()
+    program.wait()
+    offer = jointopt(driver, "exec", "--plan", plan, "--default-clocks", "true").stderr
+    assert "put them back with: jointopt clocks restore" in offer
+    restored = jointopt(driver, "clocks", "restore")
+    assert (restored.returncode, restored.stdout.count("is the driver's again")) == (0, 4)
+    assert driver.held() == {}
+    assert jointopt(driver, "clocks", "restore").stdout == "Nothing to put back.\n"
