@@ -149,8 +149,12 @@ class CommandLauncher:
         with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
             return dict(plan) | self._measure(job, plan, Path(scratch))
 
+    def script(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """The command line of ``plan``, as a shell would take it."""
+        return shlex.join(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
+
     def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        words = self.program.prepare(job, plan, folder)
+        words = self.program.words(job, plan, folder)
         ended = run_program(words, folder / "log.txt", limit_s=self.limit_s)
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
@@ -170,7 +174,10 @@ class CommandProgram:
     def check(self, job: Job) -> None:
         """Any job: only the user's command knows what it can train."""
 
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
+        """Nothing: all that a command is told stands in its words."""
+
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         return self.template.filled(command_values(job, plan, folder))
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:

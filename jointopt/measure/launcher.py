@@ -39,6 +39,14 @@ class Launcher(Protocol):
         """
 
 
+def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:
+    """What ``launcher`` would start for ``plan``, as text of a shell. Raises UsageError where it starts nothing."""
+    script: Callable[..., str] | None = getattr(launcher, "script", None)
+    if script is None or not callable(script):
+        raise UsageError(f"The launcher {launcher.name!r} has no script to show; expected slurm or command.")
+    return script(job, plan)
+
+
 def failed(status: str, reason: str) -> dict[str, Any]:
     """The result columns of a run that did not end well; ``reason`` is one sentence."""
     return dict.fromkeys(RESULTS, math.nan) | {"status": status, "notes": reason}

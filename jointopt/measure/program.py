@@ -13,6 +13,7 @@ from jointopt.measure.launcher import failed
 from jointopt.spec.job import Job
 
 NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+_SPEC, _RESULT = "spec.json", "result.json"
 
 
 class Program(Protocol):
@@ -23,8 +24,11 @@ class Program(Protocol):
     def check(self, job: Job) -> None:
         """Raises LauncherError for a job that the program cannot run, whatever the plan."""
 
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The words to be run once per node, in ``folder``, into which the program's input is written."""
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The command that is run once per node; its files are in ``folder``."""
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
+        """Writes into ``folder`` what the command reads there."""
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         """Result columns of a run that ended well, from what it left; None where it left none."""
@@ -41,14 +45,16 @@ class TorchrunProgram:
     def check(self, job: Job) -> None:
         torchrun.check_model(job.model)
 
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        spec, answer = folder / "spec.json", folder / "result.json"
-        torchrun.train_spec(job, plan, self.iterations, self.warmup_iterations).write(spec)
-        return [*torchrun_words(job), "-m", "jointopt.measure.trainer", str(spec), str(answer)]
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        files = (str(folder / name) for name in (_SPEC, _RESULT))
+        return [*torchrun_words(job), "-m", "jointopt.measure.trainer", *files]
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
+        torchrun.train_spec(job, plan, self.iterations, self.warmup_iterations).write(folder / _SPEC)
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         try:
-            return torchrun.measured(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+            return torchrun.measured(json.loads((folder / _RESULT).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -68,10 +74,13 @@ class MegatronProgram:
     def check(self, job: Job) -> None:
         pass  # what Megatron-LM has no flag for is said when a plan is prepared
 
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         launcher = self.launcher
         arguments = megatron.megatron_arguments(job, plan, launcher.warmup_iterations + launcher.iterations)
         return [*torchrun_words(job), str(launcher.script.resolve()), *arguments]
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
+        """Nothing: Megatron-LM reads no file."""
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         try:

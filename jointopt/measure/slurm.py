@@ -25,6 +25,7 @@ from jointopt.measure.process import tail
 from jointopt.measure.program import MegatronProgram, Program, TorchrunProgram
 from jointopt.measure.slurm_control import SlurmJob
 from jointopt.measure.slurm_script import EXIT, LOG, script
+from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, Columns
 from jointopt.spec.job import Job
 
@@ -49,10 +50,11 @@ class SlurmLauncher:
 
     def __init__(
         self, folder: Path = DEFAULT_FOLDER, limit_s: float = DEFAULT_LIMIT_S, program: str | Program | None = None,
-        command: str | Sequence[str] | None = None, checkout: Path | None = None, poll_s: float = 15.0,
+        command: str | Sequence[str] | None = None, checkout: Path | None = None, iterations: int = 10,
+        warmup_iterations: int = 3, poll_s: float = 15.0,
     ) -> None:  # fmt: skip
         self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
-        self.program = _program(program, command, checkout)
+        self.program = _program(program, command, checkout, iterations, warmup_iterations)
         self._delivered: Path | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
             raise UsageError(
@@ -81,9 +83,9 @@ class SlurmLauncher:
         return dict(plan) | row
 
     def script(self, job: Job, plan: Mapping[str, Any], folder: Path | None = None) -> str:
-        """What sbatch receives for ``plan``; the program's input is written to ``folder`` where one is given."""
+        """What sbatch receives for ``plan``; nothing is written or submitted."""
         place = folder or self.folder / self._name(job, plan) / "1"
-        words = self.program.prepare(job, plan, place)
+        words = self.program.words(job, plan, place)
         return script(self._name(job, plan), job.cluster, job.slurm, words, place, self.limit_s, _words(plan))
 
     # --- one submission
@@ -107,6 +109,7 @@ class SlurmLauncher:
         if known and (_written(folder) or _is_named(control.state(known), self._name(job, plan))):
             return known
         try:
+            self.program.prepare(job, plan, folder)
             (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -233,7 +236,7 @@ def _failure(end: _End, log: str, folder: Path, limit_s: float) -> Failure:
     failure = failure_of(log, end.code, timed_out, limit_s)
     # srun returns the largest exit code, often that of the tasks that it ended itself: the first one tells more
     first = _FIRST_TASK.search(log)
-    return Failure("failed", first[1]) if first and failure.reason.startswith("exit code") else failure
+    return Failure("failed", first[1]) if first and failure.reason == f"exit code {end.code}" else failure
 
 
 _FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)
@@ -307,8 +310,9 @@ def _unwritable(folder: Path, error: OSError) -> LauncherError:
 
 
 def _program(
-    program: str | Program | None, command: str | Sequence[str] | None, checkout: Path | None
-) -> Program:
+    program: str | Program | None, command: str | Sequence[str] | None, checkout: Path | None, iterations: int,
+    warmup_iterations: int,
+) -> Program:  # fmt: skip
     """The program by name, or by what was given to it."""
     if program is not None and not isinstance(program, str):
         return program
@@ -326,8 +330,8 @@ def _program(
     if name == "megatron":
         if checkout is None:
             raise UsageError("The launcher slurm needs --checkout for the program megatron.")
-        return MegatronProgram(checkout)
-    return TorchrunProgram()
+        return MegatronProgram(checkout, iterations, warmup_iterations)
+    return TorchrunProgram(iterations, warmup_iterations)
 
 
 def _is_asked(name: str, value: Any) -> bool:
@@ -337,7 +341,9 @@ def _is_asked(name: str, value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """The same text for equal values, whatever made them."""
-    if isinstance(value, str | list | tuple):
+    if isinstance(value, list | tuple):
+        return ";".join(plain_number(float(clock)) for clock in value)
+    if isinstance(value, str):
         return value
     number = float(value)
     return int(number) if number.is_integer() else number

@@ -22,10 +22,10 @@ _TEMPLATE = """\
 {directives}
 
 # One run of jointopt: {plan}
-cd {folder} || exit 1
+folder={folder}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then  # what an attempt left that a failed node ended
-    rm -f {result} {exit}
-    cp {log} attempt-$SLURM_RESTART_COUNT.txt && : > {log}
+    rm -f "$folder/{result}" "$folder/{exit}"
+    cp "$folder/{log}" "$folder/attempt-$SLURM_RESTART_COUNT.txt" && : > "$folder/{log}"
 fi
 {setup}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -42,7 +42,7 @@ started=$SECONDS
 timeout --kill-after=30 {limit_s} \\
     srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none bash -c node
 code=$?
-echo "$code $((SECONDS - started))" > {exit}.part && mv {exit}.part {exit}
+echo "$code $((SECONDS - started))" > "$folder/part" && mv "$folder/part" "$folder/{exit}"
 exit $code
 """
 
@@ -50,9 +50,9 @@ exit $code
 def script(
     name: str, cluster: Cluster, slurm: Slurm, words: Sequence[str], folder: Path, limit_s: float, plan: str
 ) -> str:
-    """The script of one run: ``words`` are run once per node, in ``folder``, for at most ``limit_s`` seconds.
+    """The script of one run: ``words`` run once per node, where it was submitted, for at most ``limit_s`` seconds.
 
-    Its last line of work writes "exit code, seconds" to ``exit.txt``, which a killed job leaves out.
+    Its last line of work writes "exit code, seconds" to ``exit.txt`` in ``folder``, which a killed job leaves out.
     """
     return _TEMPLATE.format(
         directives="\n".join(f"#SBATCH {line}" for line in _directives(name, cluster, slurm, folder, limit_s)),

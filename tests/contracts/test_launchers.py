@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
 
+from jointopt.measure.command import CommandLauncher
 from jointopt.measure.launcher import RESULTS, Launcher
 from jointopt.measure.replay import ReplayLauncher
+from jointopt.measure.slurm import SlurmLauncher
 from jointopt.schema import COLUMNS, STATUSES
 from jointopt.spec.job import Job
 
+# what a user's program may look like: larger micro-batches run out of memory
+PROGRAM = """
+import json, sys
+dp, size, result = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if size > 1:
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory.")
+json.dump(dict(iteration_time_s=8 / dp), open(result, "w"))
+"""
+COMMAND = [sys.executable, "-c", PROGRAM, "{dp}", "{micro_batch_size}", "{result}"]
+REST = {
+    "cp": 1, "ep": 1, "vpp": 1, "sequence_parallel": False, "recompute": "none", "zero_stage": 1,
+    "stage_clock_mhz": "1410",
+}  # fmt: skip
+ANY = [
+    {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, **REST},
+    {"dp": 4, "tp": 2, "pp": 1, "micro_batch_size": 64, **REST},
+]  # run where a launcher takes any plan
 
-def replay(runs: pd.DataFrame) -> Launcher:
+
+def replay(request: pytest.FixtureRequest, runs: pd.DataFrame, folder: Path) -> Launcher:
     return ReplayLauncher(runs)
 
 
-LAUNCHERS = {"replay": replay}
+def command(request: pytest.FixtureRequest, runs: pd.DataFrame, folder: Path) -> Launcher:
+    return CommandLauncher(COMMAND, limit_s=60)
+
+
+def slurm(request: pytest.FixtureRequest, runs: pd.DataFrame, folder: Path) -> Launcher:
+    request.getfixturevalue("cluster")
+    return SlurmLauncher(folder, command=COMMAND, poll_s=0.5)
+
+
+LAUNCHERS = {"replay": replay, "command": command, "slurm": slurm}
 
 
 @pytest.fixture(params=LAUNCHERS.values(), ids=LAUNCHERS)
-def launcher(request: pytest.FixtureRequest, make_runs) -> Launcher:
-    return request.param(make_runs())
+def launcher(request: pytest.FixtureRequest, make_runs, tmp_path: Path) -> Launcher:
+    return request.param(request, make_runs(), tmp_path)
 
 
-def plans(launcher: Launcher, job: Job) -> list[dict]:
+def plans(launcher: Launcher, job: Job) -> list[dict[str, Any]]:
     candidates = launcher.candidates(job)
-    return [] if candidates is None else pd.DataFrame(candidates).to_dict("records")
+    return ANY if candidates is None else pd.DataFrame(candidates).to_dict("records")
 
 
 def test_candidates_are_columns_of_a_table_without_results(launcher: Launcher, job: Job) -> None:
