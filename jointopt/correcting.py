@@ -99,7 +99,8 @@ def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFr
     works = [part.work for part in parts]
     lengths = [len(work.rows) for work in works]
     rows = np.concatenate([work.rows for work in works])
-    source, blank = np.repeat([part.source for part in parts], lengths), np.broadcast_to("", len(rows))
+    names = np.array([part.source for part in parts], dtype=object)  # not a copy of the text for every row
+    source, blank = np.repeat(names, lengths), np.broadcast_to("", len(rows))
     priced = Priced(
         rows=rows,
         runs=Runs(np.empty((len(rows), 0)), {}, source, blank),  # memory is corrected by source alone

@@ -1,4 +1,4 @@
-"""Seconds to predict a million distinct plans: cells, physics, shipped surrogate, reading and writing the file.
+"""Seconds to predict a million distinct plans: cells, physics, shipped surrogate, files, the whole command.
 
     .venv/bin/python tests/bench/bench_predict.py [PLANS]
 
@@ -8,6 +8,7 @@ Plans are all feasible layouts of shipped jobs at clocks of their GPUs, no two a
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -76,6 +77,16 @@ def main(rows: int) -> None:
         timed("reading the file", lambda: read_table(given), rows)
         predicted = predict(asked, "default")
         timed("writing the file", lambda: write_table(predicted, out), rows)
+        command(given, out)
+
+
+def command(given: Path, out: Path) -> None:
+    """Print the seconds and the memory of ``jointopt predict`` on that file, in a process of its own."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "jointopt", "predict", given, "--out", out], check=True)
+    took, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024**2
+    print(f"the whole command: {took:.1f} s, CPU {busy:.1f} s, peak {peak:.1f} GiB", flush=True)
 
 
 if __name__ == "__main__":

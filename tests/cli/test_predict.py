@@ -52,6 +52,17 @@ def test_measured_runs_bring_the_error_down(table):
     assert error("after.csv") < 0.05
 
 
+@pytest.mark.parametrize("options", [(), ("--surrogate", "none"), ("--measured", "runs.csv")])
+def test_power_and_energy_of_hardware_without_a_power_model_stay_blank(table, options):
+    table.assign(gpu="cpu-core").drop(columns="iteration_time_s").to_csv("cores.csv", index=False)
+    result = run("cores.csv", *options, "--out", "out.csv")
+    assert result.exit_code == 0, result.stderr
+    assert "nan" not in Path("out.csv").read_text(encoding="utf-8")
+    written = pd.read_csv("out.csv")
+    assert written[[c for c in written if "energy" in c or "power" in c]].isna().all(axis=None)
+    assert (written["predicted_iteration_time_s_low"] < written["predicted_iteration_time_s"]).all()
+
+
 def test_a_folder_is_a_surrogate_too(table, trained):
     assert run("runs.csv", "--surrogate", trained, "--out", "out.csv").exit_code == 0
     assert np.isfinite(pd.read_csv("out.csv")["predicted_iteration_time_s"]).all()
