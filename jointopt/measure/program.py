@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jointopt.measure import megatron, torchrun
-from jointopt.measure.launcher import failed
+from jointopt.measure.launcher import RESULTS, failed
 from jointopt.spec.job import Job
 
 NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -54,7 +54,8 @@ class TorchrunProgram:
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         try:
-            return torchrun.measured(json.loads((folder / _RESULT).read_text(encoding="utf-8")))
+            row = torchrun.measured(json.loads((folder / _RESULT).read_text(encoding="utf-8")))
+            return {name: row[name] for name in RESULTS}
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

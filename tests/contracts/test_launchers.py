@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 
 from jointopt.measure.command import CommandLauncher
-from jointopt.measure.launcher import RESULTS, Launcher
+from jointopt.measure.launcher import RESULTS, Launcher, launcher_names
+from jointopt.measure.megatron import MegatronLauncher
+from jointopt.measure.process import MARK
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.measure.slurm import SlurmLauncher
+from jointopt.measure.torchrun import TorchrunLauncher
 from jointopt.schema import COLUMNS, STATUSES
 from jointopt.spec.job import Job
 
@@ -29,66 +35,131 @@ REST = {
     "cp": 1, "ep": 1, "vpp": 1, "sequence_parallel": False, "recompute": "none", "zero_stage": 1,
     "stage_clock_mhz": "1410",
 }  # fmt: skip
+CHECKOUT = Path(__file__).parents[1] / "measure"  # a stand-in for Megatron-LM's script
 ANY = [
     {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, **REST},
     {"dp": 4, "tp": 2, "pp": 1, "micro_batch_size": 64, **REST},
-]  # run where a launcher takes any plan
+]
+TWO = [
+    {"dp": 2, "tp": 1, "pp": 1, "micro_batch_size": 1, **REST},
+    {"dp": 1, "tp": 2, "pp": 1, "micro_batch_size": 2, **REST},
+]
+Runs = list[tuple[dict[str, Any], Mapping[str, Any]]]
 
 
-def replay(request: pytest.FixtureRequest, runs: pd.DataFrame, folder: Path) -> Launcher:
-    return ReplayLauncher(runs)
+Setting = tuple[
+    Launcher, Job, list[dict[str, Any]]
+]  # a launcher, a job for it, and plans to run where it takes any
 
 
-def command(request: pytest.FixtureRequest, runs: pd.DataFrame, folder: Path) -> Launcher:
-    return CommandLauncher(COMMAND, limit_s=60)
+def replay(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
+    return ReplayLauncher(request.getfixturevalue("make_runs")()), job, []
 
 
-def slurm(request: pytest.FixtureRequest, runs: pd.DataFrame, folder: Path) -> Launcher:
+def command(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
+    return CommandLauncher(COMMAND, limit_s=60), job, ANY
+
+
+def slurm(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
     request.getfixturevalue("cluster")
-    return SlurmLauncher(folder, command=COMMAND, poll_s=0.5)
+    return SlurmLauncher(folder, command=COMMAND, poll_s=0.5), job, ANY
 
 
-LAUNCHERS = {"replay": replay, "command": command, "slurm": slurm}
+def torchrun(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
+    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+    return TorchrunLauncher(iterations=1, warmup_iterations=0), small(job), TWO[:1]
 
 
-@pytest.fixture(params=LAUNCHERS.values(), ids=LAUNCHERS)
-def launcher(request: pytest.FixtureRequest, make_runs, tmp_path: Path) -> Launcher:
-    return request.param(request, make_runs(), tmp_path)
+def megatron(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
+    pytest.importorskip("torch", reason="torchrun comes with PyTorch: pip install 'jointopt[torch]'")
+    return MegatronLauncher(CHECKOUT, iterations=2, warmup_iterations=1), small(job), TWO
 
 
-def plans(launcher: Launcher, job: Job) -> list[dict[str, Any]]:
+def small(job: Job) -> Job:
+    """A tiny model on two GPUs of one machine."""
+    model = replace(
+        job.model, num_layers=2, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4,
+        vocab_size=256, head_dim=16,
+    )  # fmt: skip
+    training = replace(job.training, seq_length=32, global_batch_size=4)
+    return replace(
+        job, model=model, training=training, cluster=replace(job.cluster, nodes=1, gpus_per_node=2)
+    )
+
+
+MAKERS: dict[str, Callable[[pytest.FixtureRequest, Job, Path], Setting]] = {
+    "replay": replay, "command": command, "slurm": slurm, "torchrun": torchrun, "megatron": megatron,
+}  # fmt: skip
+RUNS: dict[str, Runs] = {}  # by launcher: what was asked, and the row
+
+
+@pytest.fixture(params=MAKERS)
+def setting(request: pytest.FixtureRequest, job: Job, tmp_path: Path) -> Setting:
+    return MAKERS[request.param](request, job, tmp_path)
+
+
+@pytest.fixture
+def runs(setting: Setting) -> Runs:
+    """Every plan of the setting and its row; real runs take their time, so each is run once for all tests."""
+    launcher, job, _ = setting
+    if launcher.name not in RUNS:
+        RUNS[launcher.name] = [(plan, launcher.run(job, plan)) for plan in plans(setting)]
+    return RUNS[launcher.name]
+
+
+def plans(setting: Setting) -> list[dict[str, Any]]:
+    launcher, job, given = setting
     candidates = launcher.candidates(job)
-    return ANY if candidates is None else pd.DataFrame(candidates).to_dict("records")
+    return given if candidates is None else pd.DataFrame(candidates).to_dict("records")
 
 
-def test_candidates_are_columns_of_a_table_without_results(launcher: Launcher, job: Job) -> None:
+def test_every_shipped_launcher_is_here() -> None:
+    assert set(MAKERS) == set(launcher_names())
+
+
+def test_candidates_are_columns_of_a_table_without_results(setting: Setting) -> None:
+    launcher, job, _ = setting
     candidates = launcher.candidates(job)
     assert candidates is None or {"dp", "tp", "pp", "micro_batch_size"} <= set(candidates) <= set(COLUMNS)
     assert not set(candidates or ()) & set(RESULTS)
     assert len({len(values) for values in (candidates or {"": []}).values()}) == 1
 
 
-def test_every_candidate_runs_and_is_a_row_with_a_status(launcher: Launcher, job: Job) -> None:
-    for plan in plans(launcher, job):
-        row = launcher.run(job, plan)
+def test_every_plan_runs_and_is_a_row_with_a_status(runs: Runs) -> None:
+    assert runs
+    for _, row in runs:
         assert row["status"] in STATUSES
-        assert set(RESULTS) <= set(row)
+        assert set(RESULTS) <= set(row) <= set(COLUMNS) | {"clock_mhz"}
 
 
-def test_a_row_is_about_the_plan_that_was_asked_for(launcher: Launcher, job: Job) -> None:
-    for plan in plans(launcher, job):
-        row = launcher.run(job, plan)
-        assert all(row[name] == plan[name] for name in ("dp", "tp", "pp", "micro_batch_size"))
+def test_a_row_is_about_the_plan_that_was_asked_for(runs: Runs) -> None:
+    for plan, row in runs:
+        assert all(row.get(name, plan[name]) == plan[name] for name in ("dp", "tp", "pp", "micro_batch_size"))
 
 
-def test_a_run_that_succeeds_has_a_time_and_one_that_fails_has_none(launcher: Launcher, job: Job) -> None:
-    for plan in plans(launcher, job):
-        row = launcher.run(job, plan)
+def test_a_run_that_succeeds_has_a_time_and_one_that_fails_has_none(runs: Runs) -> None:
+    for _, row in runs:
         assert (row["status"] == "ok") == (pd.notna(row["iteration_time_s"]) and row["iteration_time_s"] > 0)
 
 
-def test_asking_for_candidates_twice_gives_the_same(launcher: Launcher, job: Job) -> None:
-    once = plans(launcher, job)
-    for plan in once:
-        launcher.run(job, plan)
-    assert plans(launcher, job) == once
+def test_what_was_not_measured_is_blank_and_never_zero(runs: Runs) -> None:
+    for _, row in runs:
+        assert all(
+            pd.isna(row[name]) or row[name] > 0 for name in ("energy_j", "avg_power_w", "peak_memory_gib")
+        )
+
+
+def test_a_run_leaves_no_process(runs: Runs) -> None:
+    ours = [p for p in psutil.Process().children(recursive=True) if marked_by_a_run(p)]
+    assert not ours
+
+
+def marked_by_a_run(process: psutil.Process) -> bool:
+    try:
+        return MARK in process.environ()
+    except psutil.Error:
+        return False
+
+
+def test_asking_for_candidates_twice_gives_the_same(setting: Setting, runs: Runs) -> None:
+    assert plans(setting) == [plan for plan, _ in runs]
