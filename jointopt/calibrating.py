@@ -20,6 +20,7 @@ from jointopt.response_tables import (
     ResponseTable,
     check_results,
     gpu_id,
+    in_no_order,
     keys_of,
     plan_keys,
     response_table,
@@ -163,22 +164,52 @@ def _calibrate_stages(
     columns = [*work_columns(rows, query if asked else rows), *_stage_column(rows, query), "instruction"]
     keys, wanted = keys_of(rows, columns), keys_of(query, columns)
     if unlabelled_stages(rows, keys, query, wanted):
-        keys = [(*key, f"profile {i + 1}") for key, i in zip(keys, stage_blocks(rows, keys), strict=True)]
-        wanted = [
-            (*key, f"profile {i + 1}") for key, i in zip(wanted, stage_blocks(query, wanted), strict=True)
-        ]
-    whole = (rows["time_s"].notna() & rows["power_w"].notna()).to_numpy()
+        unordered = in_no_order(rows, keys) or in_no_order(query, wanted)
+        keys = _by_profile(keys, stage_blocks(rows, keys))
+        wanted = wanted if unordered else _by_profile(wanted, stage_blocks(query, wanted))
+    asked_at = rows["clock_mhz"].notna() | rows["power_limit_w"].notna()
+    whole = (rows["time_s"].notna() & rows["power_w"].notna() & asked_at).to_numpy()
     if not whole.any():
         raise TableError(
-            "No row of the table has both a time and an energy or power; both are needed to calibrate."
+            "No row of the table has a clock or power limit, a time, and an energy or power; all are needed to "
+            "calibrate."
         )
     kept = _spread(np.flatnonzero(whole), _MOST_READINGS[measured.kind])
     curves = {key: i for i, key in enumerate(dict.fromkeys(keys[i] for i in kept))}
     readings = _stage_rows(rows.iloc[kept], [keys[i] for i in kept], curves, gpu)
     told = fit_stages(readings, gpu.prior)
     fitted = _Fitted(told, readings, list(curves), _stage_error(told, readings))
-    predicted = _predict_stages(measured.kind, fitted, readings, query, wanted, gpu)
-    return [fitted], predicted
+    return [fitted], _predict_any(measured.kind, fitted, readings, query, wanted, gpu)
+
+
+def _by_profile(keys: Sequence[tuple[str, ...]], number: Ints) -> list[tuple[str, ...]]:
+    return [(*key, f"profile {i + 1}") for key, i in zip(keys, number, strict=True)]
+
+
+def _predict_any(
+    kind: str,
+    fitted: _Fitted,
+    readings: StageRows,
+    query: pd.DataFrame,
+    wanted: list[tuple[str, ...]],
+    gpu: _Board,
+) -> pd.DataFrame:
+    """`_predict_stages`; a row that may be of several profiles gets their mean, and an interval that holds them all."""
+    profiles = [_profiles(key, fitted.keys) for key in wanted]
+    at = np.repeat(np.arange(len(query)), [len(own) for own in profiles])
+    of = [profile for own in profiles for profile in own]
+    told = _predict_stages(kind, fitted, readings, query.iloc[at].reset_index(drop=True), of, gpu)
+    if len(at) == len(query):
+        return told.set_index(query.index)
+    how = {"low": "min", "high": "max", "predicted": "first"}
+    out = told.groupby(at).agg({str(name): how.get(str(name).rsplit("_", 1)[-1], "mean") for name in told})
+    several = [f"mean of {len(own)} profiles" if len(own) > 1 else "" for own in profiles]
+    return out.assign(assumed=several).set_index(query.index)
+
+
+def _profiles(key: tuple[str, ...], known: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The key itself, or all profiles that were told apart where it does not say of which it is."""
+    return [k for k in known if k[:-1] == key and k[-1].startswith("profile ")] or [key]
 
 
 def _stage_column(rows: pd.DataFrame, query: pd.DataFrame) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from jointopt.catalog.gpus import load_gpu
 from jointopt.errors import CatalogError, TableError, nearest
-from jointopt.schema import Ints
+from jointopt.schema import Floats, Ints
 
 Kind = Literal["stages", "iterations", "ranks"]
 Key = tuple[str, ...]  # cells that tell rows apart, spelled
@@ -256,19 +256,46 @@ def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
     """Number of the stage of every row where no column says it: profiles of stages follow each other in a file.
 
     A profile runs through its clocks in one direction; where it turns back, or a clock comes again, the next begins.
+    Rows in no order are numbered by their time: the stage with more work takes longer at every clock.
     """
-    out = np.zeros(len(rows), np.int64)
-    order = rows["clock_mhz"].fillna(rows["power_limit_w"]).to_numpy(float)
-    key = pd.Series(keys, dtype=object)
-    for _, at in key.groupby(key):
-        index = at.index.to_numpy()
-        step = np.diff(order[index])
-        direction = np.sign(np.sum(np.sign(step))) or 1.0
-        blocks = np.concatenate([[0], np.cumsum(step * direction < 0)])
-        again = pd.Series(order[index]).groupby(order[index]).cumcount().to_numpy()
+    out, order = np.zeros(len(rows), np.int64), _clocks(rows)
+    by_time = "time_s" in rows and in_no_order(rows, keys)
+    for index in _positions(keys, order):
+        blocks, again = _turns(order[index])
         in_order = len(index) >= _ORDERED * (blocks[-1] + 1) or again.max() == blocks[-1]
         out[index] = blocks if in_order and again.max() <= blocks[-1] else again
+        if by_time:
+            times = rows["time_s"].iloc[index].fillna(np.inf)
+            out[index] = times.groupby(order[index]).rank(method="first").to_numpy(np.int64) - 1
     return out
+
+
+def in_no_order(rows: pd.DataFrame, keys: list[Key]) -> bool:
+    """Whether some key's clocks turn back more often than they come again, so that no order tells stages."""
+    order = _clocks(rows)
+    turns = [_turns(order[index]) for index in _positions(keys, order)]
+    return any(
+        again.max() < blocks[-1] and len(again) < _ORDERED * (blocks[-1] + 1) for blocks, again in turns
+    )
+
+
+def _clocks(rows: pd.DataFrame) -> Floats:
+    return rows["clock_mhz"].fillna(rows["power_limit_w"]).to_numpy(float)
+
+
+def _positions(keys: list[Key], clocks: Floats) -> list[Ints]:
+    """Rows of each key that state a clock or a limit."""
+    key = pd.Series(keys, dtype=object)[np.isfinite(clocks)]
+    return [at.index.to_numpy() for _, at in key.groupby(key)]
+
+
+def _turns(clocks: Floats) -> tuple[Ints, Ints]:
+    """For every row, how often the clocks turned back before it, and how often its clock came before."""
+    step = np.diff(clocks)
+    direction = np.sign(np.sum(np.sign(step))) or 1.0
+    blocks = np.concatenate([[0], np.cumsum(step * direction < 0)])
+    again = pd.Series(clocks).groupby(clocks).cumcount()
+    return blocks.astype(np.int64), np.asarray(again, np.int64)
 
 
 def plan_keys(rows: pd.DataFrame) -> list[Key]:

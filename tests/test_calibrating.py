@@ -128,3 +128,26 @@ def test_five_plans_of_a_recorded_pipeline_tell_the_others() -> None:
     assert told is not None
     assert (told.predicted_iteration_time_s / rows[~seen].iteration_time_s - 1).abs().mean() < 0.01
     assert (told.predicted_energy_j / rows[~seen].energy_j - 1).abs().mean() < 0.015
+
+
+def test_rows_in_no_order_of_stages_that_no_column_tells_apart_get_an_interval_that_holds_both() -> None:
+    two = pd.concat([profile(), profile(factor=1.1)]).drop(columns="stage")
+    between = profile((900, 930, 960, 1050, 1200, 1290, 1350))
+    other = between.assign(time_s=1.1 * between.time_s, energy_j=1.1 * between.energy_j)
+    query = pd.concat([between, other]).drop(columns="stage").sample(frac=1, random_state=1)
+    told = calibrate(two.sample(frac=1, random_state=2), "a100-sxm4-80gb", asked(query)).predictions
+    assert told is not None
+    assert (told.assumed == "mean of 2 profiles").all()
+    assert query.time_s.between(told.predicted_time_s_low, told.predicted_time_s_high).all()
+
+
+def test_a_reading_without_clock_and_limit_tells_nothing() -> None:
+    blank = profile((855,)).assign(clock_mhz=np.nan)
+    query = asked(profile((1050, 1200)))
+    with_blank = calibrate(pd.concat([profile(), blank]), "a100-sxm4-80gb", query).predictions
+    without = calibrate(profile(), "a100-sxm4-80gb", query).predictions
+    assert with_blank is not None
+    assert without is not None
+    assert with_blank.predicted_time_s.to_numpy() == pytest.approx(
+        without.predicted_time_s.to_numpy(), rel=1e-9
+    )

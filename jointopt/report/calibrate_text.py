@@ -54,5 +54,11 @@ def _work_lines(calibration: Calibration) -> list[str]:
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
     unknown = predictions["not_predicted"].astype(str) != ""
     lines = [f"{len(predictions) - int(unknown.sum()):,} of {len(predictions):,} rows predicted."]
+    several = int((predictions["assumed"].astype(str) != "").sum()) if "assumed" in predictions else 0
+    if several:
+        lines.append(
+            f"  {several:,} in no order, of stages that no column tells apart: the mean of all, with an interval that "
+            f"holds them all. A column stage would say which."
+        )
     reasons = predictions.loc[unknown, "not_predicted"].value_counts()
     return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]
