@@ -102,7 +102,7 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = gradient_traffic(job, hw, lay, groups, params)
     step_bytes = _optimizer_bytes(lay, params)
-    step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s)
+    step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + _slices_s(job, lay, layers)
     overhead = habits.micro_batch_overhead_s
     link_parts_j = {n: t.joules[:, None] * per_stage[n] for n, t in traffic.items()}
     link_parts_j |= {"pp_comm": p2p_j[:, None] * _sends(lay), "zero_comm": gather_j}
@@ -161,6 +161,13 @@ def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     moe_layers = layers - dense_layers_of(job, layers)
     total = layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
+
+
+def _slices_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
+    """Time of ZeRO-1 and 2 to put gathered weights together where each rank's slice is a copy of its own, (L, pp)."""
+    sliced = (lay.zero == 1) | (lay.zero == 2)
+    copies = np.where(sliced, lay.dp * lay.cp - 1.0, 0.0)
+    return np.asarray(job.training.framework.zero_slice_s * copies[:, None] * layers)
 
 
 def _summed(parts: Iterable[Floats]) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.plans.stages import layers_per_stage
+from jointopt.plans.stages import layers_by_cost, layers_per_stage
 from jointopt.schema import RECOMPUTE_CODES, Columns, Floats
 from jointopt.spec.job import Job
 
@@ -32,15 +32,19 @@ class LayoutArrays:
 
 
 def stage_layers(job: Job, layouts: Columns) -> Floats:
-    """Layers per stage (pp,), the head counted as the layers that its flops are worth where layers do not divide."""
+    """Layers per stage (pp,); the head counts by its flops where layers do not divide, or always (``layers_by_cost``)."""
     model = job.model
     per_layer = model.attention_parameters + model.dense_mlp_parameters
     if model.is_moe:
         experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
         per_layer = model.attention_parameters + experts
-    head = model.vocab_size * model.hidden_size / per_layer
+    head = model.vocab_size * model.hidden_size
+    if job.training.framework.layers_by_cost:
+        return np.array(layers_by_cost(model.num_layers, int(layouts["pp"][0]), per_layer, head), dtype=float)
     return np.asarray(
-        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head)[0],
+        layers_per_stage(
+            model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head / per_layer
+        )[0],
         dtype=float,
     )
 

@@ -65,7 +65,7 @@ def busy_power_w(
     hbm_bytes: Array,
     comm_j: Array = 0.0,
 ) -> Floats:
-    """Mean power while work runs that takes ``busy_s`` at that clock, before any limit."""
+    """Mean power while work runs that takes ``busy_s`` at that clock, before any limit; a stage may have none."""
     v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
     work_j = np.multiply(flops, constants.pj_per_flop * PICO) * v2
     work_j += np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)
@@ -73,7 +73,7 @@ def busy_power_w(
     v2 *= clock_mhz
     v2 *= constants.active_w / max_clock_mhz
     v2 += constants.static_w
-    return np.asarray(v2 + work_j / busy_s, dtype=np.float64)
+    return np.asarray(v2 + work_j / np.maximum(busy_s, np.finfo(float).tiny), dtype=np.float64)
 
 
 def capped_clock_mhz(

@@ -38,6 +38,25 @@ def layers_per_stage(
 
 
 @functools.lru_cache(maxsize=4096)
+def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
+    """Layers per pipeline rank as nanotron gives them out: a rank takes blocks until it has more than its share.
+
+    Costs are multiplications per token of a layer and of the head, the embedding is free; the share of rank i ends at
+    (i + 1) / pp of their sum (`build_model` in nanotron's models/base.py). The head counts as the last rank's: where it
+    follows layers on an earlier rank, those stand there too, and ranks with neither hold nothing.
+    """
+    total = num_layers * layer_cost + head_cost
+    layers, rank, done = [0] * pp, 0, 0
+    for _ in range(num_layers):
+        layers[rank] += 1
+        done += layer_cost
+        rank += done * pp > total * (rank + 1)
+    if rank < pp - 1:
+        layers[rank], layers[-1] = 0, layers[rank]
+    return tuple(layers)
+
+
+@functools.lru_cache(maxsize=4096)
 def _uneven_split(num_layers: int, pp: int, embedding_layers: float, head_layers: float) -> tuple[int, ...]:
     """The integer split, at least one layer per stage, whose sorted loads are lexicographically smallest.
 

@@ -31,6 +31,10 @@ class Framework:
         0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
     )
 
+    layers_by_cost: bool = (
+        False  # stages get equal shares of the flops, the head's included, not equal layers
+    )
+
     # kernels
     compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
@@ -48,6 +52,7 @@ class Framework:
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
     iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
+    zero_slice_s: float = 0.0  # once per iteration, layer of a stage and data-parallel rank: ZeRO-1 and 2 copy weights slice by slice
 
     # communication
     gradient_comm_bytes: int = 4  # per parameter in the gradient reduction

@@ -10,9 +10,10 @@ import pytest
 
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.estimate import Estimator
 from jointopt.physics.layout_arrays import dense_layers_of, stage_layers
 from jointopt.physics.stage_traffic import hardware
-from jointopt.schema import Columns
+from jointopt.schema import Columns, Floats
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
@@ -132,3 +133,31 @@ def test_one_gigabyte_over_infiniband_costs_what_the_rack_study_says(make_job: C
     job = make_job()
     links = hardware(job, kernel_constants(job.cluster.gpu))
     assert links.inter_j_per_byte * 1e9 == pytest.approx(0.16 * job.cluster.inter_node_pj_per_bit / 20.0)
+
+
+def test_weights_copied_slice_by_slice_cost_each_layer_and_rank_of_zero_1_alone(
+    costs_of: Callable[..., StageCosts], make_job: Callable[..., Job]
+) -> None:
+    job = make_job(64, framework="nanotron")
+    whole = replace(job.training.framework, zero_slice_s=0.0)
+    sliced, plain = (
+        costs_of(
+            replace(job, training=replace(job.training, framework=f)), dp=[1, 64, 64], zero_stage=[1, 1, 0]
+        )
+        for f in (job.training.framework, whole)
+    )
+    more_s = (sliced.optimizer_s - plain.optimizer_s)[:, 0]
+    assert more_s.tolist() == pytest.approx([0.0, 63 * 4 * job.training.framework.zero_slice_s, 0.0])
+
+
+def test_a_stage_without_layers_is_no_stage_without_an_answer(
+    make_job: Callable[..., Job], gpt_model: Callable[..., Model], price: Callable[..., Estimator],
+    one_clock: Callable[..., Floats],
+) -> None:  # fmt: skip
+    # a head worth more than a layer: nanotron leaves ranks of a deep pipeline empty
+    plans = price(make_job(model=gpt_model(8, 1024, vocab=131072), framework="nanotron"), pp=8)
+    assert 0.0 in stage_layers(plans.job, plans.layouts)
+    columns = plans.evaluate(np.array([0]), one_clock(plans, 1410.0))
+    assert all(
+        np.isfinite(columns[name]).all() for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
+    )

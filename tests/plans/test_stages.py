@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.errors import PlanError
-from jointopt.plans.stages import layers_per_stage
+from jointopt.plans.stages import layers_by_cost, layers_per_stage
 
 
 def one(num_layers, pp, embedding=0.0, head=0.0, vpp=1):
@@ -72,3 +72,23 @@ def test_more_stages_than_layers_is_an_error():
 def test_no_plans_have_no_stages():
     none = np.array([], int)
     assert layers_per_stage(4, none, none).shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pp", "stages"), [(1, [16]), (2, [11, 5]), (4, [6, 5, 5, 0]), (8, [3, 3, 2, 3, 2, 3, 0, 0])]
+)
+def test_nanotron_gives_blocks_out_by_their_flops_and_the_head_may_stand_alone(
+    pp: int, stages: list[int]
+) -> None:
+    # 16 layers of 67,108,864 multiplications and a head of four layers' worth, through `build_model` of models/base.py
+    assert layers_by_cost(16, pp, 67_108_864, 4 * 67_108_864) == tuple(stages)
+
+
+@given(st.integers(1, 200), st.integers(1, 64), st.integers(1, 10**9), st.integers(0, 10**10))
+def test_layers_given_out_by_cost_are_all_there_and_no_stage_is_a_layer_over_its_share(
+    layers: int, pp: int, layer: int, head: int
+) -> None:
+    stages = layers_by_cost(layers, pp, layer, head)
+    assert sum(stages) == layers
+    assert min(stages) >= 0
+    assert max(stages) * layer < (layers * layer + head) / pp + 2 * layer
