@@ -32,7 +32,7 @@ class LayoutArrays:
 
 
 def stage_layers(job: Job, layouts: Columns) -> Floats:
-    """Layers per stage (pp,); the head counts by its flops where layers do not divide, or always (``layers_by_cost``)."""
+    """Layers per stage (pp,); the head counts, by its flops, where layers do not divide or ``layers_by_cost``."""
     model = job.model
     per_layer = model.attention_parameters + model.dense_mlp_parameters
     if model.is_moe:
