@@ -9,6 +9,8 @@ from typing import Any
 
 from jointopt.errors import UsageError
 
+_ROUNDING = 1e-9  # a run that just fits may begin
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -48,7 +50,7 @@ class Budget:
         for bound, used in ((self.gpu_hours, spent.gpu_hours), (self.minutes, spent.minutes)):
             if bound is not None and spent.runs:
                 each = used / spent.runs
-                left = min(left, (bound - used) // each if each > 0 else math.inf)
+                left = min(left, (bound - used) / each + _ROUNDING if each > 0 else math.inf)
         return int(max(0, min(left, 10**9)))
 
     def words(self, spent: Spent) -> str:

@@ -61,7 +61,7 @@ def fp32_time_factor(gpu: Gpu) -> float | None:
     lanes = _row(gpu)["fp32_lanes_per_sm"]
     if lanes is None or gpu.sm_count is None or gpu.clock_max_mhz is None:
         return None
-    peak = float(gpu.peak_tflops.get("bf16", gpu.peak_tflops["fp16"]))
+    peak = float(gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
     return peak * TERA / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
 
 

@@ -1,0 +1,128 @@
+"""What becomes of the runs of a tune: stored, trials of a study, and continued after an interrupt."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from jointopt.budget import Budget
+from jointopt.errors import LauncherError, UsageError
+from jointopt.measure.replay import ReplayLauncher
+from jointopt.spec.job import Job
+from jointopt.store import Store
+from jointopt.tuning import tune
+
+
+@pytest.fixture
+def timed(job: Job) -> Job:
+    return replace(job, objectives=("iteration_time_s",))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'runs.db'}"
+
+
+class Ending(ReplayLauncher):
+    """Raises ``error`` in the run after ``good`` ones, and does ``meanwhile`` in each."""
+
+    def __init__(self, runs: Any, good: int, error: BaseException, meanwhile: Any = lambda: None) -> None:
+        super().__init__(runs)
+        self.left, self.error, self.meanwhile = good, error, meanwhile
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.meanwhile()
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().run(job, plan)
+
+
+def test_every_run_is_a_trial_with_what_was_expected_of_it(make_runs, timed: Job, url: str) -> None:
+    tuned = tune(timed, "replay", 3, table=make_runs(), storage=url)
+    trials = optuna.load_study(study_name=tuned.study_name, storage=url).trials
+    assert [trial.user_attrs["round"] for trial in trials] == [run.round for run in tuned.runs]
+    expected = [run.predicted["iteration_time_s"] for run in tuned.runs]
+    assert [trial.user_attrs["predicted_iteration_time_s"] for trial in trials] == expected
+    assert [trial.user_attrs["status"] for trial in trials] == [run.status for run in tuned.runs]
+
+
+def test_after_an_interrupt_the_same_call_spends_what_is_left_of_the_budget(
+    make_runs, timed: Job, url: str
+) -> None:
+    first = tune(timed, Ending(make_runs(), 2, KeyboardInterrupt()), 3, storage=url)
+    second = tune(timed, "replay", 3, table=make_runs(), storage=url)
+    assert (first.stopped, len(first.runs)) == ("interrupted", 2)
+    assert [run.round for run in second.runs] == [0, 0, 1]
+    assert "2 of 3 runs are spent" in second.notes[-1]
+    trials = optuna.load_study(study_name=second.study_name, storage=url).trials
+    assert [trial.user_attrs["status"] for trial in trials].count("interrupted") == 1
+    assert len(trials) == 4
+
+
+def test_another_budget_is_a_new_one(make_runs, timed: Job, url: str) -> None:
+    tune(timed, Ending(make_runs(), 2, KeyboardInterrupt()), 3, storage=url)
+    again = tune(timed, "replay", 2, table=make_runs(), storage=url)
+    assert [run.round for run in again.runs] == [0, 0, 1, 2]
+
+
+def test_runs_stored_without_a_study_are_trials_of_the_next_one(make_runs, timed: Job, url: str) -> None:
+    runs = make_runs()
+    Store(url).add(runs.head(2), "by hand")
+    tuned = tune(timed, "replay", 1, table=runs, storage=url)
+    trials = optuna.load_study(study_name=tuned.study_name, storage=url).trials
+    assert [trial.user_attrs["round"] for trial in trials] == [0, 0, 1]
+
+
+def test_minutes_and_gpu_hours_end_a_tune_too(make_runs, timed: Job) -> None:
+    assert len(tune(timed, "replay", Budget(minutes=1e-9), table=make_runs()).runs) == 1
+    tuned = tune(timed, "replay", Budget(gpu_hours=1e-12), table=make_runs())
+    assert (tuned.stopped, tuned.spent.runs) == ("budget", 1)
+
+
+def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: Job, url: str) -> None:
+    tuned = tune(timed, Ending(make_runs(), 2, LauncherError("sbatch is gone.")), 5, storage=url)
+    assert (tuned.stopped, len(tuned.runs), len(Store(url).read())) == ("failed", 2, 2)
+    assert "sbatch is gone" in tuned.notes[-1]
+    with pytest.raises(LauncherError, match="sbatch is gone"):
+        tune(timed, Ending(make_runs(), 0, LauncherError("sbatch is gone.")), 5)
+
+
+def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
+    make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Store, rows: Any, origin: str) -> None:
+        raise UsageError("database or disk is full.")
+
+    monkeypatch.setattr(Store, "add", full)
+    tuned = tune(timed, "replay", 5, table=make_runs(), storage=url)
+    assert (tuned.stopped, len(tuned.runs)) == ("failed", 1)
+    assert "Run 1 is not stored: database or disk is full" in tuned.notes[-1]
+
+
+def test_a_study_that_cannot_be_written_ends_no_tune(make_runs, timed: Job, tmp_path: Path) -> None:
+    file = tmp_path / "runs.db"
+
+    def spoil() -> None:
+        with sqlite3.connect(file) as connection:
+            connection.execute("DROP TABLE IF EXISTS trial_user_attributes")
+
+    tuned = tune(timed, Ending(make_runs(), 3, KeyboardInterrupt(), spoil), 2, storage=f"sqlite:///{file}")
+    assert (tuned.stopped, len(Store(f"sqlite:///{file}").read())) == ("budget", 2)
+    assert "The study shows no further runs" in tuned.notes[0]
+
+
+def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
+    make_runs, timed: Job
+) -> None:
+    said: list[str] = []
+    runs = make_runs().query("status == 'ok'").head(2)
+    tuned = tune(timed, "replay", 5, table=runs, progress=said.append)
+    assert (tuned.stopped, tuned.gain_left) == ("exhausted", 0.0)
+    assert any("best so far" in line and "expected to bring" in line for line in said)
