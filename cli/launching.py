@@ -22,6 +22,10 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--iterations", {"type": click.IntRange(min=1), "help": "Iterations that are measured."}),
     ("--warmup-iterations", {"type": click.IntRange(min=0), "help": "Iterations before those."}),
     ("--logs", {"type": _PATH, "help": "Folder that keeps the log of each run."}),
+    (
+        "--default-clocks",
+        {"is_flag": True, "default": None, "help": "Leave GPU clocks to the driver; rows hold those measured."},
+    ),
     ("--set", {"multiple": True, "metavar": "NAME=VALUE", "help": "Any other option of the launcher."}),
 )  # fmt: skip
 

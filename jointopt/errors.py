@@ -7,9 +7,9 @@
     │   ├── PlanError           a plan that is not a point of the job's space
     │   └── TableError          a table that cannot be read, or a cell of it
     ├── InfeasibleError     a good job that cannot be done: exit code 1
-    ├── LauncherError       a launcher that cannot run anything: exit code 1
-    └── DeviceError         a GPU that does not answer, or cannot be set to what is asked: exit code 1
-        └── DevicePermissionError   it could be, by somebody with more rights
+    └── LauncherError       a launcher that cannot run anything: exit code 1
+        └── DeviceError         GPUs that do not answer, or cannot be set
+            └── DevicePermissionError   they could be, by somebody with more rights
 
 A message is one sentence: what is wrong, where, what was expected, what was got, what to do.
 """
@@ -56,8 +56,8 @@ class LauncherError(JointOptError):
     """No run can be started, whatever the plan; a run that fails is a measurement and no error."""
 
 
-class DeviceError(JointOptError):
-    """A GPU of this machine does not answer, has no meter, or cannot be set to the clock or power limit asked for."""
+class DeviceError(LauncherError):
+    """A GPU of this machine does not answer, has no meter, or cannot be set at all."""
 
 
 class DevicePermissionError(DeviceError):

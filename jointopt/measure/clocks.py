@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import numpy as np
 import psutil
 
-from jointopt.errors import DeviceError, PlanError
+from jointopt.errors import DeviceError, JointOptError, PlanError
 from jointopt.measure.meter import Gpus
 from jointopt.plans.clocks import parse_stage_clocks
 from jointopt.schema import Ints
@@ -78,10 +78,10 @@ def plan_settings(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | N
 def locked(settings: Sequence[Setting]) -> Iterator[Held]:
     """GPUs at ``settings`` while the body runs; whatever ends it but SIGKILL, they are put back.
 
-    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless somebody else handles them. Raises
-    DeviceError before the body where a GPU cannot be set, DevicePermissionError where that needs other rights; what
-    could not be put back is told by `Held.trouble`. A meter is started before, outside: a signal is then never met by a
-    main thread that is inside NVML.
+    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless somebody else handles them. Raises,
+    before the body, DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights,
+    PlanError where they have no such clock or power limit. What could not be put back is told by `Held.trouble`. A
+    meter is started before, outside: a signal then never meets a main thread that is inside NVML.
     """
     held = Held(settings)
     if not settings:
@@ -142,7 +142,7 @@ class Held:
                 what, undo = self._undo[-1]
                 try:
                     undo()
-                except DeviceError as error:
+                except JointOptError as error:
                     self.trouble = f"{what} was not put back: {error}"
                 self._undo.pop()
             if self._record is not None:
@@ -180,7 +180,7 @@ class Held:
     def _attempt(self, change: Callable[[], None]) -> None:
         try:
             change()
-        except DeviceError:
+        except JointOptError:
             self._undo.pop()  # nothing was set, nothing is to be undone
             raise
 

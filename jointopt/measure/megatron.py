@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jointopt.errors import LauncherError
+from jointopt.errors import LauncherError, PlanError
+from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of
-from jointopt.measure.launcher import RESULTS
+from jointopt.measure.launcher import RESULTS, failed
 from jointopt.measure.process import run_program, tail
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
@@ -236,14 +237,15 @@ class MegatronLauncher:
     """Runs plans with the Megatron-LM in ``checkout`` on the GPUs of this machine.
 
     ``iterations`` are measured after ``warmup_iterations``; ``limit_s`` is the longest that a run may take; logs stay
-    in the folder ``logs`` where one is given.
+    in the folder ``logs`` where one is given. GPUs run at the clock of their stage, or at what the driver chooses
+    (``default_clocks``).
     """
 
     name = "megatron"
 
     def __init__(
         self, checkout: Path, limit_s: float = 1800.0, iterations: int = 10, warmup_iterations: int = 5,
-        logs: Path | None = None,
+        logs: Path | None = None, default_clocks: bool = False,
     ) -> None:  # fmt: skip
         self.script = Path(checkout) / SCRIPT
         if not self.script.is_file():
@@ -251,7 +253,7 @@ class MegatronLauncher:
                 f"{checkout} holds no {SCRIPT}; expected a checkout of Megatron-LM, given as --checkout."
             )
         self.limit_s, self.iterations, self.warmup_iterations = limit_s, iterations, warmup_iterations
-        self.logs = logs
+        self.logs, self.default_clocks = logs, default_clocks
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where the job needs more than this one machine."""
@@ -282,10 +284,15 @@ class MegatronLauncher:
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / "megatron.log"
             log.write_bytes(b"")
-            ended = run_program(command, log, limit_s=self.limit_s, env=_ENVIRONMENT, cwd=self.script.parent)
-            return self._row(
-                job, log, failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s), ended.code
-            )
+            try:
+                with under_plan(plan, self.default_clocks) as conditions:
+                    ended = run_program(
+                        command, log, limit_s=self.limit_s, env=_ENVIRONMENT, cwd=self.script.parent
+                    )
+            except PlanError as error:  # the GPUs here have no such clock
+                return failed("failed", str(error))
+            failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
+            return conditions.added_to(self._row(job, log, failure, ended.code))
 
     def _row(self, job: Job, log: Path, failure: Failure, code: int) -> Mapping[str, Any]:
         """Ranks that fail on the way out have still trained: what counts is whether all iterations are there."""

@@ -5,6 +5,7 @@ The one file that knows zeus and pynvml, which are optional (``pip install 'join
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.errors import DeviceError, DevicePermissionError
+from jointopt.errors import DeviceError, DevicePermissionError, PlanError
 from jointopt.measure.reading import QUANTITIES, Reading, Series, no_series
 
 _PERIOD_S = 0.1
@@ -64,10 +65,10 @@ class Gpus:
             return []
 
     def lock_clock(self, index: int, clock_mhz: float) -> None:
-        """Hold the SM clock; DeviceError where the GPU has no such clock, DevicePermissionError where rights miss."""
+        """Hold the SM clock; PlanError where the GPU has no such clock, DevicePermissionError where rights miss."""
         clocks = self.clocks_mhz(index)
         if clocks and not clocks[-1] <= clock_mhz <= clocks[0]:
-            raise DeviceError(
+            raise PlanError(
                 f"{self.name(index)} has no clock of {clock_mhz:g} MHz; it has {clocks[-1]} to {clocks[0]} MHz."
             )
         mhz = round(clock_mhz)
@@ -81,10 +82,10 @@ class Gpus:
         return float(_asked(self._gpus[index].get_power_management_limit, index)) / 1e3
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
-        """Limit the GPU's power; DeviceError where it takes no such limit."""
+        """Limit the GPU's power; PlanError where it takes no such limit."""
         low, high = _asked(self._gpus[index].get_power_management_limit_constraints, index)
         if not low <= 1e3 * limit_w <= high:
-            raise DeviceError(
+            raise PlanError(
                 f"{self.name(index)} takes no power limit of {limit_w:g} W; it takes {low / 1e3:g} to {high / 1e3:g} W."
             )
         milliwatts = round(1e3 * limit_w)
@@ -198,6 +199,7 @@ def _open(visible: bool) -> Any:
             from zeus.device.gpu.nvidia import NVIDIAGPUs
     except ImportError as error:
         raise DeviceError("Zeus is not installed: pip install 'jointopt[meter]'.") from error
+    logging.getLogger("zeus").addHandler(logging.NullHandler())  # what it warns of on old drivers is no news
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

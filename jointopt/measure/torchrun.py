@@ -9,12 +9,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jointopt.errors import LauncherError
+from jointopt.errors import LauncherError, PlanError
+from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import failure_of
-from jointopt.measure.launcher import RESULTS
+from jointopt.measure.launcher import RESULTS, failed
 from jointopt.measure.process import run_program
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.schema import Columns
@@ -28,21 +30,22 @@ class TorchrunLauncher:
     """Runs a plan as processes of this machine, one per GPU of the job (gloo on CPUs where there is no GPU).
 
     ``limit_s`` is the longest that a run may take, ``iterations`` are measured after ``warmup_iterations``; the log of
-    each run stays in ``logs`` where a folder is given.
+    each run stays in ``logs`` where a folder is given. GPUs run at the clock of their stage, or at what
+    the driver chooses (``default_clocks``), and energy is measured, of more iterations where these are over too soon.
     """
 
     name = "torchrun"
 
     def __init__(
         self, limit_s: float = DEFAULT_LIMIT_S, iterations: int = 10, warmup_iterations: int = 3,
-        logs: Path | None = None,
+        logs: Path | None = None, default_clocks: bool = False,
     ) -> None:  # fmt: skip
         if importlib.util.find_spec("torch") is None:
             raise LauncherError(
                 "The launcher torchrun needs PyTorch; install it with: pip install 'jointopt[torch]'."
             )
         self.limit_s, self.iterations, self.warmup_iterations = limit_s, iterations, warmup_iterations
-        self.logs = logs
+        self.logs, self.default_clocks = logs, default_clocks
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where the job needs more than this one machine, or a model that is not built here."""
@@ -61,9 +64,16 @@ class TorchrunLauncher:
         with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
             folder = self.logs or Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
-            return self._run(spec, Path(scratch), folder / f"{_name(spec)}.log")
+            log = folder / f"{_name(spec)}.log"
+            try:
+                with under_plan(plan, self.default_clocks) as conditions:
+                    row = self._run(replace(spec, least_s=conditions.measure_s), Path(scratch), log)
+            except PlanError as error:  # the GPUs here have no such clock
+                return failed("failed", str(error))
+            window = row.pop("measured_s", None)
+            return conditions.added_to(row, window, row.pop("iterations", 1))
 
-    def _run(self, spec: TrainSpec, scratch: Path, log: Path) -> Mapping[str, Any]:
+    def _run(self, spec: TrainSpec, scratch: Path, log: Path) -> dict[str, Any]:
         told, answer = scratch / "spec.json", scratch / "result.json"
         spec.write(told)
         log.write_bytes(b"")
@@ -71,7 +81,9 @@ class TorchrunLauncher:
             command(spec.processes, told, answer), log, limit_s=self.limit_s, env=_ENVIRONMENT
         )
         if ended.code == 0 and not ended.timed_out and answer.is_file():
-            return measured(json.loads(answer.read_text(encoding="utf-8")))
+            found = json.loads(answer.read_text(encoding="utf-8"))
+            about = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
+            return measured(found) | about
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         return dict.fromkeys(RESULTS, math.nan) | {"status": failure.status, "notes": failure.reason}
 

@@ -92,7 +92,7 @@ def test_an_exception_puts_clocks_back(driver) -> None:
 
 
 def test_a_clock_that_cannot_be_set_puts_those_before_it_back(driver) -> None:
-    with pytest.raises(DeviceError, match="GPU 2"), locked([Setting(0, 1410.0), Setting(2, 9000.0)]):
+    with pytest.raises(PlanError, match="GPU 2"), locked([Setting(0, 1410.0), Setting(2, 9000.0)]):
         pass
     assert driver.calls() == ["lock 0 1410", "reset 0 1980"]
     assert clocks.leftovers() == []

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jointopt.errors import DeviceError, DevicePermissionError
+from jointopt.errors import DevicePermissionError, PlanError
 from jointopt.measure import meter as meters
 from jointopt.measure.meter import Gpus, Meter, metered
 
@@ -97,12 +97,12 @@ def test_long_runs_keep_a_bounded_number_of_samples(driver, monkeypatch) -> None
 
 
 def test_a_clock_that_the_gpu_does_not_have_is_refused_with_those_it_has(driver) -> None:
-    with pytest.raises(DeviceError, match=r"GPU 0 .*H100.* has no clock of 5000 MHz; it has 210 to 1980 MHz"):
+    with pytest.raises(PlanError, match=r"GPU 0 .*H100.* has no clock of 5000 MHz; it has 210 to 1980 MHz"):
         Gpus().lock_clock(0, 5000)
 
 
 def test_a_power_limit_that_the_gpu_does_not_take_is_refused(driver) -> None:
-    with pytest.raises(DeviceError, match="takes no power limit of 100 W; it takes 200 to 700 W"):
+    with pytest.raises(PlanError, match="takes no power limit of 100 W; it takes 200 to 700 W"):
         Gpus().set_power_limit(1, 100)
 
 

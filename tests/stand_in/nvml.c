@@ -132,7 +132,7 @@ Return nvmlDeviceGetHandleByIndex_v2(unsigned i, Device **d)
 Return nvmlDeviceGetName(Device *d, char *text, unsigned n) { (void)d; snprintf(text, n, "NVIDIA H100 80GB HBM3"); return OK; }
 Return nvmlDeviceGetUUID(Device *d, char *text, unsigned n) { snprintf(text, n, "GPU-stand-in-%d", d->index); return OK; }
 Return nvmlDeviceGetArchitecture(Device *d, unsigned *a) { (void)d; *a = 9; return OK; }
-Return nvmlDeviceGetC2cModeInfoV1(Device *d, unsigned *info) { (void)d; (void)info; return NOT_SUPPORTED; }
+Return nvmlDeviceGetC2cModeInfoV(Device *d, unsigned *info) { (void)d; (void)info; return NOT_SUPPORTED; }
 
 Return nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *mj)
 {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import statistics
@@ -40,18 +41,33 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     )
     parameters = [p for part in parts.values() for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, fused=device.type == "cuda")
-    seconds, losses = [], []
-    for _ in range(spec.warmup_iterations + spec.iterations):
+    seconds: list[float] = []
+    losses: list[float] = []
+    left, begun_s = spec.warmup_iterations + spec.iterations, time.time()
+    while left:
         started = _now(device)
+        if len(seconds) == spec.warmup_iterations:
+            begun_s = time.time()
         optimizer.zero_grad(set_to_none=True)
         losses.append(_mean_loss(spec, mesh, step()))
         optimizer.step()
         seconds.append(_now(device) - started)
+        left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
+    measured_s = [begun_s, time.time()]
     return {
+        "measured_s": measured_s,
         "iteration_s": _slowest(seconds, device)[spec.warmup_iterations :],
         "loss": losses,
         "peak_memory_gib": _slowest([_memory_gib(device)], device)[0],
     }
+
+
+def _missing(spec: TrainSpec, seconds: list[float], device: torch.device) -> int:
+    """How many iterations more reach ``least_s``, the same on every rank."""
+    if not spec.least_s:
+        return 0
+    passed_s = _slowest([sum(seconds)], device)[0]
+    return math.ceil((spec.least_s - passed_s) / passed_s * len(seconds)) if passed_s < spec.least_s else 0
 
 
 def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:
