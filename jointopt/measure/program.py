@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jointopt.measure import megatron, torchrun
-from jointopt.measure.launcher import RESULTS, failed
+from jointopt.measure.launcher import failed
 from jointopt.spec.job import Job
 
 NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -31,7 +31,10 @@ class Program(Protocol):
         """Writes into ``folder`` what the command reads there."""
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        """Result columns of a run that ended well, from what it left; None where it left none."""
+        """Result columns of a run that ended well, from what it left; None where it left none.
+
+        Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
+        """
 
 
 class TorchrunProgram:
@@ -54,8 +57,9 @@ class TorchrunProgram:
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         try:
-            row = torchrun.measured(json.loads((folder / _RESULT).read_text(encoding="utf-8")))
-            return {name: row[name] for name in RESULTS}
+            found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+            window = {"measured_s": found.get("measured_s"), "iterations": len(found["iteration_s"])}
+            return torchrun.measured(found) | window
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -17,6 +17,7 @@ import pandas as pd
 
 from jointopt.errors import LauncherError, UsageError, nearest
 from jointopt.jobfile import job_mapping
+from jointopt.measure import node_meters
 from jointopt.measure import slurm_control as control
 from jointopt.measure.command import CommandProgram
 from jointopt.measure.failures import Failure, failure_of, is_full
@@ -28,6 +29,7 @@ from jointopt.measure.slurm_script import EXIT, LOG, script
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, Columns
 from jointopt.spec.job import Job
+from jointopt.spec.slurm import NO_GPU_REQUEST
 
 DEFAULT_FOLDER = Path("jointopt-slurm")
 DEFAULT_LIMIT_S = 1800.0
@@ -42,8 +44,10 @@ class SlurmLauncher:
 
     ``program`` is torchrun (the project's trainer), megatron (with ``checkout``) or command (with ``command``), or an
     object of its own. ``folder`` must be seen by all nodes; each run has a folder in it with its script, log and
-    result. ``limit_s`` is the longest that a run may take once it runs; in the queue it may wait for ever. A job
-    outlives the tool, which finds it again by its plan; Ctrl-C cancels it.
+    result. GPUs run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by
+    `jointopt exec` on each node; without ``meter`` the program is started alone. ``limit_s`` is the longest that a run
+    may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by its
+    plan; Ctrl-C cancels it.
     """
 
     name = "slurm"
@@ -51,10 +55,11 @@ class SlurmLauncher:
     def __init__(
         self, folder: Path = DEFAULT_FOLDER, limit_s: float = DEFAULT_LIMIT_S, program: str | Program | None = None,
         command: str | Sequence[str] | None = None, checkout: Path | None = None, iterations: int = 10,
-        warmup_iterations: int = 3, poll_s: float = 15.0,
+        warmup_iterations: int = 3, default_clocks: bool = False, meter: bool = True, poll_s: float = 15.0,
     ) -> None:  # fmt: skip
         self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
         self.program = _program(program, command, checkout, iterations, warmup_iterations)
+        self.default_clocks, self.meter = default_clocks, meter
         self._delivered: Path | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
             raise UsageError(
@@ -74,9 +79,12 @@ class SlurmLauncher:
         folder = self._open(job, plan)
         number = self._number(job, plan, folder)
         try:
-            row = self._row(job, folder, self._watched(number, folder))
+            row = self._row(job, plan, folder, self._watched(number, folder))
         except KeyboardInterrupt:
             control.cancel(number)
+            _close(folder)
+            raise
+        except LauncherError:
             _close(folder)
             raise
         self._deliver(folder)
@@ -86,6 +94,8 @@ class SlurmLauncher:
         """What sbatch receives for ``plan``; nothing is written or submitted."""
         place = folder or self.folder / self._name(job, plan) / "1"
         words = self.program.words(job, plan, place)
+        if self._metered(job):
+            words = node_meters.metered_words(words, job, place, self.default_clocks)
         return script(self._name(job, plan), job.cluster, job.slurm, words, place, self.limit_s, _words(plan))
 
     # --- one submission
@@ -110,6 +120,7 @@ class SlurmLauncher:
             return known
         try:
             self.program.prepare(job, plan, folder)
+            node_meters.write_plan(plan, folder)
             (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -151,13 +162,20 @@ class SlurmLauncher:
             time.sleep(0.5)
         return found
 
-    def _row(self, job: Job, folder: Path, end: _End) -> dict[str, Any]:
+    def _metered(self, job: Job) -> bool:
+        return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
+
+    def _row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: _End) -> dict[str, Any]:
         log = tail(folder / LOG) if (folder / LOG).is_file() else ""
         whole = end.code == 0 and (
             end.written is not None or (end.job is not None and end.job.state == "COMPLETED")
         )
         failure = _failure(end, log, folder, self.limit_s)
         row = judged(self.program.results(job, folder, log), whole, failure)
+        if self._metered(job):
+            node_meters.check_settable(folder, end.code, log)
+            row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
+        row = {name: value for name, value in row.items() if name in COLUMNS}
         return row | {"notes": "; ".join(filter(None, [str(row["notes"] or ""), end.words]))}
 
     # --- rows that were handed over

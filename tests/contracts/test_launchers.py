@@ -62,7 +62,7 @@ def command(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
 
 def slurm(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
     request.getfixturevalue("cluster")
-    return SlurmLauncher(folder, command=COMMAND, poll_s=0.5), job, ANY
+    return SlurmLauncher(folder, command=COMMAND, meter=False, poll_s=0.5), job, ANY
 
 
 def torchrun(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:

@@ -28,6 +28,12 @@ Make = Callable[..., SlurmLauncher]
 
 
 @pytest.fixture
+def job(job: Job) -> Job:
+    """Its nodes have no GPU that could be set or metered."""
+    return replace(job, slurm=replace(job.slurm, gpu_request="none"))
+
+
+@pytest.fixture
 def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
     """Maker of launchers that run a few words of shell on two nodes; nothing of a test is left in Slurm."""
 
@@ -293,6 +299,33 @@ def test_the_trainer_trains_on_two_nodes(make: Make, job: Job) -> None:
     assert row["status"] == "ok", row["notes"]
     assert row["iteration_time_s"] > 0
     assert "10 iterations" in row["notes"]
+
+
+def with_gpus(job: Job) -> Job:
+    return replace(job, slurm=replace(job.slurm, gpu_request="--gpus-per-node={gpus}"))
+
+
+def test_gpus_that_nobody_can_set_are_an_error_that_names_the_choice(make: Make, job: Job) -> None:
+    with pytest.raises(LauncherError, match=r"On a node: No GPU is found.*default_clocks=true"):
+        make().run(with_gpus(job), PLAN)
+
+
+def test_at_default_clocks_a_run_goes_on_and_claims_no_clock(make: Make, job: Job) -> None:
+    row = make(default_clocks=True).run(with_gpus(job), PLAN)
+    assert (row["status"], row["stage_clock_mhz"]) == ("ok", None)
+    assert "at default clocks" in row["notes"]
+
+
+def test_gpus_of_a_node_are_set_metered_and_put_back(
+    make: Make, job: Job, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", driver.environment["LD_LIBRARY_PATH"])
+    one = replace(with_gpus(job), cluster=replace(job.cluster, nodes=1))
+    row = make("sleep 3; " + RESULT).run(one, PLAN | {"dp": 4})
+    assert row["status"] == "ok", row["notes"]
+    assert row["peak_power_w"] > 0
+    assert {call.split()[2] for call in driver.calls() if call.startswith("lock")} == {"1410"}
+    assert not driver.held()
 
 
 def test_a_machine_that_cannot_submit_says_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

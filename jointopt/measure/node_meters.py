@@ -1,0 +1,111 @@
+"""Clocks and meters of the nodes of a run: `jointopt exec` around its program, and what it read there added up."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointopt.errors import LauncherError, TableError
+from jointopt.measure.clocks import stage_of_rank
+from jointopt.measure.reading import Reading, Series, not_measured, together
+from jointopt.schema import COLUMNS
+from jointopt.spec.job import Job
+
+_PLAN = "plan.json"
+_KEYS = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
+_REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
+_CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
+
+
+def metered_words(words: Sequence[str], job: Job, folder: Path, default_clocks: bool) -> list[str]:
+    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter."""
+    python = job.slurm.python or sys.executable
+    return [
+        python, "-m", "jointopt", "exec", "--plan", str(folder / _PLAN), f"--gpus-per-node={job.cluster.gpus_per_node}",
+        "--node=${NODE_RANK}", f"--reading={_reading(folder, '${NODE_RANK}')}",
+        *(["--default-clocks"] if default_clocks else []), "--", *words,
+    ]  # fmt: skip
+
+
+def write_plan(plan: Mapping[str, Any], folder: Path) -> None:
+    """The plan columns for `jointopt exec`; Raises OSError."""
+    told = {name: _plain(plan[name]) for name in _KEYS if name in plan}
+    text = json.dumps({name: value for name, value in told.items() if value is not None})
+    (folder / _PLAN).write_text(text, encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """A cell of a table as JSON has it; clocks as a list, blank as None."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return (
+        [float(clock) for clock in value.split(";")]
+        if isinstance(value, str) and value[:1].isdigit()
+        else value
+    )
+
+
+def refused(folder: Path, code: int, log: str) -> str:
+    """Why `jointopt exec` started nothing, or an empty text: clocks that nobody may set are no fault of a plan."""
+    found = _REFUSED.search(log)
+    return found[1] if found and code == _CANNOT_SET and not list(folder.glob("reading-*.json")) else ""
+
+
+def check_settable(folder: Path, code: int, log: str) -> None:
+    """LauncherError where the nodes' GPUs cannot be set, with what the node said."""
+    reason = refused(folder, code, log)
+    if reason:
+        raise LauncherError(
+            f"On a node: {reason} With --set default_clocks=true runs go on at default clocks."
+        )
+
+
+def with_readings(
+    row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool
+) -> dict[str, Any]:
+    """``row`` with what the nodes' meters saw of its window, which it tells as ``measured_s`` and ``iterations``.
+
+    What the row tells already stays. Clocks that were left to the driver are those measured, per stage; blank where
+    nobody measured them.
+    """
+    told = dict(row)
+    window, iterations = told.pop("measured_s", None), told.pop("iterations", 1)
+    reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
+    results = reading.results(iterations)
+    if not window:
+        results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
+    if told["status"] == "ok":
+        told |= {name: value for name, value in results.items() if math.isnan(told[name])}
+    remarks = [f"energy not measured: {reading.reason}"] if reading.reason and window else []
+    if default_clocks:
+        told["stage_clock_mhz"] = _stage_clocks(plan, reading)
+        remarks.append("at default clocks")
+    return told | {"notes": "; ".join(filter(None, [str(told["notes"] or ""), *remarks]))}
+
+
+def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:
+    try:
+        return Series.read(_reading(folder, node)).between(*window)
+    except (OSError, TableError):
+        return not_measured("its meter wrote nothing")
+
+
+def _reading(folder: Path, node: int | str) -> Path:
+    return folder / f"reading-{node}.json"
+
+
+def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | None:
+    """Mean clock of the GPUs of each stage, in MHz."""
+    if not reading.gpus or not np.isfinite(reading.clock_mhz).all():
+        return None
+    stages = stage_of_rank(plan, np.arange(reading.gpus))
+    return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
