@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.errors import UsageError, nearest
+from jointopt.errors import PlanError, UsageError, nearest
+from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of, is_full
 from jointopt.measure.launcher import RESULTS, failed, judged
 from jointopt.measure.process import run_program
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, STATUSES, Columns
+from jointopt.spec.check import is_number, is_whole
 from jointopt.spec.job import Job
 from jointopt.tables import check_measurements
 
@@ -32,6 +34,10 @@ _WORKLOAD = (
 _PLAN = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
 FIELDS = (_RESULT, _FOLDER, "nodes", "num_micro_batches", *_PLAN, *_WORKLOAD)
 _LARGEST_RESULT = 1 << 20  # bytes
+WINDOW = (
+    "measured_s",
+    "iterations",
+)  # start and end of the measured iterations, in s since 1970; how many they were
 
 
 class Template:
@@ -125,15 +131,18 @@ class CommandLauncher:
     """Runs a plan as the user's own ``command`` on this machine, for at most ``limit_s`` seconds.
 
     The command writes an object of result columns (``iteration_time_s``, and what else it measured) to ``{result}``;
-    ``{folder}`` is a folder of its own. Logs and results stay in ``logs`` where a folder is given.
+    ``{folder}`` is a folder of its own. Logs and results stay in ``logs`` where a folder is given. For a job of one
+    node the GPUs of this machine run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are
+    metered; on several nodes clocks are the command's own affair.
     """
 
     name = "command"
 
     def __init__(
-        self, command: str | Sequence[str], limit_s: float = DEFAULT_LIMIT_S, logs: Path | None = None
-    ) -> None:
-        self.program = CommandProgram(command)
+        self, command: str | Sequence[str], limit_s: float = DEFAULT_LIMIT_S, logs: Path | None = None,
+        default_clocks: bool = False,
+    ) -> None:  # fmt: skip
+        self.program, self.default_clocks = CommandProgram(command), default_clocks
         self.limit_s, self.logs = limit_s, logs
 
     def candidates(self, job: Job) -> Columns | None:
@@ -145,13 +154,25 @@ class CommandLauncher:
         if self.logs is not None:
             Path(self.logs).mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=f"{_label(plan)}-", dir=self.logs)).resolve()
-            return dict(plan) | self._measure(job, plan, folder)
+            return dict(plan) | self._under_plan(job, plan, folder)
         with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-            return dict(plan) | self._measure(job, plan, Path(scratch))
+            return dict(plan) | self._under_plan(job, plan, Path(scratch))
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command line of ``plan``, as a shell would take it."""
         return shlex.join(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
+
+    def _under_plan(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        if job.cluster.nodes > 1:
+            row = self._measure(job, plan, folder)
+            return {name: value for name, value in row.items() if name not in WINDOW}
+        try:
+            with under_plan(plan, self.default_clocks) as conditions:
+                row = self._measure(job, plan, folder)
+        except PlanError as error:  # the GPUs here have no such clock
+            return failed("failed", str(error))
+        window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
+        return conditions.added_to(row, window, iterations)
 
     def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         words = self.program.words(job, plan, folder)
@@ -215,6 +236,14 @@ def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
     return f"{problems[0].column}: {problems[0].message}" if problems else ""
 
 
+def _is_window(given: Mapping[str, Any]) -> bool:
+    """Whether a result tells when its iterations ran, so that meters can tell their energy."""
+    window, iterations = (given.get(name) for name in WINDOW)
+    if not isinstance(window, list) or len(window) != 2 or not all(map(is_number, window)):
+        return False
+    return isinstance(iterations, int) and is_whole(iterations) and iterations > 0 and window[0] < window[1]
+
+
 def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
     """The result columns that hold something."""
     held = {name: value for name in RESULTS if not _is_blank(value := given.get(name))}
@@ -227,7 +256,9 @@ def _row(given: Mapping[str, Any]) -> dict[str, Any]:
     row = failed(status, str(cells.pop("notes", "")))
     if status == STATUSES[0]:
         row |= {name: float(value) for name, value in cells.items()}
-    unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in RESULTS]
+    if _is_window(given):
+        row |= {name: given[name] for name in WINDOW}
+    unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
     if unknown:
         row["notes"] = "; ".join(filter(None, [row["notes"], f"not read: {', '.join(unknown)}"]))
     return row

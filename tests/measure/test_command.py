@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ PLAN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def run(job: Job, code: str, *words: str, **options: Any) -> Any:
+def run(job: Job, code: str, *words: str, plan: dict[str, Any] = PLAN, **options: Any) -> Any:
     """The row of a Python program that finds ``{result}`` as its first argument."""
     program = code.replace("{", "{{").replace("}", "}}")
     command = [sys.executable, "-c", f"import sys, json\n{program}", "{result}", *words]
-    return CommandLauncher(command, **options).run(job, PLAN)
+    return CommandLauncher(command, **options).run(job, plan)
 
 
 def writing(text: str) -> str:
@@ -152,3 +153,32 @@ def test_log_and_result_stay_where_a_folder_is_given(job: Job, tmp_path: Path) -
     folders = sorted((tmp_path / "logs").glob("dp4-tp1-pp2-micro_batch_size2-*"))
     assert [(folder / "log.txt").read_text() for folder in folders] == ["hello\n", "hello\n"]
     assert json.loads((folders[0] / "result.json").read_text()) == {"iteration_time_s": 1}
+
+
+def test_gpus_of_this_machine_are_set_and_metered_over_the_window_that_the_command_tells(
+    job: Job, driver: Any
+) -> None:
+    one = replace(job, cluster=replace(job.cluster, nodes=1))
+    told = "json.dump({'iteration_time_s': 1, 'measured_s': [t, time.time()], 'iterations': 3}, open(sys.argv[1], 'w'))"
+    row = run(
+        one,
+        f"import time; t = time.time(); time.sleep(3); {told}",
+        plan=PLAN | {"dp": 2, "stage_clock_mhz": "1410"},
+    )
+    assert row["energy_j"] > 0, row["notes"]
+    assert {call.split()[2] for call in driver.calls() if call.startswith("lock")} == {"1410"}
+    assert not driver.held()
+
+
+def test_a_clock_that_the_gpus_do_not_have_is_a_run_that_failed(job: Job, driver: Any) -> None:
+    one = replace(job, cluster=replace(job.cluster, nodes=1))
+    row = run(one, "pass", plan=PLAN | {"dp": 2, "stage_clock_mhz": "99999"})
+    assert row["status"] == "failed"
+    assert "99999" in row["notes"]
+
+
+@pytest.mark.parametrize("window", ["[2, 1]", "[1]", '"now"', "[1, NaN]", "null"])
+def test_a_window_that_makes_no_sense_is_left_out(job: Job, window: str) -> None:
+    row = run(job, writing('{"iteration_time_s": 1, "measured_s": ' + window + ', "iterations": 3}'))
+    assert row["status"] == "ok"
+    assert "measured_s" not in row
