@@ -63,10 +63,11 @@ def refused(folder: Path, code: int, log: str) -> str:
 def check_settable(folder: Path, code: int, log: str) -> None:
     """LauncherError where the nodes' GPUs cannot be set, with what the node said."""
     reason = refused(folder, code, log)
+    choice = (
+        "" if "--default-clocks" in reason else " With --default-clocks runs go on at those of the driver."
+    )
     if reason:
-        raise LauncherError(
-            f"On a node: {reason} With --set default_clocks=true runs go on at default clocks."
-        )
+        raise LauncherError(f"On a node: {reason}{choice}")
 
 
 def with_readings(

@@ -32,6 +32,16 @@ class Slurm:
 
 
 SLURM_KEYS = tuple(field.name for field in fields(Slurm))
+_OURS = (
+    "--job-name",
+    "--nodes",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--output",
+    "--error",
+    "--open-mode",
+    "--array",
+)
 _WORDS = ("account", "partition", "qos", "constraint", "reservation")
 
 
@@ -68,6 +78,10 @@ def _gpu_request(section: Section) -> str:
 
 
 def _directive(section: Section, key: str, line: str) -> str:
+    if line.partition("=")[0] in _OURS:
+        raise JobError(
+            f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out."
+        )
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
             f"{section.at(key)} must be an option of sbatch as one word, such as --mail-type=END; got {shown(line)}."

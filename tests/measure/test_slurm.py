@@ -306,7 +306,7 @@ def with_gpus(job: Job) -> Job:
 
 
 def test_gpus_that_nobody_can_set_are_an_error_that_names_the_choice(make: Make, job: Job) -> None:
-    with pytest.raises(LauncherError, match=r"On a node: No GPU is found.*default_clocks=true"):
+    with pytest.raises(LauncherError, match=r"On a node: No GPU is found.*--default-clocks"):
         make().run(with_gpus(job), PLAN)
 
 
