@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.errors import DeviceError, DevicePermissionError, PlanError
+from jointopt.measure.dcgm import SmActivity
 from jointopt.measure.reading import QUANTITIES, Reading, Series, no_series
 
 _PERIOD_S = 0.1
@@ -51,6 +52,10 @@ class Gpus:
     def ids(self) -> tuple[str, ...]:
         """What tells GPUs apart whatever is visible: the UUID (NVIDIA), else name and index."""
         return tuple(_id(gpu) for gpu in self._gpus)
+
+    def number(self, index: int) -> int:
+        """What the driver calls the GPU, whatever is visible."""
+        return int(self._gpus[index].gpu_index)
 
     def name(self, index: int) -> str:
         return f"GPU {index} ({_asked(self._gpus[index].get_name, index)})"
@@ -114,6 +119,7 @@ class Meter:
         self._times: list[float] = []
         self._samples: list[list[tuple[float, ...]]] = []
         self._ids: tuple[str, ...] = ()
+        self._activity: SmActivity | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -127,11 +133,15 @@ class Meter:
         except DeviceError as error:
             self._reason = str(error).rstrip(".")
             return
+        self._activity = SmActivity([gpus.number(index) for index in wanted])
+        self._activity.start()
         self._thread = threading.Thread(target=self._watch, args=(gpus, list(wanted)), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
+        if self._activity is not None:
+            self._activity.stop()
         if self._thread is not None:
             self._thread.join(_PATIENCE_S)
             if self._thread.is_alive():
@@ -144,7 +154,10 @@ class Meter:
             return no_series(self._reason or "the meter took no sample")
         values = np.array(self._samples[:count], float)  # (n, gpus, quantities)
         columns = {name: values[:, :, i] for i, name in enumerate(QUANTITIES)}
-        return Series(self._ids, np.array(self._times[:count]), **columns, reason=self._reason)
+        at = np.array(self._times[:count])
+        if self._activity is not None:
+            columns["utilisation"] = self._activity.instead_of(columns["utilisation"], at)
+        return Series(self._ids, at, **columns, reason=self._reason)
 
     def reading(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
         """Of the window between two times (seconds since 1970), by default of all that was sampled."""

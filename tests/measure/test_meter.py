@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +113,28 @@ def test_missing_rights_say_what_to_run(driver) -> None:
     with pytest.raises(DevicePermissionError, match=r"needs root, or Zeus' daemon: run `sudo zeusd serve"):
         Gpus().lock_clock(0, 1410)
     assert driver.calls() == []
+
+
+def with_dcgm(tmp_path: Path, monkeypatch, script: str) -> None:
+    """A program ``dcgmi`` on the path, in place of DCGM's."""
+    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "dcgmi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_sm_activity_of_dcgm_is_taken_where_it_is_installed(driver, tmp_path: Path, monkeypatch) -> None:
+    rows = "echo '#Entity  SMACT'; echo 'ID'; while true; do echo 'GPU 3  0.425'; echo 'GPU 1  N/A'; sleep 0.05; done"
+    with_dcgm(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; {rows}')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert measured().reading().utilisation == pytest.approx([0.425, 0.97])
+    assert (tmp_path / "asked").read_text() == "dmon -e 1002 -d 100 -i 3,1\n"
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 1", "head -c 1000 /dev/urandom", "trap '' TERM; while true; do sleep 0.1; done"]
+)
+def test_a_dcgm_that_does_not_work_changes_nothing(driver, tmp_path: Path, monkeypatch, script: str) -> None:
+    with_dcgm(tmp_path, monkeypatch, script)
+    reading = measured().reading()
+    assert reading.reason == ""
+    assert reading.utilisation == pytest.approx([0.97] * 4)
