@@ -7,7 +7,12 @@ import click
 
 @click.group(short_help="Put GPU clocks back after a kill.")
 def clocks() -> None:
-    """GPU clocks that jointopt has set."""
+    """GPU clocks that jointopt has set.
+
+    \b
+    Example:
+      jointopt clocks restore
+    """
 
 
 @clocks.command()
