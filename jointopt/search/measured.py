@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import optuna
 import psutil
 from optuna.trial import FrozenTrial, TrialState
@@ -54,7 +55,8 @@ class MeasuredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
         self._text = text
-        self._distributions = distributions_of(plans, plans["stage_clock_mhz"][:, 0])
+        made = distributions_of(plans, np.nanmax(plans["stage_clock_mhz"], axis=1))
+        self._distributions = {name: kind for name, kind in made.items() if name != "slack"}
         self.objectives = objectives
         with self._errors():
             self._storage = open_storage(url)
@@ -198,7 +200,7 @@ def _quiet_errors(url: str) -> Iterator[None]:
 
 def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
     params = {name: plan[name] for name in LAYOUT_COLUMNS}
-    return params | {"clock_mhz": float(max(plan["stage_clock_mhz"])), "slack": 0.0}
+    return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
 
 
 def _plan_key(plan: Mapping[str, Any]) -> str:
@@ -258,9 +260,9 @@ def _trial_note(attributes: Mapping[str, Any], broken: tuple[str, ...]) -> str:
             continue
         low, high = (attributes.get(f"predicted_{name}_{end}") for end in ("low", "high"))
         interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
-        error = f"{measured / predicted - 1:+.1%}" if measured and predicted else ""
+        error = f"{predicted / measured - 1:+.1%}" if measured and predicted else ""
         lines.append(f"| {name} ({unit}) | {_text(predicted)} | {interval} | {_text(measured)} | {error} |")
-    return "\n".join([*lines, "", f"`{attributes['plan']}`", ""])
+    return "\n".join([*lines, "", f"`jointopt explain JOB --plan '{attributes['plan']}'`", ""])
 
 
 def _text(value: float | None) -> str:

@@ -70,13 +70,19 @@ def test_a_run_is_a_running_trial_and_then_one_with_predicted_and_measured_side_
     assert "predicted_energy_j" not in done.user_attrs
 
 
+def test_a_plan_with_a_clock_per_stage_is_a_trial_at_the_fastest_of_them(url: str) -> None:
+    study = opened(url)
+    study.end(study.begin({**PLAN, "pp": 2, "stage_clock_mhz": [1200.0, 1410.0]}, PREDICTED), OK)
+    assert trials(url, study.name)[0].params["clock_mhz"] == 1410.0
+
+
 def test_the_dashboard_finds_a_note_per_trial_and_a_figure(url: str) -> None:
     study = opened(url)
     trial = study.begin(PLAN, PREDICTED)
     study.end(trial, OK)
     shown = system_attributes(url, study.name)
     assert (
-        "| iteration_time_s (s) | 2 | 1.5 to 2.4 | 2.5 | +25.0% |" in shown[f"dashboard:{trial}:note_str:0"]
+        "| iteration_time_s (s) | 2 | 1.5 to 2.4 | 2.5 | -20.0% |" in shown[f"dashboard:{trial}:note_str:0"]
     )
     figure = json.loads(shown["dashboard:plot_data:measured:0"])
     assert [trace["y"] for trace in figure["data"]] == [[2.0], [2.5], [2.5]]
