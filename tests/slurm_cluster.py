@@ -119,12 +119,14 @@ class Cluster:
 
     def stop(self) -> None:
         self.replace_nodes()
+        ours = list(self._own())
+        steps = {parent for process in ours if (parent := process.parent()) and parent.name() == "slurmstepd"}
         for daemon in reversed(self._daemons.values()):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
             with suppress(subprocess.TimeoutExpired):
                 daemon.wait(5)
-        for process in self._own():
+        for process in [*steps, *ours, *self._own()]:
             with suppress(psutil.Error):
                 process.kill()
 
