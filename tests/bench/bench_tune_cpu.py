@@ -53,6 +53,9 @@ def swept(path: Path, repeats: int, iterations: int) -> dict[tuple, float]:
         for index in range(candidates.size):
             row = launcher.run(job, candidates.question(index))
             key = plan_key(candidates.record(index))
+            print(
+                f"sweep: {key}: {row['status']}, {row['iteration_time_s']:.4f} s", file=sys.stderr, flush=True
+            )
             if row["status"] == "ok":
                 times[key] = min(row["iteration_time_s"], times.get(key, float("inf")))
             else:
