@@ -1,8 +1,9 @@
 # `make demo` proposes plans for a shipped job, `make test` runs the tests; both set everything up in .venv first.
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
-# Real trainings are tested where CI runs, and wherever PyTorch is installed.
-EXTRAS := dev,dashboard$(if $(CI),$(shell printf ,)torch)
+# Real trainings, databases and browsers are tested where CI runs, and wherever these extras are installed.
+comma := ,
+EXTRAS := dev,dashboard$(if $(CI),$(comma)torch$(comma)postgres$(comma)browser)
 DEMO_JOB ?= opt-350m-2x4-a100
 
 .PHONY: demo test check lint types layers wheel clean
