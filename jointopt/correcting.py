@@ -58,7 +58,7 @@ class Move:
     mean: Floats
     half_width: Floats
     inside: Bools
-    known: bool = False  # runs of the same source are
+    known: bool = False  # runs of the same source and kind are
 
     def applied(self, job: Job, columns: Columns) -> Columns:
         """Columns of `add_intervals` with time, energy and their intervals moved; power stays, and so its interval."""
@@ -89,9 +89,9 @@ class Correction:
         """What is learned of the runs of each of ``parts``, all of one source, whose software ``job`` says."""
         answer = self.surrogate.predict(together(parts), job.training.framework.fitted, self.known)
         ends = np.cumsum([len(runs) for runs in parts])[:-1]
-        known = self.surrogate.knows(parts[0].source[0], self.known)
-        pieces = zip(*(np.split(values, ends) for values in answer), strict=True)
-        return [Move(mean, half, inside.astype(bool), known) for mean, half, inside in pieces]
+        known = self.surrogate.knows_kinds(parts, self.known)
+        pieces = zip(*(np.split(values, ends) for values in answer), known, strict=True)
+        return [Move(mean, half, inside.astype(bool), told) for mean, half, inside, told in pieces]
 
 
 def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFrame | None) -> pd.DataFrame:

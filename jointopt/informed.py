@@ -64,7 +64,9 @@ class Informed:
         for start in range(0, count, _CHUNK):
             layouts = _rows(physics.layouts, np.arange(start, min(start + _CHUNK, count)))
             clocks = uniform_stage_clocks(layouts["pp"], physics.top_mhz)
-            factor[start : start + _CHUNK] = np.exp(self._predict(self.surrogate, layouts, clocks)[0])
+            factor[start : start + _CHUNK] = np.exp(
+                self._predict(self.surrogate, self._runs(layouts, clocks))[0]
+            )
         return physics.corrected(factor, self.memory_factor)
 
     def with_intervals(self, columns: Columns) -> Columns:
@@ -73,20 +75,22 @@ class Informed:
         if self.surrogate is None:
             return out
         plans = _rows(columns, slice(None))
-        _, half, inside = self._predict(self.surrogate, plans, columns["stage_clock_mhz"])
-        known = self.known is not None
+        runs = self._runs(plans, columns["stage_clock_mhz"])
+        _, half, inside = self._predict(self.surrogate, runs)
+        known = self.known is not None and self.surrogate.knows_kinds([runs], self.known)[0]
         in_domain = inside & supported(self.job, columns, known)
         return with_time_interval(out, half, inside if known else in_domain) | {"in_domain": in_domain}
 
-    def _predict(
-        self, surrogate: Surrogate, layouts: Columns, stage_clock_mhz: Floats
-    ) -> tuple[Floats, Floats, Bools]:
-        """(mean, 90 % half-width, whether inside) of log(time / physics), (n,) each."""
+    def _runs(self, layouts: Columns, stage_clock_mhz: Floats) -> Runs:
+        """Plans of the job as runs that the surrogate can be asked about."""
         physics = Estimator(self.job, kernel_constants(self.job.cluster.gpu), layouts)
         count = len(layouts["pp"])
         time_s = physics.iteration_time_s(np.arange(count), stage_clock_mhz)
         features, moved = described(physics, stage_clock_mhz, time_s)
-        runs = Runs(moved, features, np.full(count, _HERE), np.full(count, group_key(self.job)))
+        return Runs(moved, features, np.full(count, _HERE), np.full(count, group_key(self.job)))
+
+    def _predict(self, surrogate: Surrogate, runs: Runs) -> tuple[Floats, Floats, Bools]:
+        """(mean, 90 % half-width, whether inside) of log(time / physics), (n,) each."""
         return surrogate.predict(runs, self.job.training.framework.fitted, self.known)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 
 from jointopt.correcting import load_surrogate
-from jointopt.errors import InfeasibleError, TableError
+from jointopt.database import without_password
+from jointopt.errors import InfeasibleError, TableError, UsageError
 from jointopt.learning import timed_runs
 from jointopt.surrogate.model import CARD, load, save
 from jointopt.tables import read_table
@@ -35,11 +36,18 @@ def retrain(
     Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on held-out groups, unless ``force``;
     both are compared on the sources that they share, if any. Raises TableError where there is too little to train on.
     """
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")
     data = _gathered(tables, storage)
     surrogate, scores = train(data, seed)
     error = _per_source(scores)
-    now, before = _comparable(error, _before(out, force))
+    old = _before(out, force)
+    now, before = _comparable(error, old)
     card = _card(data, tables, error, seed, licences, storage, out)
+    card["error_per_group"] = scores.attrs.get("groups", {})
+    if old:
+        earlier = [old.get(str(name), {}).get("group out", math.nan) for name in scores["source"]]
+        scores = scores.assign(**{"group out before": earlier})
     report = f"{scores.round(3).to_string(index=False, na_rep='')}\n\n"
     report += (
         f"held-out groups: median error {_percent(now)}, physics alone {_percent(error['mean']['physics'])}"
@@ -48,8 +56,9 @@ def retrain(
         report += f", the surrogate now in {out} {_percent(before)}"
         if not force and not now <= before:
             raise InfeasibleError(
-                f"{report}: the new surrogate is not known to be as good and was not written; --force replaces the "
-                "old one."
+                f"On held-out groups the new surrogate errs by {_percent(now)} and the one now in {out} by "
+                f"{_percent(before)} ({_by_source(error, old)}): the new one is not known to be as good and was not "
+                "written; --force replaces the old one."
             )
     save(replace(surrogate, card=card), out)
     load_surrogate.cache_clear()
@@ -106,6 +115,16 @@ def _comparable(new: Errors, old: Errors) -> tuple[float, float | None]:
     return _mean(now), _mean(before) if before else None
 
 
+def _by_source(new: Errors, old: Errors) -> str:
+    """Old and new error on held-out groups of every source that has one, for a sentence."""
+    parts = []
+    for name in sorted({*new, *old} - {"mean"}):
+        now, before = (errors.get(name, {}).get("group out", math.nan) for errors in (new, old))
+        if not (math.isnan(now) and math.isnan(before)):
+            parts.append(f"{name} {before:.1%} to {now:.1%}".replace("nan%", "unknown"))
+    return ", ".join(parts) or "no source has two groups"
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
@@ -120,7 +139,8 @@ def _card(
 ) -> dict[str, Any]:  # fmt: skip
     """What a surrogate was made of, and how to make it again."""
     arguments = [f"--table {shlex.quote(path.name)}" for path in tables]
-    arguments += [f"--storage {shlex.quote(storage)}"] if storage else []
+    arguments += [f"--storage {shlex.quote(without_password(storage))}"] if storage else []
+    arguments += [f"--licence {shlex.quote(text)}" for text in licences]
     timed = timed_runs(data)
     return {
         "data": {str(name): int(count) for name, count in timed.groupby("source").size().items()},

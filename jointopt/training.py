@@ -296,6 +296,8 @@ def score_table(scores: list[Scores]) -> pd.DataFrame:
 def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
 
+    ``attrs["groups"]`` of the errors has those of every group.
+
     Raises TableError where fewer than two sources or 20 timed rows are left to learn from and to judge by.
     """
     data = training_set(table)
@@ -312,7 +314,20 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
         strength = surrogate.booster.strength if surrogate.booster else 0.0
         scores = cross_validate(data, names, strength, seed)
     surrogate = calibrated(surrogate, _held_out(scores))
-    return surrogate, score_table(scores)
+    table = score_table(scores)
+    table.attrs["groups"] = _group_errors(data, scores)
+    return surrogate, table
+
+
+def _group_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, dict[str, float]]:
+    """Median error of every group that was held out, by source; a group is model, batch, GPUs and sequence length."""
+    errors: dict[str, dict[str, float]] = {}
+    for s in scores:
+        if s.group_out is not None:
+            found = np.abs(np.expm1(s.group_out.mean - s.group_out.truth))
+            groups = pd.Series(found).groupby(data.known.runs.group[s.group_out.rows])
+            errors[s.source] = {str(name): float(error) for name, error in groups.median().round(4).items()}
+    return errors
 
 
 def _held_out(scores: list[Scores]) -> dict[str, list[HeldOut]]:

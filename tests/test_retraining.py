@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from jointopt import retraining
-from jointopt.errors import InfeasibleError, TableError
+from jointopt.errors import InfeasibleError, TableError, UsageError
 from jointopt.retraining import retrain
 from jointopt.store import Store
 from jointopt.surrogate.model import load
@@ -49,7 +49,9 @@ def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
     assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
     assert told["licences"] == ["a100: made up"]
     assert told["seed"] == 0
-    assert told["rebuild"] == "jointopt retrain --table runs.csv --seed 0 --out surrogate"
+    assert told["rebuild"] == (
+        "jointopt retrain --table runs.csv --licence 'a100: made up' --seed 0 --out surrogate"
+    )
     assert {"xgboost-cpu", "numpy", "jointopt"} <= told["versions"].keys()
     assert len(told["files_sha256"]["runs.csv"]) == 64
     assert told["error"]["mean"]["group out"] < told["error"]["mean"]["physics"]
@@ -70,10 +72,30 @@ def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
     assert first == second
 
 
+def test_the_card_has_the_error_of_every_group_that_was_held_out(trained):
+    told = card(trained)
+    assert told["error_per_group"].keys() == {"a100", "h100", "titan"}
+    for source, groups in told["error_per_group"].items():
+        assert len(groups) > 1
+        assert min(groups.values()) <= told["error"][source]["group out"] <= max(groups.values())
+
+
+def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(retraining, "_gathered", lambda tables, storage: three_sources)
+    retrain(storage="postgresql+psycopg://me:secret@host/runs", out=tmp_path / "out")
+    assert "secret" not in (tmp_path / "out" / "card.json").read_text()
+    assert "postgresql+psycopg://me:***@host/runs" in card(tmp_path / "out")["rebuild"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_said_before_anything_is_trained(trained):
+    with pytest.raises(UsageError, match="is a file; expected a folder"):
+        retrain(tables=[trained.parent / "runs.csv"], out=trained.parent / "runs.csv")
+
+
 def test_a_better_surrogate_is_replaced_by_force_alone(trained, folder, quick):
     with_error(folder, 0.0001)
     before = (folder / "card.json").read_bytes()
-    with pytest.raises(InfeasibleError, match=r"the surrogate now in .* 0\.0%: .* --force"):
+    with pytest.raises(InfeasibleError, match=r"the one now in .* 0\.0% .*a100 0\.0% to 2\.0%.* --force"):
         retrain(tables=[trained.parent / "runs.csv"], out=folder)
     assert (folder / "card.json").read_bytes() == before
     assert "the surrogate now in" in retrain(tables=[trained.parent / "runs.csv"], out=folder, force=True)

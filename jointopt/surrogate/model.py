@@ -6,7 +6,7 @@ import dataclasses
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from jointopt.surrogate.boost import ResidualBooster
 
 SAME_PEAK = 0.07  # of a base-2 logarithm: 5 %
+SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
+MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
 FORMAT = 2  # 1 had one length per class of features
+_MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 _DAMAGED = (
-    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError,
+    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError,
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
@@ -81,13 +84,24 @@ class Surrogate:
             (self.support.source == source).any() or (measured and (measured[0].source == source).any())
         )
 
+    def knows_kinds(self, parts: Sequence[Runs], measured: tuple[Runs, Floats] | None = None) -> list[bool]:
+        """Of each of ``parts``, runs of one job each and all of one source: is a run of that source, dtype, and dense
+        or with experts as they are, among those remembered or ``measured``?"""
+        source = parts[0].source[0]
+        known = [self.support] + ([] if measured is None else [measured[0]])
+        kinds = np.unique(
+            np.concatenate([runs.matrix(SAME_KIND)[runs.source == source] for runs in known]), axis=0
+        )
+        return [bool((kinds == runs.matrix(SAME_KIND)[:1]).all(axis=1).any()) for runs in parts]
+
     def _related(self, source: str, measured: tuple[Runs, Floats] | None) -> tuple[Runs, Floats]:
         rows = np.flatnonzero(self.support.source == source).astype(np.int64)
         runs, residual = self.support.take(rows), self.residual[rows]
         if measured is None:
             return runs, residual
         own = np.flatnonzero(measured[0].source == source).astype(np.int64)
-        return joined(measured[0].take(own), runs), np.concatenate([measured[1][own], residual])
+        few, seen = _few_repeats(measured[0].take(own), measured[1][own])
+        return joined(few, runs), np.concatenate([seen, residual])
 
     def _trees(self, runs: Runs) -> Floats:
         if self.booster is None or not self.booster.strength or not len(runs):
@@ -102,6 +116,26 @@ class Surrogate:
         if self.booster is not None:
             inside &= self.booster.gate(runs.matrix(self.feature_names)) > 0.5
         return np.asarray(inside)
+
+
+def _few_repeats(runs: Runs, residual: Floats) -> tuple[Runs, Floats]:
+    """Runs without copies; where there are more than `MOST_REPEATS` of one plan, their median alone.
+
+    A log of every iteration, or a file given twice, must not pass for evidence of hundreds of runs.
+    """
+    if len(residual) < 2:
+        return runs, residual
+    inputs = np.hstack([runs.sensitivity, runs.matrix(sorted(runs.features))]).round(9) + 0.0
+    keys = [row.tobytes() + group.encode() for row, group in zip(inputs, runs.group.tolist(), strict=True)]
+    of_plan: dict[bytes, dict[float, int]] = {}
+    for i, key in enumerate(keys):
+        of_plan.setdefault(key, {}).setdefault(float(residual[i]), i)
+    kept: list[int] = []
+    for found in of_plan.values():
+        rows = [found[value] for value in sorted(found)]
+        kept += rows if len(rows) <= MOST_REPEATS else [rows[len(rows) // 2]]
+    at = np.array(sorted(kept), np.int64)
+    return runs.take(at), residual[at]
 
 
 def joined(first: Runs, second: Runs) -> Runs:
@@ -156,10 +190,12 @@ def load(folder: Path) -> Surrogate:
     Raises TableError where a file is missing or is not what it should be.
     """
     try:
+        _check_file(folder / CARD)
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
         model = card.pop("model")
         if model["format"] != FORMAT:
             raise ValueError(f"format {model['format']}, expected {FORMAT}")
+        _check_archive(folder / SUPPORT)
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
@@ -174,12 +210,54 @@ def load(folder: Path) -> Surrogate:
             card=card,
         )
         _check_sizes(surrogate)
+        _check_values(surrogate)
     except _DAMAGED as error:
         reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
         raise TableError(
             f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
         ) from error
     return surrogate
+
+
+def _check_file(path: Path) -> None:
+    """ValueError where a path is a pipe or a device, which would be waited for, or a file too large to be ours."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no file")
+    if path.exists() and path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path.name} is larger than {_MOST_BYTES:,} bytes")
+
+
+def _check_archive(path: Path) -> None:
+    _check_file(path)
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
+            raise ValueError(f"{path.name} unpacks to more than {_MOST_BYTES:,} bytes")
+
+
+def _check_values(surrogate: Surrogate) -> None:
+    """ValueError for numbers that no training writes, which would make every prediction senseless."""
+    runs, booster = surrogate.support, surrogate.booster
+    positive = [surrogate.memory_log_sd, *dataclasses.astuple(surrogate.widths)]
+    for kernel in (surrogate.known, surrogate.unknown):
+        positive += [
+            *kernel.constants,
+            kernel.source,
+            kernel.group,
+            kernel.shape,
+            *kernel.lengths,
+            kernel.noise,
+        ]
+    if not all(1e-9 < value < 1e9 for value in positive):
+        raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
+    given = [surrogate.residual, runs.sensitivity, *runs.features.values()]
+    given += [booster.low_, booster.high_, np.array([booster.strength], float)] if booster is not None else []
+    if not all(np.isfinite(values).all() for values in given):
+        raise ValueError("a number is not finite")
+    if booster is not None and not 0.0 <= booster.strength <= 1.0:
+        raise ValueError(f"strength {booster.strength}, expected 0 to 1")
+    for row in surrogate.card.get("error", {}).values():
+        if not all(isinstance(value, float | int) for value in row.values()):
+            raise ValueError("an error on held-out groups is no number")
 
 
 def _check_sizes(surrogate: Surrogate) -> None:
@@ -223,6 +301,7 @@ def _booster(path: Path, settings: dict[str, Any] | None) -> ResidualBooster | N
 
     from jointopt.surrogate.boost import ResidualBooster
 
+    _check_file(path)
     booster = ResidualBooster(**settings["parameters"])
     booster.booster_ = xgboost.XGBRegressor()
     booster.booster_.load_model(path)

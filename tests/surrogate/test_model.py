@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -101,6 +102,31 @@ def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measu
     assert plain.predict(faster, True, (faster, np.zeros(4)))[2].all()
 
 
+def test_copies_of_measured_runs_change_nothing(surrogate: Surrogate) -> None:
+    new, own = runs(5, seed=2, source="b"), runs(4, seed=4, source="b")
+    residual = np.array([0.1, 0.2, 0.15, 0.9])
+    fifty = np.tile(np.arange(4), 50)
+    once = surrogate.predict(new, True, (own, residual))
+    often = surrogate.predict(new, True, (own.take(fifty), residual[fifty]))
+    for before, after in zip(once, often, strict=True):
+        np.testing.assert_allclose(before, after)
+
+
+def test_a_log_of_many_iterations_counts_as_the_run_that_it_is(surrogate: Surrogate) -> None:
+    new, own = runs(5, seed=2, source="b"), runs(3, seed=4, source="b")
+    noise = 0.01 * np.random.default_rng(0).standard_normal((3, 41))
+    residual = np.array([0.1, 0.2, 0.15])[:, None] + noise - np.median(noise, axis=1, keepdims=True)
+    logged = surrogate.predict(new, True, (own.take(np.repeat(np.arange(3), 41)), residual.ravel()))
+    np.testing.assert_allclose(logged[0], surrogate.predict(new, True, (own, np.array([0.1, 0.2, 0.15])))[0])
+
+
+def test_runs_of_dense_models_are_not_known_runs_of_experts(surrogate: Surrogate) -> None:
+    dense, experts = runs(3, source="b"), runs(3, source="b")
+    dense.features.update(moe=np.zeros(3), dtype=np.full(3, 2.0))
+    experts.features.update(moe=np.ones(3), dtype=np.full(3, 2.0))
+    assert surrogate.knows_kinds([dense, experts], (dense, np.zeros(3))) == [True, False]
+
+
 def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:
     first, second = runs(2), runs(3, source="b")
     second.features["extra"] = np.ones(3)
@@ -129,6 +155,19 @@ def _short_residual(folder: Path) -> None:
 
 def _bytes(name: str, content: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(content)
+
+
+def _pipe(name: str) -> Callable[[Path], object]:
+    def replace_by_pipe(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace_by_pipe
+
+
+def _no_number(folder: Path) -> None:
+    with np.load(folder / "support.npz") as arrays:
+        np.savez(folder / "support.npz", **{**arrays, "residual": arrays["residual"] * np.nan})
 
 
 def _cut(name: str) -> Callable[[Path], object]:
@@ -166,6 +205,12 @@ DAMAGE = {
     "fewer support features": _card(support_features=["log2_tp"]),
     "an unknown setting": _card(booster={"parameters": {"colour": 1}, "low": [], "high": []}),
     "residuals missing": _short_residual,
+    "residuals that are no numbers": _no_number,
+    "a pipe as card": _pipe("card.json"),
+    "a pipe as arrays": _pipe("support.npz"),
+    "a pipe as trees": _pipe("trees.ubj"),
+    "a negative width": _card(widths={"measured": -1.0}),
+    "a width that is no number": _card(widths={"fitted": float("nan")}),
 }
 
 
