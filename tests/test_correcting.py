@@ -25,7 +25,7 @@ def test_three_measured_runs_per_group_bring_a_new_cluster_from_a_third_to_a_twe
     measured = table.groupby("group").head(3)
     rest = table.drop(index=measured.index)
     assert error(predict(rest, "default")) == pytest.approx(before, abs=0.04)
-    # a twentieth, roughly: the nearer sources are to the physics, the less nine runs are believed that are all so far off
+    # a twentieth, roughly: the nearer sources are to the physics, the less nine runs so far off are believed
     assert error(predict(rest, "default", measured)) < 0.055
 
 
