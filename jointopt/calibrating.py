@@ -177,9 +177,14 @@ def _calibrate_stages(
     kept = _spread(np.flatnonzero(whole), _MOST_READINGS[measured.kind])
     curves = {key: i for i, key in enumerate(dict.fromkeys(keys[i] for i in kept))}
     readings = _stage_rows(rows.iloc[kept], [keys[i] for i in kept], curves, gpu)
+    readings = replace(readings, mixed=measured.kind == "iterations" and _pipelined(rows))
     told = fit_stages(readings, gpu.prior)
     fitted = _Fitted(told, readings, list(curves), _stage_error(told, readings))
     return [fitted], _predict_any(measured.kind, fitted, readings, query, wanted, gpu)
+
+
+def _pipelined(rows: pd.DataFrame) -> bool:
+    return "pp" not in rows or bool((pd.to_numeric(rows["pp"], errors="coerce") != 1).any())
 
 
 def _by_profile(keys: Sequence[tuple[str, ...]], number: Ints) -> list[tuple[str, ...]]:

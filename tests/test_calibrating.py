@@ -151,3 +151,16 @@ def test_a_reading_without_clock_and_limit_tells_nothing() -> None:
     assert with_blank.predicted_time_s.to_numpy() == pytest.approx(
         without.predicted_time_s.to_numpy(), rel=1e-9
     )
+
+
+def test_iterations_by_mean_clocks_get_wider_intervals_where_passes_had_other_clocks() -> None:
+    x = np.array(CLOCKS) / 1410
+    rows = pd.DataFrame({"clock_mhz": CLOCKS, "iteration_time_s": 5 * (0.8 / x + 0.2)})
+    rows = rows.assign(energy_j=rows.iteration_time_s * (62 + 200 * x))
+    query = pd.DataFrame({"clock_mhz": [1050]})
+    width = {}
+    for pp in (1, 4):
+        told = calibrate(rows.assign(pp=pp), "a100-sxm4-80gb", query.assign(pp=pp)).predictions
+        assert told is not None
+        width[pp] = told.predicted_iteration_time_s_high[0] / told.predicted_iteration_time_s_low[0]
+    assert width[4] > 1.05 * width[1]

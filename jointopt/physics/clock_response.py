@@ -93,9 +93,9 @@ class ResponsePrior:
     """What is known of a GPU before any reading: values and, as ``_sd``, how sure (relative where not a fraction)."""
 
     knee: float = 0.75
-    knee_sd: float = 0.04
+    knee_sd: float = 0.05
     rise: float = 0.22
-    rise_sd: float = 0.25
+    rise_sd: float = 0.35
     static_w: float = 62.0
     static_sd: float = 0.2
     wait_w: float = 84.0

@@ -25,11 +25,13 @@ from jointopt.schema import Floats, Ints
 # are of the A40 and A100-PCIe ranks.
 _LENGTH = 0.1  # of log x over which departures from the law die out
 _LIMIT_LENGTH = 0.3  # of the logarithm of the limit
-_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.01, 0.006, 0.001
+_OWN_TIME, _SHARED_TIME, _TIME_NOISE = 0.01, 0.006, 0.0025
 _FAR_TIME = 0.05  # per unit of log x: what the law may be wrong by far from any reading
 _OWN_POWER, _SHARED_POWER, _POWER_NOISE = 0.008, 0.012, 0.008
 _OUTSIDE = 0.05  # per unit of log x outside of the clocks read: half width added to each interval
 _LIMITED_DEPARTURE, _LIMITED_NOISE = 0.015, 0.015
+# Of iterations by the mean of their clocks, or by one of several limits: which passes were slow is not known.
+_MIXED_TIME_NOISE, _MIXED_LIMITED_NOISE = 0.04, 0.06
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class StageRows:
     limit_w: Floats  # NaN where no limit but the board's is set
     time_s: Floats
     power_w: Floats
+    mixed: bool = False  # rows are pipelines' iterations, whose passes had other clocks each
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -129,6 +132,8 @@ def _readings(rows: StageRows) -> Readings:
         size = np.where(both, _LIMITED_DEPARTURE**2 * (same + 0.5), own**2 * same + shared**2)
         departure[i * n : (i + 1) * n, i * n : (i + 1) * n] += near * size
     noise = [np.where(limited, _LIMITED_NOISE, usual) for usual in (_TIME_NOISE, _POWER_NOISE)]
+    if rows.mixed:
+        noise[0] = np.where(limited, _MIXED_LIMITED_NOISE, _MIXED_TIME_NOISE)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = np.log(np.concatenate([rows.time_s, rows.power_w]))
     return Readings(value, departure, np.concatenate(noise))
