@@ -34,8 +34,8 @@ from jointopt.cli import common
 def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) -> None:
     """Choose the best stored plan under limits, and say which limit binds and what relaxing it by 5 % would buy.
 
-    FRONT_OR_STUDY is proposal.json or front.csv of `propose --out`, the folder, the output of `propose --json`, or the
-    name of a stored study.
+    FRONT_OR_STUDY is proposal.json or front.csv of `propose --out`, the folder, the output of `propose --json`, the
+    name of a stored study, or - for what `propose --json` prints into a pipe.
 
     \b
     Examples:

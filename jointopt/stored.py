@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,21 +45,27 @@ class StoredPlans:
 
 
 def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
-    """The plans of a file (a folder means its proposal.json) or, by name, of a study in ``storage``.
+    """The plans of a file (a folder means its proposal.json; - reads JSON from standard input) or of a study by name.
 
     A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans.
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
+    if source == "-":
+        return _with_site(_of_job(_of_text(sys.stdin.read(), "standard input"), job))
     path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
     looks_like_a_file = path.suffix.lower() in _SUFFIXES or path.name != source
     if storage is None and (path.is_file() or looks_like_a_file):
         found = _of_file(path)
     else:
         found = _of_study(source, storage or STORAGE)
-    if job is not None:
-        _check_same(found, job)
-        found = replace(found, job=job, job_name=job.name)
-    return _with_site(found)
+    return _with_site(_of_job(found, job))
+
+
+def _of_job(found: StoredPlans, job: Job | None) -> StoredPlans:
+    if job is None:
+        return found
+    _check_same(found, job)
+    return replace(found, job=job, job_name=job.name)
 
 
 def _of_file(path: Path) -> StoredPlans:
@@ -73,15 +80,25 @@ def _of_file(path: Path) -> StoredPlans:
 
 def _of_document(path: Path) -> StoredPlans:
     try:
-        document = parse_json(path.read_text(encoding="utf-8-sig"))
-    except (JobError, OSError, ValueError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}.") from error
+    return _of_text(text, str(path))
+
+
+def _of_text(text: str, source: str) -> StoredPlans:
+    try:
+        document = parse_json(text)
+    except (JobError, ValueError) as error:
+        raise UsageError(
+            f"{source} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}."
+        ) from error
     entries = document.get("front")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError(f"{path} holds no front of plans; {_EXPECTED}.")
-    plans = _columns(_frame(entries, str(path)), str(path))
-    job = _job(document["job_file"], str(path)) if "job_file" in document else None
-    return StoredPlans(str(path), plans, str(document.get("job") or ""), job)
+        raise UsageError(f"{source} holds no front of plans; {_EXPECTED}.")
+    plans = _columns(_frame(entries, source), source)
+    job = _job(document["job_file"], source) if "job_file" in document else None
+    return StoredPlans(source, plans, str(document.get("job") or ""), job)
 
 
 def _of_study(name: str, storage: str) -> StoredPlans:

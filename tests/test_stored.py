@@ -1,5 +1,6 @@
 """What propose has stored is read back as it was, and what is no such thing is refused in one sentence."""
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,3 +145,11 @@ def test_a_stored_job_that_can_no_longer_be_read_asks_for_one(folder: Path) -> N
     (folder / "proposal.json").write_text(json.dumps(document))
     with pytest.raises(UsageError, match=r"stored in .* cannot be read: .*'gone'.* Give the job by --job"):
         stored_plans(str(folder))
+
+
+def test_what_propose_prints_is_read_from_a_pipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (folder / "proposal.json").read_text()
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    piped = stored_plans("-")
+    assert piped.source == "standard input"
+    assert len(piped.plans["energy_j"]) == len(json.loads(text)["front"])
