@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -137,13 +137,30 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
         wait_w=wait_w,
         knee_fraction=constants.knee_fraction,
         voltage_ratio=constants.voltage_ratio,
-        assumed=tuple(said for said in gpu.power.assumed if not _of_calibrated(said)),
+        assumed=(*(said for said in gpu.power.assumed if not _of_calibrated(said)), _said(calibration)),
     )
     limit_w = job.cluster.power_limit_w
     if constants.board_limit_w is not None and limit_w == gpu.tdp_w:
         limit_w = constants.board_limit_w
     cluster = replace(job.cluster, gpu=replace(gpu, power=power), power_limit_w=limit_w)
     return replace(job, cluster=cluster)
+
+
+def _said(calibration: Calibration) -> str:
+    """For the answer: which constants are no assumption, and what they stem from."""
+    on = calibration.fitted_on
+    source = f" ({on['kind']}, {on['rows']} rows)" if {"kind", "rows"} <= set(on) else ""
+    return f"{calibration.gpu}: static and waiting power and voltage curve calibrated{source}"
+
+
+def check_calibrates(calibration: Calibration | None, jobs: Iterable[Job]) -> None:
+    """Raises UsageError where no job runs on the calibrated GPU, so that the calibration would change nothing."""
+    gpus = sorted({job.cluster.gpu.id for job in jobs})
+    if calibration and gpus and calibration.gpu not in gpus:
+        raise UsageError(
+            f"The calibration is of GPU {calibration.gpu!r} and no run of the table is on it (they are on "
+            f"{', '.join(gpus[:5])}); leave --calibration out, or calibrate one of these."
+        )
 
 
 def _of_calibrated(sentence: str) -> bool:

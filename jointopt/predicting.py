@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.calibration import Calibration, calibrated_if_same_gpu
+from jointopt.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.correcting import Correction, Move, correct_memory, load_surrogate
 from jointopt.errors import JointOptError, TableError
 from jointopt.intervals import RESULTS, add_intervals
@@ -46,6 +46,7 @@ def predict(
     from jointopt.workloads import workloads
 
     found, reasons = workloads(table)
+    check_calibrates(calibration, (work.job for work in found))
     found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)) for work in found]
     learned = load_surrogate(surrogate if measured is None or surrogate != "none" else "default")
     asked = table

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from jointopt.calibration import (
@@ -16,6 +17,7 @@ from jointopt.calibration import (
 )
 from jointopt.errors import JobError, UsageError
 from jointopt.jobfile import shipped_job
+from jointopt.predicting import predict
 from jointopt.workflow import explain
 
 CALIBRATION = Calibration(
@@ -83,3 +85,21 @@ def test_a_calibration_of_another_gpu_is_refused_or_left_aside() -> None:
         calibrated(job, CALIBRATION)
     assert calibrated_if_same_gpu(job, CALIBRATION) is job
     assert calibrated(job, None) is job
+
+
+def test_the_answer_says_what_was_calibrated() -> None:
+    job = calibrated(shipped_job("opt-350m-2x4-a100"), CALIBRATION)
+    told = explain(job, "dp=8 clock_mhz=1200", surrogate="none", storage=None)
+    assert any("voltage curve calibrated (stage profile, 5 rows)" in said for said in told.assumed)
+
+
+def test_a_table_without_runs_on_the_calibrated_gpu_is_refused() -> None:
+    row = {
+        "gpu": "gh200-96gb",
+        "num_gpus": 8,
+        "model": "opt-350m",
+        "seq_length": 2048,
+        "global_batch_size": 256,
+    }
+    with pytest.raises(UsageError, match="no run of the table is on it"):
+        predict(pd.DataFrame([row | {"dp": 8}]), calibration=CALIBRATION)
