@@ -22,7 +22,7 @@ from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
-from jointopt.surrogate.local import Spread
+from jointopt.surrogate.local import ROUGH, Spread
 
 Say = Callable[[str], None]
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
@@ -37,18 +37,20 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
-    ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted;
-    ``batch`` plans are chosen at a time. Every run is stored in ``storage`` (a database URL), and a trial of a study
-    there, before the next begins; an interrupt (SIGINT) loses the run in flight and returns the others. A plan is run
-    at most once, failed or not, and what ``storage`` holds of the job's plans, or of other jobs on the same cluster,
-    is known from the start. After an interrupt or a kill the same call goes on with what is left of the budget.
+    ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted (by
+    default less on CPU cores); ``batch`` plans are chosen at a time. Every run is stored in ``storage`` (a database
+    URL), and a trial of a study there, before the next begins; an interrupt (SIGINT) loses the run in flight and
+    returns the others. A plan is run at most once, failed or not, and what ``storage`` holds of the job's plans, or of
+    other jobs on the same cluster, is known from the start. After an interrupt or a kill the same call goes on with
+    what is left of the budget.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     job = replace(job, objectives=job.measured_objectives)
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     asked = chosen.candidates(job)
     candidates = searched(job) if asked is None else listed(asked, job)
-    loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or Spread())
+    usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
+    loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or usual)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)

@@ -12,7 +12,9 @@ import optuna
 import pytest
 
 from jointopt.budget import Budget
+from jointopt.candidates import searched
 from jointopt.errors import LauncherError, UsageError
+from jointopt.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.spec.job import Job
 from jointopt.store import Store
@@ -42,6 +44,21 @@ class Ending(ReplayLauncher):
         if self.left < 0:
             raise self.error
         return super().run(job, plan)
+
+
+class Slow:
+    """Any plan takes the seconds that stand for it."""
+
+    name = "slow"
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self.seconds = seconds
+
+    def candidates(self, job: Job) -> None:
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"status": "ok", "iteration_time_s": self.seconds[str(dict(plan))]}
 
 
 def test_every_run_is_a_trial_with_what_was_expected_of_it(make_runs, timed: Job, url: str) -> None:
@@ -126,3 +143,18 @@ def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
     tuned = tune(timed, "replay", 5, table=runs, progress=said.append)
     assert (tuned.stopped, tuned.gain_left) == ("exhausted", 0.0)
     assert any("best so far" in line and "expected to bring" in line for line in said)
+
+
+def test_on_cpu_cores_runs_that_are_all_slower_say_so_of_the_plans_left() -> None:
+    document = {
+        "model": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+        "training": {"seq_length": 128, "global_batch_size": 16, "dtype": "fp32", "framework": "torchtitan"},
+        "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4},
+        "search": {"cp": [1], "vpp": [1], "recompute": ["none"], "zero_stage": [2]},
+        "objectives": ["iteration_time_s"],
+    }
+    job = parse_job(document, "tiny", Path())
+    plans = searched(job)
+    slow = {str(plans.question(i)): 8.0 * plans.predicted["iteration_time_s"][i] for i in range(plans.size)}
+    tuned = tune(job, Slow(slow), 3)
+    assert tuned.runs[-1].predicted["iteration_time_s"] > 3 / 8 * tuned.runs[-1].result("iteration_time_s")

@@ -31,6 +31,10 @@ class Spread:
     noise: float = 0.05  # of one plan, not told by the others
 
 
+# CPU cores: their figures are an order of magnitude, and processes that share cores pay for work rather than for
+# waiting. In a sweep of 18 plans (tests/bench/bench_tune_cpu.py) the usual spread took slow plans for stalled runs and
+# ended 41 % behind the best after 8 runs; shared 0.5 to 1 with trend 0.1 to 0.4 came within 1 % in 5 or 6.
+ROUGH = Spread(shared=0.7, trend=0.2, noise=0.1)
 INFORMED = Spread(shared=0.1, trend=0.02)  # where other jobs of the same cluster have moved plan by plan
 
 _TAIL = 3.0  # degrees of freedom of the noise: some runs are several times slower for reasons of their own
