@@ -18,19 +18,20 @@ def ingest(ctx: click.Context, table: Path, storage: str) -> None:
 
     A run that is there already is not added twice. A row that cannot be true is named on stderr with its line and
     column; the other rows are added, and the exit code is 2. Blank cells are unknown, and columns that jointopt
-    does not know are kept.
+    does not know are kept. Rows that are kept but teach nothing (a GPU of no known name, no result) are told too.
 
     \b
     Example:
       jointopt ingest runs.csv
     """
+    from jointopt.report.unused import unused_lines
     from jointopt.store import Store
     from jointopt.tables import problem_lines, read_measurements
 
     good, problems = read_measurements(table)
     added = Store(storage).add(good, origin=str(table.resolve()))
     refused = problem_lines(problems)
-    for line in refused:
+    for line in [*refused, *unused_lines(good)]:
         click.echo(f"{table}, {line}", err=True)
     click.echo(f"{added.new:,} rows added, {added.known:,} known already, {len(refused):,} refused.")
     ctx.exit(2 if refused else 0)

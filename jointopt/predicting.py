@@ -35,7 +35,8 @@ def predict(
     """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
-    columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate.
+    columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate. Where they
+    share no name in the column source with the table, that column tells nothing apart.
     ``calibration``: what was learned of a GPU, used for the rows that run on it.
     A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
     Raises TableError for a cell that makes no sense, and where no row can be predicted.
@@ -50,8 +51,8 @@ def predict(
     found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)) for work in found]
     learned = load_surrogate(surrogate if measured is None or surrogate != "none" else "default")
     asked = table
-    if measured is not None and ("source" in measured) != ("source" in table):
-        # only one of them tells sources apart: then all are taken to be one
+    if measured is not None and not _share_a_source(measured, table):
+        # the runs were given for this table: then all rows are taken to be of one source
         asked, measured = (t.drop(columns="source", errors="ignore") for t in (table, measured))
     parts = parts_by_source(asked, found, _MOST_ROWS)
     correction = None if learned is None else Correction.after(learned, measured)
@@ -68,6 +69,12 @@ def predict(
     out["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
+
+
+def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
+    """Whether some name of a source stands in both tables, or in neither any."""
+    named = [set(t["source"].dropna()) if "source" in t else set() for t in (measured, table)]
+    return bool(named[0] & named[1]) or not (named[0] or named[1])
 
 
 @dataclass(frozen=True)

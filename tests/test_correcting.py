@@ -156,3 +156,12 @@ def test_the_shipped_surrogate_is_small_and_says_what_it_is_made_of():
 def test_a_retrained_folder_predicts_its_sources(synthetic_runs, trained):
     table = synthetic_runs("a100", 1.3, seed=11)
     assert error(predict(table, str(trained))) < 0.05 < error(predict(table, "none"))
+
+
+def test_measured_runs_under_another_name_or_none_are_those_of_the_table(synthetic_runs):
+    table = synthetic_runs(factor=1.3, groups=(256, 512)).assign(source="cluster")
+    measured, rest = table.head(4), table.iloc[4:]
+    own = predict(rest, "default", measured)["predicted_iteration_time_s"]
+    for name in ("mine", np.nan):
+        other = predict(rest, "default", measured.assign(source=name))["predicted_iteration_time_s"]
+        np.testing.assert_allclose(other, own)

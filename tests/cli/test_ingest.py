@@ -29,7 +29,7 @@ def test_runs_are_added_once_and_counted(folder: Path) -> None:
     assert (first.exit_code, first.stdout, first.stderr) == (
         0,
         "2 rows added, 0 known already, 0 refused.\n",
-        "",
+        "runs.csv, 2 rows name no GPU (column gpu): kept, and never learned from.\n",
     )
     assert (second.exit_code, second.stdout) == (0, "1 rows added, 2 known already, 0 refused.\n")
     assert Store("sqlite:///jointopt.db").read().origin.tolist() == [str(folder / "runs.csv")] * 3
@@ -39,7 +39,7 @@ def test_a_bad_row_is_named_and_the_good_ones_are_kept(folder: Path) -> None:
     done = ingest(GOOD + "1,2,4,fine,1.5,x\n1,2\n", "--storage", "sqlite:///other.db")
     assert done.exit_code == 2
     assert done.stdout == "2 rows added, 0 known already, 2 refused.\n"
-    first, second = done.stderr.splitlines()
+    first, second, _ = done.stderr.splitlines()
     assert first.startswith(
         "runs.csv, line 4, column status: expected one of ok, oom, failed, timeout, or blank, got 'fi"
     )
