@@ -10,16 +10,22 @@ the sweep: the plan that tune found, by what the sweep measured of it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jointopt.candidates import searched
 from jointopt.jobfile import load_job
 from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.spec.job import Job
+from jointopt.surrogate.local import ROUGH, Spread
+from jointopt.tuning import tune
 
 JOB = """
 model: {num_layers: 4, hidden_size: 128, ffn_hidden_size: 512, num_attention_heads: 4, num_query_groups: 4,
@@ -63,6 +69,29 @@ def swept(path: Path, repeats: int, iterations: int) -> dict[tuple, float]:
     return times
 
 
+class Sweep:
+    """Every plan of a sweep again, without running it."""
+
+    name = "sweep"
+
+    def __init__(self, times: dict[tuple, float]) -> None:
+        self.times = times
+
+    def candidates(self, job: Job) -> None:
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = self.times.get(plan_key(plan))
+        return {"status": "failed"} if found is None else {"status": "ok", "iteration_time_s": found}
+
+
+def replayed(job: Job, times: dict[tuple, float], budget: int, spread: Spread) -> list[float]:
+    """How far the best of the runs so far lies behind the sweep's best, after each run of a replayed tune."""
+    runs = tune(job, Sweep(times), budget, spread=spread).runs
+    best = itertools.accumulate((times.get(plan_key(run.plan), float("inf")) for run in runs), min)
+    return [value / min(times.values()) - 1 for value in best]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget", type=int, default=8)
@@ -76,6 +105,7 @@ def main() -> None:
         found = tuned(Path(scratch), given.budget, given.iterations)
         spent_s = time.perf_counter() - start
         times = swept(path, given.repeats, given.iterations)
+        job = load_job(path)
     runs = [run for run in found["measured"] if run["status"] == "ok"]
     chosen = found["measured"][found["front"][0]]
     best_s, chosen_s = min(times.values()), times[plan_key(chosen)]
@@ -89,6 +119,9 @@ def main() -> None:
     for number in range(1, len(runs) + 1):
         best = min(times[plan_key(one)] for one in runs[:number])
         print(f"  after run {number}: {best / best_s - 1:+.1%}")
+    for name, spread in (("CPU cores", ROUGH), ("GPUs", Spread())):
+        behind = ", ".join(f"{value:+.0%}" for value in replayed(job, times, given.budget, spread))
+        print(f"the sweep replayed with the spread for {name}: {behind}")
     print(f"  expected gain left at the end: {found['expected_gain_left']:.1%}")
 
 
