@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,13 @@ import numpy as np
 
 from jointopt.errors import UsageError, nearest
 from jointopt.fitting import move_memory
-from jointopt.intervals import supported, with_time_interval
-from jointopt.learning import Part, Priced, price, timed_runs, together
+from jointopt.intervals import supported, with_power_interval, with_time_interval
+from jointopt.learning import Part, Priced, power_log_ratio, price, timed_runs, together
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.schema import Bools, Columns, Floats
 from jointopt.spec.job import Job
 from jointopt.surrogate.gaussian import Runs
+from jointopt.surrogate.power import PowerScale, power_scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,11 +60,16 @@ class Move:
     half_width: Floats
     inside: Bools
     known: bool = False  # runs of the same source and kind are
+    power: PowerScale = field(default_factory=PowerScale)
 
     def applied(self, job: Job, columns: Columns) -> Columns:
-        """Columns of `add_intervals` with time, energy and their intervals moved; power stays, and so its interval."""
-        factor = np.exp(self.mean)
-        moved = {name: columns[name] * factor for name in ("iteration_time_s", "energy_j")}
+        """Columns of `add_intervals` with time, power, energy and their intervals moved."""
+        factor, watts = np.exp(self.mean), self.power.factor
+        moved = {name: watts * v for name, v in columns.items() if name.startswith("avg_power_w")}
+        moved |= {"iteration_time_s": columns["iteration_time_s"] * factor}
+        moved |= {"energy_j": columns["energy_j"] * factor * watts}
+        if self.power.half_width is not None:
+            moved = with_power_interval(moved, self.power.half_width)
         inside = self.inside & supported(job, columns, self.known)
         widened = self.inside if self.known else inside
         return with_time_interval(columns | moved, self.half_width, widened) | {"in_domain": inside}
@@ -75,11 +81,12 @@ class Correction:
 
     surrogate: Surrogate
     known: tuple[Runs, Floats] | None = None
+    power: Mapping[str, PowerScale] = field(default_factory=dict)  # by source
 
     @classmethod
     def after(cls, surrogate: Surrogate, measured: pd.DataFrame | None) -> Correction:
         """The surrogate told of ``measured``; rows without a time tell nothing."""
-        return cls(surrogate, None if measured is None else _measured(measured))
+        return cls(surrogate) if measured is None else cls(surrogate, *_measured(measured))
 
     def knows(self, source: str) -> bool:
         """Whether any run of the source of that key is known."""
@@ -91,7 +98,8 @@ class Correction:
         ends = np.cumsum([len(runs) for runs in parts])[:-1]
         known = self.surrogate.knows_kinds(parts, self.known)
         pieces = zip(*(np.split(values, ends) for values in answer), known, strict=True)
-        return [Move(mean, half, inside.astype(bool), told) for mean, half, inside, told in pieces]
+        power = self.power.get(str(parts[0].source[0]), PowerScale())
+        return [Move(mean, half, inside.astype(bool), told, power) for mean, half, inside, told in pieces]
 
 
 def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFrame | None) -> pd.DataFrame:
@@ -114,10 +122,12 @@ def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFr
     return out
 
 
-def _measured(measured: pd.DataFrame) -> tuple[Runs, Floats] | None:
-    """Runs with a measured time and their residuals; None where no run was timed."""
+def _measured(measured: pd.DataFrame) -> tuple[tuple[Runs, Floats] | None, Mapping[str, PowerScale]]:
+    """(runs with a measured time and their residuals, power by source); (None, none) where no run was timed."""
     timed = timed_runs(measured)
     if timed.empty:
-        return None
+        return None, {}
     priced = price(timed)
-    return priced.runs, priced.residual(timed["iteration_time_s"].to_numpy(float)[priced.rows])
+    ratio, source = power_log_ratio(timed, priced), priced.runs.source
+    power = {str(name): power_scale(ratio[source == name]) for name in np.unique(source)}
+    return (priced.runs, priced.residual(timed["iteration_time_s"].to_numpy(float)[priced.rows])), power

@@ -18,14 +18,15 @@ from jointopt.correcting import load_surrogate, surrogate_names
 from jointopt.database import without_password
 from jointopt.errors import CatalogError, TableError
 from jointopt.fitting import memory_evidence, memory_margin
-from jointopt.intervals import add_intervals, supported, with_time_interval
-from jointopt.learning import Priced, described, group_key, price, with_results
+from jointopt.intervals import add_intervals, supported, with_power_interval, with_time_interval
+from jointopt.learning import Priced, described, group_key, power_log_ratio, price, with_results
 from jointopt.physics.estimate import Estimator
 from jointopt.plans.clocks import uniform_stage_clocks
 from jointopt.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import GRID, MemoryEvidence, source_weights
 from jointopt.surrogate.gaussian import Runs
+from jointopt.surrogate.power import PowerScale, power_scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,16 +51,14 @@ class Informed:
     known: Known | None = None
     told: Mapping[str, int] = field(default_factory=dict)
     memory_factor: float = 1.0
+    power: PowerScale = field(default_factory=PowerScale)
 
     def correct(self, physics: Estimator) -> Estimator:
         """``physics`` with time and memory of every layout moved by what is known; itself where nothing is."""
         count = len(physics.layouts["pp"])
         if self.surrogate is None or (self.known is None and not self.surrogate.speaks_of_strangers):
-            return (
-                physics
-                if self.memory_factor == 1.0
-                else physics.corrected(np.ones(count), self.memory_factor)
-            )
+            same = self.memory_factor == 1.0 and self.power.factor == 1.0
+            return physics if same else self._corrected(physics, np.ones(count))
         factor = np.empty(count)
         for start in range(0, count, _CHUNK):
             layouts = _rows(physics.layouts, np.arange(start, min(start + _CHUNK, count)))
@@ -67,13 +66,18 @@ class Informed:
             factor[start : start + _CHUNK] = np.exp(
                 self._predict(self.surrogate, self._runs(layouts, clocks))[0]
             )
-        return physics.corrected(factor, self.memory_factor)
+        return self._corrected(physics, factor)
+
+    def _corrected(self, physics: Estimator, time_factor: Floats) -> Estimator:
+        return physics.corrected(time_factor, self.memory_factor, self.power.factor)
 
     def with_intervals(self, columns: Columns) -> Columns:
         """Columns of plans and results plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         out = add_intervals(self.job, columns)
         if self.surrogate is None:
             return out
+        if self.power.half_width is not None:
+            out = with_power_interval(out, self.power.half_width)
         plans = _rows(columns, slice(None))
         runs = self._runs(plans, columns["stage_clock_mhz"])
         _, half, inside = self._predict(self.surrogate, runs)
@@ -115,7 +119,9 @@ def inform(job: Job, surrogate: str, tables: Mapping[str, pd.DataFrame]) -> Info
         if len(own):
             timed = {f"the surrogate {surrogate}": (_here(learned.support.take(own)), learned.residual[own])}
     told = {name: len(residual) for name, (_, residual) in timed.items()}
-    return Informed(job, learned, _together(list(timed.values())), told, _memory_factor(list(runs.values())))
+    of_here = list(runs.values())
+    timed_here = _together(list(timed.values()))
+    return Informed(job, learned, timed_here, told, _memory_factor(of_here), _power(of_here))
 
 
 def inform_from(
@@ -146,7 +152,7 @@ class _Runs:
         same = [name for name in known["gpu"].dropna().unique() if _gpu_id(name) == job.cluster.gpu.id]
         known = known[known["gpu"].isin(same) & known["status"].isin(["ok", "oom"])].reset_index(drop=True)
         try:
-            priced = price(known) if len(known) else None
+            priced = price(known, job.cluster) if len(known) else None
         except TableError:  # none of them can be priced, which says nothing against the job
             priced = None
         if priced is None:
@@ -181,6 +187,11 @@ def _memory_factor(runs: list[_Runs]) -> float:
     names = [f.name for f in fields(MemoryEvidence)]
     evidence = MemoryEvidence(*(np.concatenate([getattr(e, n) for e in found]) for n in names))
     return float(np.exp(source_weights(memory_margin(), evidence) @ GRID))
+
+
+def _power(runs: list[_Runs]) -> PowerScale:
+    ratios = [power_log_ratio(part.table, part.priced) for part in runs]
+    return power_scale(np.concatenate(ratios)) if ratios else PowerScale()
 
 
 def _gpu_id(name: Any) -> str:

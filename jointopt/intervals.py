@@ -80,6 +80,15 @@ def supported(job: Job, columns: Columns, known: bool) -> Bools:
     return clocks_supported(job, columns["stage_clock_mhz"]) if known else in_domain(job, columns)
 
 
+def with_power_interval(columns: Columns, half_width: float) -> Columns:
+    """``columns`` of `add_intervals` with the interval of power replaced by one of measured power, in logarithms."""
+    power = columns["avg_power_w"]
+    return columns | {
+        "avg_power_w_low": power * np.exp(-half_width),
+        "avg_power_w_high": power * np.exp(half_width),
+    }
+
+
 def with_time_interval(columns: Columns, half_width: Floats, inside: Bools) -> Columns:
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 

@@ -15,6 +15,7 @@ from jointopt.errors import JointOptError, TableError
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.estimate import Estimator, memory_limit_gib
 from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.surrogate.gaussian import Runs
 from jointopt.workloads import Workload, workloads
@@ -62,9 +63,14 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
     return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
 
 
-def price(table: pd.DataFrame) -> Priced:
-    """The physics' predictions and features of every row that can be priced; TableError where none can."""
+def price(table: pd.DataFrame, cluster: Cluster | None = None) -> Priced:
+    """The physics' predictions and features of every row that can be priced; TableError where none can.
+
+    ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
+    the usual ones of the row's GPU.
+    """
     found, reasons = workloads(table)
+    found = found if cluster is None else [_on(cluster, work) for work in found]
     texts = source_texts(table)
     works: list[Workload] = []
     parts: list[tuple[Columns, Runs]] = []
@@ -89,6 +95,16 @@ def price(table: pd.DataFrame) -> Priced:
         memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
         reasons=reasons,
     )
+
+
+def _on(cluster: Cluster, work: Workload) -> Workload:
+    """The workload on as many nodes of ``cluster``, if it ran on that GPU."""
+    own = work.job.cluster
+    if own.gpu.id != cluster.gpu.id:
+        return work
+    limit_w = min(own.power_limit_w, cluster.power_limit_w)
+    there = replace(cluster, nodes=own.nodes, gpus_per_node=own.gpus_per_node, power_limit_w=limit_w)
+    return replace(work, job=replace(work.job, cluster=there))
 
 
 @dataclass(frozen=True)
@@ -180,6 +196,22 @@ def plan_features(physics: Estimator, stage_clock_mhz: Floats, index: Ints) -> C
     features |= share_columns(physics, index, stage_clock_mhz)
     peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0))
     return features | {"log2_peak": np.full(len(index), np.log2(peak))}
+
+
+def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
+    """log(measured / predicted) average power (n,) in the order of ``priced.rows``; NaN where nothing was measured.
+
+    Average power is a column, or energy over time and GPUs; ``table`` as `with_results` reads it.
+    """
+    blank = pd.Series(np.nan, index=table.index)
+    given = {
+        n: table.get(n, blank).to_numpy(float)
+        for n in ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
+    }
+    watts = given["energy_j"] / (given["iteration_time_s"] * given["num_gpus"])
+    watts = np.where(given["avg_power_w"] > 0, given["avg_power_w"], watts)
+    watts = np.where((table["status"].to_numpy(str) == "ok") & (watts > 0), watts, np.nan)
+    return np.asarray(np.log(watts[priced.rows] / priced.physics["avg_power_w"]))
 
 
 def group_key(job: Job) -> str:

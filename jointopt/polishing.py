@@ -57,15 +57,18 @@ def polish(
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     informed = inform_from(job, surrogate, measured, storage)
-    physics, factor = _feasible(job, record, parsed, informed)
+    physics, factor, power_factor = _feasible(job, record, parsed, informed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     if progress is not None:
         progress(_what(part, schedule.problem, unit_s))
-    points = tuple(_scaled(point, factor) for point in _points(schedule, part, unit_s, slowdown))
+    points = tuple(
+        _scaled(point, factor, power_factor) for point in _points(schedule, part, unit_s, slowdown)
+    )
     return Polished(
-        job=job, plan=record, iteration_time_s=factor * schedule.plan_s, energy_j=factor * schedule.plan_j,
+        job=job, plan=record, iteration_time_s=factor * schedule.plan_s,
+        energy_j=factor * power_factor * schedule.plan_j,
         slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=informed.told,
@@ -74,8 +77,9 @@ def polish(
     )  # fmt: skip
 
 
-def _scaled(point: PolishedPoint, factor: float) -> PolishedPoint:
-    return replace(point, iteration_time_s=factor * point.iteration_time_s, energy_j=factor * point.energy_j)
+def _scaled(point: PolishedPoint, factor: float, power_factor: float) -> PolishedPoint:
+    energy_j = factor * power_factor * point.energy_j
+    return replace(point, iteration_time_s=factor * point.iteration_time_s, energy_j=energy_j)
 
 
 class Schedule:
@@ -246,8 +250,8 @@ def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
 
 def _feasible(
     job: Job, record: Mapping[str, Any], parsed: ParsedPlan, informed: Informed
-) -> tuple[Estimator, float]:
-    """(physics of the plan, factor on its time by what was measured), if it can be run and has a pipeline."""
+) -> tuple[Estimator, float, float]:
+    """(physics of the plan, factors on its time and power by what was measured), if it runs and has a pipeline."""
     if job.cluster.gpu.power is None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
     broken = check_plan(job, record)
@@ -266,7 +270,7 @@ def _feasible(
             "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
             "pp of 2 or more."
         )
-    return physics, float(moved.time_factor[0])
+    return physics, float(moved.time_factor[0]), moved.power_factor
 
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:

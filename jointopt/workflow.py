@@ -128,7 +128,9 @@ def _need_power(job: Job) -> None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def _feasible(job: Job, watch: _Stopwatch, memory_factor: float = 1.0) -> tuple[Space, Columns, dict[str, int]]:
+def _feasible(
+    job: Job, watch: _Stopwatch, memory_factor: float = 1.0
+) -> tuple[Space, Columns, dict[str, int]]:
     """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)

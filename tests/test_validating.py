@@ -48,7 +48,8 @@ def url(tmp_path: Path) -> str:
 def small() -> Job:
     """A shipped job with few clocks."""
     job = load_job("opt-350m-2x4-a100")
-    return replace(job, search=replace(job.search, clock_mhz=(1005.0, 1110.0, 1215.0, 1305.0, 1410.0), per_stage_clocks=False))
+    clocks = (1005.0, 1110.0, 1215.0, 1305.0, 1410.0)
+    return replace(job, search=replace(job.search, clock_mhz=clocks, per_stage_clocks=False))
 
 
 def test_plans_along_the_front_and_the_default_are_run_stored_and_trials(small: Job, url: str) -> None:

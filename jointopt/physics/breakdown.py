@@ -41,7 +41,7 @@ class Breakdown:
 
 
 def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Breakdown:
-    """Take apart layout row ``index`` at one clock per stage, (pp,) in MHz; what corrects the total corrects each part."""
+    """Take apart layout row ``index`` at one clock per stage (pp,) in MHz; what corrects totals corrects parts."""
     stretch = float(estimator.time_factor[index])
     g, rows = int(estimator.group_of[index]), estimator.row_of[[index]]
     costs = estimator.groups[g]
@@ -57,7 +57,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
     batches = int(costs.num_micro_batches[rows[0]])
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
-    scale = replicas * stretch
+    scale = replicas * stretch * estimator.power_factor
     limit_w = power_limit_w(estimator.job.cluster, estimator.layouts, np.array([index]), len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
     cold_w = estimator.cold_power_w(g, rows, t)[0]
@@ -79,7 +79,7 @@ def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Brea
         },
         gpus_per_stage=replicas,
         stage_memory_bytes=stage_memory,
-        stage_power_w=per_rank / total,
+        stage_power_w=estimator.power_factor * per_rank / total,
         stage_peak_power_w=estimator.burst_w(g, rows, t)[0],
         stage_power_limit_w=limit_w,
         stage_temperature_c=estimator.cooler.temperature_c(cold_w),

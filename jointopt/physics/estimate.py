@@ -104,7 +104,7 @@ class Estimator:
         self.ceilings: list[Floats] = []
         self.lumps: list[_Lump] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
-        self.memory_factor = 1.0
+        self.memory_factor = self.power_factor = 1.0
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
         self.row_of = np.empty(len(layouts["pp"]), np.int64)
         for rows, part in _by_depth(layouts):
@@ -118,15 +118,18 @@ class Estimator:
             self.ceilings.append(ceiling)
             self.lumps.append(_lump(self.groups[-1], self.power))
 
-    def corrected(self, time_factor: Floats, memory_factor: float = 1.0) -> Estimator:
+    def corrected(
+        self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0
+    ) -> Estimator:
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         A factor per layout, the same at every clock, keeps all that a search is promised: bounds scale with it, and
-        power, which ties energy to time, stays what it was. ``memory_factor`` multiplies the memory of every layout.
+        power, which ties energy to time, stays what it was. ``memory_factor`` multiplies the memory of every layout,
+        ``power_factor`` average power and energy.
         """
         out = copy.copy(self)
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
-        out.memory_factor = memory_factor
+        out.memory_factor, out.power_factor = memory_factor, power_factor
         for cached in ("_bounds", "memory_bytes"):
             out.__dict__.pop(cached, None)
         return out
@@ -147,7 +150,8 @@ class Estimator:
             for name, values in self._evaluate_group(g, rows, stage_clock_mhz[at, :depth]).items():
                 out[name][at] = values
         out["iteration_time_s"] *= self.time_factor[index]
-        out["energy_j"] *= self.time_factor[index]
+        out["energy_j"] *= self.time_factor[index] * self.power_factor
+        out["avg_power_w"] *= self.power_factor
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         out["violation"] = self._violation(out)
         return out
@@ -190,11 +194,11 @@ class Estimator:
             at = np.flatnonzero(self.group_of == g)
             time[at] = fastest[self.row_of[at]]
             energy[at] = slack.energy_floor_j(costs, self.power, self.cooler, fastest)[self.row_of[at]]
-        return time * self.time_factor, energy * self.time_factor
+        return time * self.time_factor, energy * self.time_factor * self.power_factor
 
     @property
     def energy_slope_w(self) -> float:
-        return slack.energy_slope_w(self.power, self.cooler, self.job.cluster.num_gpus)
+        return self.power_factor * slack.energy_slope_w(self.power, self.cooler, self.job.cluster.num_gpus)
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
         """Clocks (n, max pp) from the slowest stage's clock and the share of the other stages' slack to spend."""

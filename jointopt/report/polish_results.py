@@ -38,7 +38,9 @@ class Polished:
     chosen: PolishedPoint  # least energy within the slowdown
     seconds: float  # that it took
     assumed: tuple[str, ...] = ()
-    informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that moved it, by where they are
+    informed_by: Mapping[str, int] = field(
+        default_factory=dict
+    )  # measured runs that moved it, by where they are
 
     def saving(self, point: PolishedPoint) -> float:
         """Share of the plan's energy that the point saves."""

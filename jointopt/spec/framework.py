@@ -52,7 +52,8 @@ class Framework:
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
     iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
-    zero_slice_s: float = 0.0  # once per iteration, layer of a stage and data-parallel rank: ZeRO-1 and 2 copy weights slice by slice
+    # per iteration, layer of a stage and data-parallel rank: ZeRO-1 and 2 copy weights slice by slice
+    zero_slice_s: float = 0.0
 
     # communication
     gradient_comm_bytes: int = 4  # per parameter in the gradient reduction

@@ -49,7 +49,14 @@ def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(asked: dict[
 def test_options_reach_the_search(asked: dict[str, Any]) -> None:
     run(*SHAPE, "--trials", 7, "--seed", 3, "--storage", "none", "--study", "mine", "--framework", "nemo")
     job = asked.pop("job")
-    same = {"trials": 7, "seed": 3, "storage": None, "study": "mine", "surrogate": "default", "measured": None}
+    same = {
+        "trials": 7,
+        "seed": 3,
+        "storage": None,
+        "study": "mine",
+        "surrogate": "default",
+        "measured": None,
+    }
     assert asked == same
     assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")
 
