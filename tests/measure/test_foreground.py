@@ -25,7 +25,10 @@ DEAF = "trap '' TERM; sleep 600 & echo $!; wait; while true; do sleep 1; done"
 def started(grace_s: float, shell: str) -> tuple[subprocess.Popen[str], str]:
     """The runner of a shell program, and the first line that the program printed."""
     command = [sys.executable, "-c", RUN, str(grace_s), "sh", "-c", shell]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    program = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which nohup would have ignored
+    )  # fmt: skip
     return program, program.stdout.readline().strip()
 
 

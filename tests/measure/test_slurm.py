@@ -221,14 +221,15 @@ def test_a_job_is_found_by_its_name_where_the_tool_died_before_it_noted_the_numb
 def test_a_result_that_nobody_fetched_is_not_measured_again(
     make: Make, job: Job, cluster: Cluster, tmp_path: Path, tool: Any
 ) -> None:
-    launcher = make(UP + RESULT)
+    launcher = make(UP + f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
     process = tool(launcher, "")
-    number = running(cluster, tmp_path) or "1"
+    running(cluster, tmp_path)
     process.kill()
     process.wait()
+    (tmp_path / "go").touch()
     wait_for(lambda: not cluster.jobs(), "the job is over")
-    row = make(UP + RESULT).run(job, PLAN)
-    assert (row["status"], len(list(tmp_path.glob("runs/*/*/log.txt")))) == ("ok", 1), number
+    row = launcher.run(job, PLAN)
+    assert (row["status"], len(list(tmp_path.glob("runs/*/*/log.txt")))) == ("ok", 1)
 
 
 def test_ctrl_c_cancels_the_job(make: Make, cluster: Cluster, tmp_path: Path, tool: Any) -> None:

@@ -278,7 +278,8 @@ def test_kernel_constants_of_every_shipped_gpu_price_a_job(
         job = make_job(gpu=gpu, dtype="fp16")
         assert kernel_constants(job.cluster.gpu)
         found = price(job, dp=8).evaluate(np.zeros(1, np.int64), np.full((1, 1), 1e5))
-        assert all(np.isfinite(found[name][0]) for name in PREDICTIONS), gpu
+        known = PREDICTIONS if job.cluster.gpu.power else ("iteration_time_s", "peak_memory_gib")
+        assert all(np.isfinite(found[name][0]) for name in known), gpu
 
 
 @pytest.mark.parametrize("inlet_c", [20.0, 40.0, 60.0])
