@@ -22,6 +22,7 @@ _PLAN = "plan.json"
 _KEYS = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
 _CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
+_SIGNALLED = 128  # exit codes above it name a signal
 
 
 def metered_words(words: Sequence[str], job: Job, folder: Path, default_clocks: bool) -> list[str]:
@@ -55,9 +56,12 @@ def _plain(value: Any) -> Any:
 
 
 def refused(folder: Path, code: int, log: str) -> str:
-    """Why `jointopt exec` started nothing, or an empty text: clocks that nobody may set are no fault of a plan."""
-    found = _REFUSED.search(log)
-    return found[1] if found and code == _CANNOT_SET and not list(folder.glob("reading-*.json")) else ""
+    """Why `jointopt exec` started nothing, or an empty text: clocks that nobody may set are no fault of a plan.
+
+    Slurm ends the other nodes of a step when one has failed, and then tells the signal that ended them.
+    """
+    found, cannot = _REFUSED.search(log), code == _CANNOT_SET or code > _SIGNALLED
+    return found[1] if found and cannot and not list(folder.glob("reading-*.json")) else ""
 
 
 def check_settable(folder: Path, code: int, log: str) -> None:
