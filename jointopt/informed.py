@@ -19,7 +19,7 @@ from jointopt.database import without_password
 from jointopt.errors import CatalogError, TableError
 from jointopt.fitting import memory_evidence, memory_margin
 from jointopt.intervals import add_intervals, supported, with_power_interval, with_time_interval
-from jointopt.learning import Priced, described, group_key, power_log_ratio, price, with_results
+from jointopt.learning import Priced, described, group_key, power_log_ratio, price, together, with_results
 from jointopt.physics.estimate import Estimator
 from jointopt.plans.clocks import uniform_stage_clocks
 from jointopt.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
@@ -215,11 +215,7 @@ def _here(runs: Runs) -> Runs:
 
 
 def _together(parts: list[Known]) -> Known | None:
-    from jointopt.surrogate.model import joined
-
     if not parts:
         return None
-    runs, residual = parts[0]
-    for more, own in parts[1:]:
-        runs, residual = joined(runs, more), np.concatenate([residual, own])
-    return runs, residual
+    runs, residuals = zip(*parts, strict=True)
+    return together(runs), np.concatenate(residuals)
