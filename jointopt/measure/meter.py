@@ -193,15 +193,6 @@ def metered(indices: Sequence[int] | None = None) -> Iterator[Meter]:
         meter.stop()
 
 
-def why_no_meter() -> str:
-    """Why GPUs of this machine cannot be measured or set; blank where they can be measured."""
-    try:
-        Gpus()
-    except DeviceError as error:
-        return str(error)
-    return ""
-
-
 def _open(visible: bool) -> Any:
     """zeus' GPUs; not its `get_gpus`, which remembers its first answer whatever the environment says later."""
     try:
