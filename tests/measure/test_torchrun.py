@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,17 @@ def test_a_plan_that_the_trainer_cannot_lay_out_is_a_failure_with_its_cause(job:
     row = TorchrunLauncher(limit_s=120).run(one_group, PLAN | {"dp": 1, "tp": 2})
     assert row["status"] == "failed"
     assert "ValueError: tp 2 does not divide the 1 query groups" in row["notes"]
+
+
+def test_a_process_that_breaks_while_it_ends_is_no_failure_of_its_run(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of gloo have aborted interpreters that were ending, with the results written."""
+    breaking = "import atexit, os\nif 'RANK' in os.environ:\n    atexit.register(os.abort)\n"
+    (tmp_path / "sitecustomize.py").write_text(breaking)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, PLAN)
+    assert row["status"] == "ok", row["notes"]
 
 
 def test_fewer_micro_batches_than_stages_still_run(job: Job) -> None:
