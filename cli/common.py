@@ -105,9 +105,10 @@ def _option(name: str) -> str:
 def save(job: Job, path: Path) -> None:
     """Writes the job file that stands for ``job``."""
     from jointopt.jobfile import dump_job
+    from jointopt.replacing import write_whole
 
     with writing("--save-job"):
-        path.write_text(dump_job(job), encoding="utf-8")
+        write_whole(path, dump_job(job))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.errors import JobError, UsageError
+from jointopt.replacing import write_whole
 from jointopt.spec.check import Section
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 from jointopt.spec.job import Job
@@ -63,7 +64,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         name: list(value) if isinstance(value, tuple) else dict(value) for name, value in rest.items()
     }
     try:
-        path.write_text(_HEADER + dump_yaml(document), encoding="utf-8")
+        write_whole(path, _HEADER + dump_yaml(document))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
 

@@ -18,10 +18,13 @@ LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row of figures per group, and over all rows; blanks where a group does not tell."""
+    """One row of figures per group, and over all rows; blanks where a group does not tell.
+
+    Groups of one name are told apart by their source, where the table has that column.
+    """
 
     groups: pd.DataFrame
-    overall: dict[str, float]
+    overall: dict[str, int | float]
 
     def to_json(self) -> dict[str, Any]:
         rows = self.groups.to_dict("records")
@@ -29,11 +32,12 @@ class Evaluation:
 
     def to_text(self) -> str:
         head = self.groups.round(3).to_string(index=False, na_rep="")
-        return (
-            head
-            + "\n\n"
-            + ", ".join(f"{k.replace('_', ' ')} {v:.3f}" for k, v in _known(self.overall).items())
-        )
+        figures = [f"{k.replace('_', ' ')} {_figure(v)}" for k, v in _known(self.overall).items()]
+        return f"{head}\n\n{', '.join(figures)}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def _known(row: dict[Any, Any]) -> dict[str, Any]:
@@ -50,15 +54,16 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
         raise TableError(
             "The table has no measured iteration_time_s to compare with; expected at least one row."
         )
-    group = table["group"].fillna("") if "group" in table else pd.Series("", index=table.index)
-    judged = predict(table, surrogate).assign(group=group)
-    groups = pd.DataFrame(
-        [{"group": name, **_figures(rows)} for name, rows in judged.groupby("group", sort=False)]
-    )
-    return Evaluation(groups, _figures(judged, ranked=False))
+    names = [name for name in ("source", "group") if name == "group" or name in table]
+    said = {name: table[name].astype(object).fillna("") if name in table else "" for name in names}
+    judged = predict(table, surrogate).assign(**said)
+    groups = [
+        dict(zip(names, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(names, sort=False)
+    ]
+    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False))
 
 
-def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, float]:
+def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:
     unpredicted = rows["predicted_iteration_time_s"].isna()
     rows = rows[~unpredicted]
     ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
@@ -67,8 +72,8 @@ def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, float]:
     inside = time_s.between(ran["predicted_iteration_time_s_low"], ran["predicted_iteration_time_s_high"])
     enough = ranked and len(ran) >= LEAST_TO_RANK
     return {
-        "rows": float(len(ran)),
-        "not_predicted": float(unpredicted.sum()),
+        "rows": len(ran),
+        "not_predicted": int(unpredicted.sum()),
         "median_error": float(error.median()),
         "mean_error": float(error.mean()),
         "kendall_tau": float(kendalltau(predicted, time_s)[0]) if enough else np.nan,

@@ -9,6 +9,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from jointopt.cells import (
     spelled,
 )
 from jointopt.errors import TableError
+from jointopt.replacing import replacing
 from jointopt.schema import COLUMNS, STATUSES
 
 _TEXT: dict[Any, Any] = {
@@ -93,17 +95,26 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Writes a CSV (or CSV.gz) file that `read_table` reads back, cells of nothing blank. Raises TableError.
 
-    Cells are spelled as by pandas, floats in full; its own writer takes three times as long, cell by cell.
+    The file is there when it is whole. Cells are spelled as by pandas, floats in full; its own writer takes three times
+    as long, cell by cell.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "wt", encoding="utf-8", newline="") as file:
+        with replacing(path) as part, _opened(part, path.name) as file:
             file.write(_lines([[_quoted(str(name))] for name in table.columns]))
             for start in range(0, len(table), _ROWS_AT_ONCE):
                 rows = table.iloc[start : start + _ROWS_AT_ONCE]
                 file.write(_lines([_spelled_cells(cells) for _, cells in rows.items()]))
     except OSError as error:
         raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[io.TextIOWrapper]:
+    """Text to write to the file ``path``, which will be called ``name``: compressed if that ends in .gz."""
+    with path.open("wb") as raw:
+        packed = gzip.GzipFile(name, "wb", fileobj=raw) if name.endswith(".gz") else None
+        with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as file:
+            yield file
 
 
 def _lines(columns: Sequence[Sequence[str]]) -> str:

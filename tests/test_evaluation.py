@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from jointopt import evaluation
 from jointopt.errors import TableError
 from jointopt.evaluation import evaluate
+from jointopt.report.plain import json_text
 
 PREDICTED = "predicted_iteration_time_s"
 
@@ -70,6 +72,22 @@ def test_groups_are_judged_apart_and_a_small_one_has_no_rank(judge):
     assert np.isnan(found.groups["kendall_tau"][1])
     assert "kendall_tau" not in found.to_json()["groups"][1]
     assert "kendall_tau" not in found.to_json()["overall"]
+
+
+def test_groups_of_one_name_are_told_apart_by_their_source(judge):
+    time_s, source = [1.0, 2.0, 3.0, 9.0, 8.0, 7.0], ["here"] * 3 + ["there"] * 3
+    found = judge(time_s, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0], group="8B", source=source)
+    assert found.groups[["source", "group"]].to_numpy().tolist() == [["here", "8B"], ["there", "8B"]]
+    assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, -1.0])
+    assert found.to_json()["groups"][1]["source"] == "there"
+
+
+def test_counts_are_whole_numbers_in_text_and_json(judge):
+    found = judge([1.0, 2.0, 3.0], [1.0, np.nan, 3.0], group="8B")
+    document = json.loads(json_text(found.to_json()))
+    for figures in (*document["groups"], document["overall"]):
+        assert [repr(figures[name]) for name in ("rows", "not_predicted")] == ["2", "1"]
+    assert "rows 2, not predicted 1, median error 0.000" in found.to_text()
 
 
 def test_rows_that_could_not_be_predicted_are_counted_and_not_judged(judge):

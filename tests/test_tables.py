@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt import tables
@@ -279,6 +279,7 @@ def test_a_row_with_several_problems_is_one_line() -> None:
     assert "column status: " in lines[0]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_what_passes_once_passes_again_unchanged(data: st.DataObject) -> None:
     cell = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=4)

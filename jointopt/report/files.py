@@ -10,6 +10,7 @@ import pandas as pd
 
 from jointopt.physics.facility import with_site
 from jointopt.plans.clocks import stage_clocks_to_text
+from jointopt.replacing import write_whole
 from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
 from jointopt.report.propose_text import proposal_text
@@ -36,9 +37,9 @@ def write_proposal(proposal: Proposal, folder: Path) -> tuple[Path, ...]:
     """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / name for name in FILES)
-    paths[0].write_text(json_text(propose_document(proposal)) + "\n", encoding="utf-8")
-    front_frame(with_site(proposal.job, proposal.front)).to_csv(paths[1], index=False)
-    paths[2].write_text(proposal_text(proposal, show_all=True) + "\n", encoding="utf-8")
+    write_whole(paths[0], json_text(propose_document(proposal)) + "\n")
+    write_whole(paths[1], front_frame(with_site(proposal.job, proposal.front)).to_csv(index=False))
+    write_whole(paths[2], proposal_text(proposal, show_all=True) + "\n")
     return paths
 
 

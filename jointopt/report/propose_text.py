@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.physics.facility import with_site
+from jointopt.plans.parse import PLAN_KEYS
 from jointopt.report.assumed import assumptions
 from jointopt.report.clocks import short_clocks
 from jointopt.report.informed import informed_lines
@@ -53,8 +54,9 @@ def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
     """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
     total = length(proposal.front)
     thinned = not show_all and total > ROWS_FOR_PEOPLE
-    rows = plan_entries(proposal.front, spread_along(proposal.front, ROWS_FOR_PEOPLE) if thinned else None)
+    shown = plan_entries(proposal.front, spread_along(proposal.front, ROWS_FOR_PEOPLE) if thinned else None)
     reference = next(iter(plan_entries(proposal.reference)), None)
+    rows = [row for row in shown if reference is None or not _same_plan(row, reference)]
     lines = [
         *_title(proposal),
         "",
@@ -67,12 +69,16 @@ def proposal_text(proposal: Proposal, *, show_all: bool = False) -> str:
         ),
     ]
     lines += _site(proposal)
-    hidden = total - len(rows)
+    hidden = total - len(shown)
     if hidden:
         lines.append(
             f"{hidden:,} more plans lie between these: --all prints them, --json writes them with every column."
         )
     return "\n".join([*lines, "", *_summary(proposal)])
+
+
+def _same_plan(row: Row, other: Row) -> bool:
+    return all(row.get(key) == other.get(key) for key in PLAN_KEYS)
 
 
 def _site(proposal: Proposal) -> list[str]:
@@ -81,9 +87,13 @@ def _site(proposal: Proposal) -> list[str]:
     if not asks_for_site(job):
         return []
     least = int(with_site(job, front)["facility_energy_j"].argmin())
-    names = ["="] * length(proposal.reference) + ["fastest", "least energy"]
+    rows = {"fastest": 0, "least energy": least}
+    references = plan_entries(proposal.reference)
+    if any(_same_plan(plan, reference) for reference in references for plan in plan_entries(front, [0])):
+        del rows["fastest"]  # which the line of = is
+    names = ["="] * len(references) + list(rows)
     time_s, energy_j = (
-        np.concatenate([proposal.reference[name], front[name][[0, least]]])
+        np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
         for name in ("iteration_time_s", "energy_j")
     )
     return ["", *site_table(job, names, time_s, energy_j), ""]

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from jointopt.errors import UsageError
+from jointopt.replacing import write_whole
 from jointopt.report.polish_results import Polished
 from jointopt.report.polish_text import chosen_line
 
@@ -38,7 +39,7 @@ def write_zeus(polished: Polished, path: Path) -> None:
     check_zeus_path(path)
     rows = [f"{row!r},\n" for row in zeus_schedule(polished)]
     head = f"# jointopt polish: {polished.job.name}, {chosen_line(polished.chosen)}\n"
-    path.write_text("".join(["[\n", *rows, "]\n", head]), encoding="utf-8")
+    write_whole(path, "".join(["[\n", *rows, "]\n", head]))
 
 
 def check_zeus_path(path: Path) -> None:

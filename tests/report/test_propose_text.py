@@ -42,6 +42,18 @@ def test_a_long_front_is_thinned_and_says_so(make_proposal: Proposals) -> None:
     assert len(proposal_text(make_proposal(300), show_all=True).splitlines()) > 300
 
 
+def test_the_reference_is_printed_once_where_it_is_a_plan_of_the_front(
+    make_proposal: Proposals, make_front: Fronts
+) -> None:
+    lines = proposal_text(make_proposal(300)).splitlines()
+    table = [line for line in lines if line[:1] in ("=", " ") and line.split()[-1][0] in "0+-"]
+    assert len(table) == ROWS_FOR_PEOPLE
+    assert [line for line in table if line.split()[-2:] in (["0", "0"], ["+0.0", "+0.0"])] == [table[0]]
+    other = make_front(1, stage_clock_mhz=np.full((1, 2), 1425.0))
+    assert proposal_text(make_proposal(5, reference=other)).count("+0.0") == 2
+    assert proposal_text(make_proposal(1)).count("\n= ") == 2  # the one plan, and the legend
+
+
 def test_thinning_keeps_both_ends_and_spreads_the_rest(make_front: Fronts) -> None:
     kept = spread_along(make_front(300), ROWS_FOR_PEOPLE)
     assert (kept[0], kept[-1], len(kept)) == (0, 299, ROWS_FOR_PEOPLE)

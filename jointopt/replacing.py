@@ -1,0 +1,48 @@
+"""Files that are whole or not there: what is written takes its place when it is done, and not before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A free name beside ``path`` to write to, whose file takes the place of ``path`` at the end of the block.
+
+    A program that is killed, and an error in the block, leave ``path`` as it was. What is no regular file (a pipe,
+    /dev/stdout), or lies in a folder that takes no new file, is written to in place. Raises OSError, naming ``path``.
+    """
+    target = path.resolve()
+    if path.is_file():
+        path.open("ab").close()  # a file that may not be written is no more to be replaced
+    if path.exists() and not (path.is_file() and os.access(target.parent, os.W_OK)):
+        yield path
+        return
+    part = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+    try:
+        part.touch()
+    except OSError as error:  # which names the temporary file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    try:
+        if path.exists():
+            shutil.copymode(target, part)
+        yield part
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file (UTF-8) by `replacing`."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def replace_files(made: Path, folder: Path) -> None:
+    """Moves the files of the folder ``made`` into ``folder``, on the same disk, over those of the same names."""
+    for file in sorted(made.iterdir()):
+        file.replace(folder / file.name)
