@@ -151,6 +151,13 @@ class Hierarchy:
             limit_factor=np.exp(own[4]),
         )
 
+    def follows(self, curve: Ints) -> Ints:
+        """Parameters (k, n) on which readings (n,) of these curves depend: the GPU's, their kind's, their own."""
+        shared = np.repeat(np.arange(_SHARED)[:, None], len(curve), axis=1)
+        kinds = _SHARED + np.arange(2)[:, None] * self.kinds + self.kind_of[curve]
+        own = _SHARED + 2 * self.kinds + np.arange(_CURVE_FIELDS)[:, None] * self.curves + curve
+        return np.concatenate([shared, kinds, own])
+
     def prior(
         self, known: ResponsePrior, log_time_s: Floats, switching_w: Floats, limit_sd: float = 0.02
     ) -> tuple[Floats, Floats]:

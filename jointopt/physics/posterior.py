@@ -12,18 +12,29 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
-from jointopt.schema import Bools, Floats
+from jointopt.schema import Bools, Floats, Ints
 
-Law = Callable[[Floats], Floats]
 _STEP = 1e-5  # of central differences; parameters are logarithms, logits and fractions
 _ENOUGH = 1e-4  # change of the cost (of the order of the number of readings) at which a search ends
 _PRIOR_READINGS = (
-    40.0  # what the assumed size of noise and departure weighs against what the readings say of it
+    40.0  # weight of the assumed sizes of noise and departure against what the readings say of them
 )
 _OUTLYING = 2.0  # standard deviations of noise
 _TAIL = 4.0  # degrees of freedom of the Student distribution that judges outliers
+
+
+@dataclass(frozen=True)
+class Law:
+    """What readings (n,) would be without error, ``at(theta)``, and which parameters each of them follows.
+
+    ``follows`` (k, n): no reading depends on any parameter but those of its column. Derivatives take k steps, in each
+    of which all parameters of a row move at once.
+    """
+
+    at: Callable[[Floats], Floats]
+    follows: Ints
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Predictio
     spread = (_PRIOR_READINGS + miss @ cho_solve(factor, miss)) / degrees
     left = prior.sd**2 - np.einsum("ij,ji->i", scaled[known].T, cho_solve(factor, scaled[known]))
     sd = np.sqrt(np.maximum(variance, 1e-12) * spread)
-    return Prediction(mean, sd, float(student.ppf(0.95, degrees)), np.sqrt(np.maximum(left, 0.0)))
+    return Prediction(mean, sd, float(stdtrit(degrees, 0.95)), np.sqrt(np.maximum(left, 0.0)))
 
 
 def _covariance(readings: Readings, weight: Floats) -> Floats:
@@ -122,7 +133,7 @@ def _search(
         return np.asarray(solve_triangular(lower, value, lower=True, check_finite=False))
 
     def cost_of(theta: Floats) -> float:
-        miss, away = whitened(measured - law(theta)[known]), (theta - prior.mean) / prior.sd
+        miss, away = whitened(measured - law.at(theta)[known]), (theta - prior.mean) / prior.sd
         cost = float(miss @ miss + away @ away)
         return cost if np.isfinite(cost) else np.inf
 
@@ -162,7 +173,7 @@ def _damped_step(
 def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
     """1 for a reading whose noise is usual, less the further it lies from what its neighbours say."""
     known = np.flatnonzero(readings.known)
-    miss = readings.value[known] - law(theta)[known]
+    miss = readings.value[known] - law.at(theta)[known]
     variance = readings.noise[known] ** 2 / weight[known]
     noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
     away = np.abs(noise) / readings.noise[known]
@@ -174,9 +185,10 @@ def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats
 
 def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
     """The law at theta (n,) and its derivatives (n, p)."""
-    columns = []
-    for i in range(theta.size):
+    value = law.at(theta)
+    slope, rows = np.zeros((value.size, theta.size)), np.arange(value.size)
+    for moved in law.follows:
         step = np.zeros_like(theta)
-        step[i] = _STEP
-        columns.append((law(theta + step) - law(theta - step)) / (2.0 * _STEP))
-    return law(theta), np.stack(columns, axis=1)
+        step[moved] = _STEP
+        slope[rows, moved] = (law.at(theta + step) - law.at(theta - step)) / (2.0 * _STEP)
+    return value, slope

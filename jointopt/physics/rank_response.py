@@ -24,7 +24,7 @@ from jointopt.physics.clock_response import (
     take,
 )
 from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
-from jointopt.physics.posterior import Fit, Prediction, Prior, Readings, fit, predict
+from jointopt.physics.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
 from jointopt.physics.stage_response import Estimate, departures, interval, per_curve
 from jointopt.schema import Bools, Floats, Ints
 
@@ -40,14 +40,11 @@ _BEYOND_SHARE = 0.02  # of an iteration beyond its schedule, where no iteration 
 _BEYOND_SD, _BEYOND_LENGTH = 0.006, 0.1  # of what lies beyond, over the logarithm of the schedule
 _BEYOND_NOISE, _LIMITED_BEYOND_SD = 0.002, 0.035
 _MEASURED_SD = 0.001  # of an iteration time that the row states itself
-_STATIC_BOOST, _STATIC_BOOST_SD = (
-    0.3,
-    0.2,
-)  # the same of static power: what a limited board spends beside the work
-_WAIT_BOOST, _WAIT_BOOST_SD = (
-    0.3,
-    0.2,
-)  # logarithm of the waiting power under a limit over that under low clocks
+# Logarithms: of the waiting power under a limit over that under low clocks, and of static power likewise, which is what
+# a limited board spends beside the work.
+_WAIT_BOOST, _WAIT_BOOST_SD = 0.3, 0.2
+_STATIC_BOOST, _STATIC_BOOST_SD = 0.3, 0.2
+_BESIDE = 3  # parameters after those of the response: waiting power and the two boosts
 
 
 @dataclass(frozen=True)
@@ -100,16 +97,17 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
     """
     hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2)
     prior = _prior(rows, hierarchy, known)
-    readings = _readings(rows)
+    readings, follows = _readings(rows), _follows(rows, hierarchy)
     n = len(rows.rank)
 
     guess = _RankLaw(rows, hierarchy, np.nan_to_num(rows.time_s, nan=1.0), np.nan_to_num(rows.iteration_s))
-    found = found.padded(3, n) if found else fit(guess, readings, prior, list(_stronger(prior)))
-    told = predict(guess, readings, prior, found)
+    by_guess = Law(guess, follows)
+    found = found.padded(3, n) if found else fit(by_guess, readings, prior, list(_stronger(prior)))
+    told = predict(by_guess, readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(told.mean[: 2 * n].reshape(2, n)))
     iteration = _iterations(rows, times, told, np.exp(hierarchy.work(found.theta).log_time_s))
     law = _RankLaw(rows, hierarchy, times, iteration.value)
-    told_energy = predict(law, readings, prior, found)
+    told_energy = predict(Law(law, follows), readings, prior, found)
     width = _energy_width(law, law.wait_w(found.theta), told_energy, told, iteration)
     ends = told.factor * told.sd[: 2 * n].reshape(2, n)
     return RankFit(
@@ -153,6 +151,15 @@ class _RankLaw:
         """Power of every row's rank while it waits, (n,)."""
         log_w, boost = theta[self.hierarchy.size : self.hierarchy.size + 2]
         return np.asarray(np.exp(log_w + np.where(self.rows.limited, boost, 0.0)))
+
+
+def _follows(rows: RankRows, hierarchy: Hierarchy) -> Ints:
+    """Parameters on which times and energies (3n,) depend: of both passes, and of waiting and limited ranks."""
+    forward, backward = hierarchy.follows(rows.rank), hierarchy.follows(rows.rank + rows.ranks)
+    apart = backward[(forward != backward).any(axis=1)]
+    beside = np.arange(hierarchy.size, hierarchy.size + _BESIDE)
+    every = np.repeat(beside[:, None], len(rows.rank), axis=1)
+    return np.tile(np.concatenate([forward, apart, every]), 3)
 
 
 def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:

@@ -18,7 +18,7 @@ from jointopt.physics.clock_response import (
     switching_shape,
     take,
 )
-from jointopt.physics.posterior import Fit, Prior, Readings, fit, predict
+from jointopt.physics.posterior import Fit, Law, Prior, Readings, fit, predict
 from jointopt.schema import Floats, Ints
 
 # Chosen on the A100-SXM profiles, clocks held out. Departures and noise are of logarithms; those under a power limit
@@ -86,11 +86,12 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
     """
     hierarchy, n = rows.hierarchy, len(rows.x)
 
-    def law(theta: Floats) -> Floats:
+    def logarithms(theta: Floats) -> Floats:
         shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)
         limit = rows.limits_w(hierarchy.limit_w(theta))
         return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
 
+    law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
     found = found.padded(2, n) if found else fit(law, readings, prior, list(_other_limits(prior)))
