@@ -126,7 +126,8 @@ def train_spec(job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterat
         moe_ffn_hidden_size=m.moe_ffn_hidden_size, num_shared_experts=m.num_shared_experts,
         num_dense_layers=m.num_dense_layers, seq_length=t.seq_length, global_batch_size=t.global_batch_size,
         dtype=t.dtype, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
-        iterations=iterations, warmup_iterations=warmup_iterations, **degrees,
+        iterations=iterations, warmup_iterations=warmup_iterations, cores=job.cluster.gpu.id == "cpu-core",
+        selective_share=t.framework.selective_share, **degrees,
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ class Context:
                 q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
             )
         k, v = (collectives.all_gather_tensor_autograd(t.contiguous(), 2, self.group) for t in (k, v))
+        # of the kernels that take a mask none has grouped heads but the one that stores all scores
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         here = self.positions(q.shape[2], q.device)
         mask = torch.arange(k.shape[2], device=q.device)[None, :] <= here[:, None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

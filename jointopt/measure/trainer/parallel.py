@@ -69,7 +69,7 @@ def stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dict[int,
             stage = Stage(spec, context, layers, number == 0, number == count - 1)
         if spec.tp > 1:
             _split_tensors(stage, mesh["tp"], spec.sequence_parallel)
-        _recompute(stage, spec.recompute)
+        _recompute(stage, spec.recompute, spec.selective_share)
         found[number] = _shard(stage, spec, mesh, device)
         found[number].to_empty(device=device)
         _initialise(found[number], spec.seed)
@@ -135,11 +135,14 @@ class _SplitOutput(ParallelStyle):
         return self.split._apply(self.gather._apply(module, device_mesh), device_mesh)
 
 
-def _recompute(stage: Stage, mode: str) -> None:
+def _recompute(stage: Stage, mode: str, selective_share: float) -> None:
+    """Full: every layer runs again; selective: a share of the layers, evenly spread, or the attention core of all."""
+    share = {"none": 0.0, "selective": selective_share, "full": 1.0}[mode]
     for name, layer in stage.layers.items():
-        if mode == "full":
+        number = int(name)
+        if math.floor((number + 1) * share) > math.floor(number * share):
             stage.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)
-        layer.attention.recomputes = mode == "selective"
+        layer.attention.recomputes = mode == "selective" and not selective_share
 
 
 def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> Stage:
@@ -148,9 +151,7 @@ def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device
     Gradients are means over dp*cp ranks. An expert sees the tokens of ``ep`` ranks, so its gradients, summed over
     fewer ranks, are divided by all of them as well.
     """
-    whole = {torch.device("cuda").type: torch.bfloat16}.get(device.type)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}.get(spec.dtype) if whole else None
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    precision = _precision(spec, device)
 
     def share(module: nn.Module, over: DeviceMesh) -> None:
         if spec.zero_stage == 0:
@@ -168,6 +169,19 @@ def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device
     return stage
 
 
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _precision(spec: TrainSpec, device: torch.device) -> MixedPrecisionPolicy:
+    """Layers on a GPU compute in the job's 16-bit type; weights and reduced gradients are fp32. CPUs: all fp32."""
+    if device.type != "cuda":
+        return MixedPrecisionPolicy()
+    if spec.dtype not in _DTYPES:
+        raise ValueError(f"dtype {spec.dtype} is not trained in here; expected one of {', '.join(_DTYPES)}")
+    dtype = _DTYPES[spec.dtype]
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+
+
 def _initialise(stage: Stage, seed: int) -> None:
     """Weights that depend on nothing but the seed and a parameter's name: one parameter at a time, then cut."""
     with torch.no_grad():
@@ -176,9 +190,10 @@ def _initialise(stage: Stage, seed: int) -> None:
                 parameter.fill_(1.0)
                 continue
             digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-            whole = torch.empty(parameter.shape).normal_(0.0, _INITIAL_SPREAD, generator=generator)
-            parameter.copy_(_like(whole.to(parameter.device), parameter))
+            # drawn where it lies: a core needs half a minute for the weights of 3B parameters
+            generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))
+            whole = torch.empty(parameter.shape, device=parameter.device)
+            parameter.copy_(_like(whole.normal_(0.0, _INITIAL_SPREAD, generator=generator), parameter))
 
 
 def _named(stage: nn.Module) -> Iterator[tuple[str, Tensor]]:

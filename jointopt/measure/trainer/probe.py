@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from jointopt.measure.trainer.device import device_name, own_device
+
 _SECONDS = 0.5  # that each measurement lasts at least, after one call to warm up
 
 
@@ -25,10 +27,10 @@ def probe() -> dict[str, Any]:
     All processes measure at once, as a training does; the slowest counts. A ring moves 2 (n - 1) / n of the buffer
     over every link and direction (NCCL's tests call that bus bandwidth). What was not measured is left out.
     """
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    device = own_device()
+    cuda = device.type == "cuda"
     if cuda:
-        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # TF32, as the catalogue's fp32 is where a GPU has it
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     found: dict[str, Any] = {"matrix_tflops": {}}
     for name in ("fp32", "bf16") if cuda else ("fp32",):
@@ -37,7 +39,7 @@ def probe() -> dict[str, Any]:
     if dist.get_world_size() > 1:
         found["link_gbytes_per_s"] = _slowest(_link_gbytes_per_s(device, 2**28 if cuda else 2**22), device)
     found["processes"] = dist.get_world_size()
-    found["device"] = torch.cuda.get_device_name(device) if cuda else "cpu"
+    found["device"] = device_name(device)
     found["torch"] = torch.__version__
     found["backends"] = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
     dist.destroy_process_group()

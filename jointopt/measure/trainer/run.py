@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import resource
 import statistics
 import time
@@ -19,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from jointopt.measure.trainer.device import device_name, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import TrainSpec
@@ -41,6 +41,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     )
     parameters = [p for part in parts.values() for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, fused=device.type == "cuda")
+    _forget_peak(device)
     seconds: list[float] = []
     losses: list[float] = []
     left, begun_s = spec.warmup_iterations + spec.iterations, time.time()
@@ -59,6 +60,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         "iteration_s": _slowest(seconds, device)[spec.warmup_iterations :],
         "loss": losses,
         "peak_memory_gib": _slowest([_memory_gib(device)], device)[0],
+        "device": device_name(device),
     }
 
 
@@ -81,7 +83,10 @@ def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Ten
 
 
 def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> Step:
-    """Gradient accumulation over micro-batches; ZeRO-2 and 3 reduce after each, the others once."""
+    """Gradient accumulation over micro-batches; ZeRO-2 and 3 reduce after each, the others once.
+
+    Weights stay gathered, and cast, until the optimizer changes them; ZeRO-3 gives them back after each use.
+    """
     batches = list(
         zip(inputs.split(spec.micro_batch_size), targets.split(spec.micro_batch_size), strict=True)
     )
@@ -89,7 +94,9 @@ def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> St
     def step() -> Tensor:
         total = torch.zeros((), device=inputs.device)
         for i, (x, y) in enumerate(batches):
-            stage.set_requires_gradient_sync(spec.zero_stage >= 2 or i == len(batches) - 1)
+            last = i == len(batches) - 1
+            stage.set_requires_gradient_sync(last or spec.zero_stage >= 2)
+            stage.set_reshard_after_backward(last or spec.zero_stage == 3)
             loss = loss_of(stage(x), y) / len(batches)
             loss.backward()
             total += loss.detach()
@@ -130,7 +137,7 @@ def _mean_loss(spec: TrainSpec, mesh: DeviceMesh, loss: Tensor) -> float:
 
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
@@ -141,26 +148,31 @@ def _slowest(values: list[float], device: torch.device) -> list[float]:
     return out.tolist()
 
 
+def _forget_peak(device: torch.device) -> None:
+    """What it took to make the weights is not part of the training."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def _memory_gib(device: torch.device) -> float:
     """Reserved by the allocator on a GPU, which is what runs out; resident memory of the process elsewhere."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved() / 2**30
+        return torch.cuda.max_memory_reserved(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def main(spec_path: str, out_path: str) -> None:
     """Run the spec in this process, one of torchrun's; rank 0 writes the results."""
     spec = TrainSpec.read(Path(spec_path))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
+    device = own_device(spec.cores)
+    cuda = device.type == "cuda"
+    if not cuda:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
     found = train(spec, device)
     if dist.get_rank() == 0:
         found["median_s"] = statistics.median(found["iteration_s"])
         Path(out_path).write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
+    dist.barrier(device_ids=[device.index] if cuda else None)
     dist.destroy_process_group()
