@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jointopt.measure.failures import failure_of
+
+LOGS = Path(__file__).parent / "failure_logs"  # of torchrun with 2 or 4 processes and gloo, PyTorch 2.13
 
 CUDA = (
     "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of "
@@ -56,3 +62,49 @@ def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
 def test_a_run_without_an_end_is_a_timeout() -> None:
     failure = failure_of("iteration 3", -15, True, 60)
     assert (failure.status, failure.reason) == ("timeout", "did not end within 60 s")
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "one_rank_raises",
+            "exit code 1: ValueError: tp 2 does not divide the 1 query groups; the trainer splits heads",
+        ),
+        ("error_recorded", "exit code 1: ValueError: micro batch 3 does not divide 16"),
+        ("caused_by_another", "exit code 1: KeyError: 'a'"),
+        ("rank_killed", "rank 3 was killed (SIGKILL)"),
+        ("rank_exits", "rank 1 ended with exit code 3"),
+        ("aborted_while_ending", "rank 0 crashed (SIGABRT): terminate called without an active exception"),
+    ],
+)
+def test_the_process_that_failed_first_is_named_not_torchrun(log: str, reason: str) -> None:
+    text = (LOGS / f"{log}.txt").read_text()
+    assert failure_of(text, 1, False, 60).reason == reason
+
+
+@given(st.randoms(use_true_random=False))
+def test_lines_of_ranks_in_any_mixture_name_the_same_error(random) -> None:
+    lines = (LOGS / "one_rank_raises.txt").read_text().splitlines()
+    ranks = [[line for line in lines if line.startswith(f"[rank{rank}]")] for rank in (1, 2, 3)]
+    end = lines[lines.index("Traceback (most recent call last):") :]
+    mixed = []
+    while any(ranks):
+        mixed.append(random.choice([rank for rank in ranks if rank]).pop(0))
+    assert "ValueError: tp 2 does not divide" in failure_of("\n".join(mixed + end), 1, False, 60).reason
+
+
+def test_what_torchrun_read_from_an_error_file_is_enough() -> None:
+    text = (LOGS / "error_recorded.txt").read_text()
+    only = text[text.index("ChildFailedError") :]
+    assert (
+        failure_of(only, 1, False, 60).reason == "exit code 1: ValueError: micro batch 3 does not divide 16"
+    )
+
+
+def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
+    log = (
+        "[rank0]:[W1121 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called\n"
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'train.py', line 3\n[rank0]: KeyError: 'layers'\n"
+    )
+    assert failure_of(log, 1, False, 60).reason == "exit code 1: KeyError: 'layers'"
