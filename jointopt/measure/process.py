@@ -80,12 +80,17 @@ def _ends_within(program: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark."""
-    if program.poll() is None:
-        program.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            program.wait(_POLITE_S)
-    kill_program(program, mark)
+    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark.
+
+    An interrupt cuts the wait between the two short, and passes through once nothing is left.
+    """
+    try:
+        if program.poll() is None:
+            program.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(_POLITE_S)
+    finally:
+        kill_program(program, mark)
 
 
 def kill_program(program: subprocess.Popen[bytes], mark: str) -> None:

@@ -67,6 +67,23 @@ def test_a_program_ends_when_the_tool_is_killed(tmp_path: Path) -> None:
     assert not alive(int(log.read_text()))
 
 
+def test_a_second_interrupt_leaves_no_program_that_ignores_the_first(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run = "from jointopt.measure.process import run_program as r; from pathlib import Path as P; import sys; "
+    deaf = (
+        "import os, signal, time; signal.signal(15, lambda *_: print('deaf', flush=True)); "
+        "print(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
+    )
+    run += f"r([sys.executable, '-c', {deaf!r}], P({str(log)!r}), limit_s=600)"
+    tool = subprocess.Popen([PYTHON, "-c", run], stderr=subprocess.DEVNULL)
+    for word in ("\n", "deaf"):
+        while not (log.exists() and word in log.read_text()):
+            time.sleep(0.05)
+        tool.send_signal(signal.SIGINT)
+    tool.wait(30)
+    assert not alive(int(log.read_text().split()[0]))
+
+
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="'no-such-program' cannot be started"):
         run_program(["no-such-program"], tmp_path / "log", limit_s=1)
