@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from jointopt.errors import TableError
-from jointopt.response_tables import check_results, keys_of, plan_keys, response_table, stage_blocks
+from jointopt.response.tables import check_results, response_table
 
 PROFILE = pd.DataFrame(
     {
@@ -52,25 +52,3 @@ def test_iterations_and_ranks_are_told_apart_by_their_columns() -> None:
 def test_what_a_table_lacks_is_named(table: pd.DataFrame, message: str) -> None:
     with pytest.raises(TableError, match=message):
         check_results(response_table(table))
-
-
-def test_sweeps_that_follow_each_other_are_stages_of_their_own() -> None:
-    rows = response_table(pd.concat([PROFILE, PROFILE])).rows
-    assert stage_blocks(rows, keys_of(rows, ["instruction"])).tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_without_a_plan_column_a_rank_that_comes_again_begins_the_next_iteration() -> None:
-    rows = pd.DataFrame({"rank": [0, 1, 0, 1]})
-    assert plan_keys(rows) == [("0",), ("0",), ("1",), ("1",)]
-
-
-def test_equal_plans_of_two_pipelines_are_two_iterations() -> None:
-    rows = pd.DataFrame({"model": ["a", "b", "a", "b", "b"], "plan": 3, "rank": [0, 0, 1, 1, 2]})
-    keys = plan_keys(rows)
-    assert keys[0] == keys[2] != keys[1] == keys[3] == keys[4]
-
-
-def test_numbers_are_keys_however_they_are_spelled() -> None:
-    assert keys_of(pd.DataFrame({"stage": [1.0]}), ["stage"]) == keys_of(
-        pd.DataFrame({"stage": ["1"]}), ["stage"]
-    )
