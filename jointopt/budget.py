@@ -44,9 +44,11 @@ class Budget:
     def runs_left(self, spent: Spent) -> int:
         """How many runs may begin: none that, lasting as long as those before on average, goes beyond a bound.
 
-        The first run always may, since nothing is known of what one takes.
+        The first run always may, since nothing is known of what one takes; where GPU-hours are bounded it goes alone.
         """
         left = math.inf if self.runs is None else self.runs - spent.runs
+        if self.gpu_hours is not None and not spent.runs:
+            left = min(left, 1)
         for bound, used in ((self.gpu_hours, spent.gpu_hours), (self.minutes, spent.minutes)):
             if bound is not None and spent.runs:
                 each = used / spent.runs

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.errors import UsageError
+from jointopt.errors import LauncherError, UsageError
 from jointopt.jobfile import dump_job
-from jointopt.measure.launcher import Launcher
+from jointopt.measure.launcher import Ended, Launcher, Say, run_all
 from jointopt.schema import STATUSES, Columns
 from jointopt.spec.job import Job
 
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Done:
-    """A run: its row, how long it took, and why it could not be stored (blank: it was)."""
+    """A run: its row, how long it held its GPUs, and why it could not be stored (blank: it was)."""
 
     row: dict[str, Any]
     seconds: float
     trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run to be: what the launcher is asked, the plan for people, what is expected, and more about its trial."""
+
+    question: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    predicted: Mapping[str, float]
+    round: int
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Record:
@@ -84,29 +96,58 @@ class Record:
         """Nothing is left to be continued."""
         self._seen(lambda study: study.go(None))
 
-    def run(
-        self, launcher: Launcher, question: Mapping[str, Any], plan: Mapping[str, Any],
-        predicted: Mapping[str, float], broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], round: int,
-    ) -> Done:  # fmt: skip
-        """Run a plan and keep what it measured before anything else happens.
+    def left(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
 
-        Whatever ends the run otherwise passes through, with the trial ended.
+        They may go on without it, in the queue of a cluster.
         """
-        trial = self._seen(lambda study: study.begin(plan, predicted, round=round, launcher=launcher.name))
-        started = time.monotonic()
+        trials = [] if self._study is None else self._study.left(self._origin)
+        return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
+
+    def run_all(
+        self, launcher: Launcher, asked: Iterable[Asked], broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
+        say: Say,
+    ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
+        """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
+
+        Each is drawn from ``asked`` when its run begins; what one measured is kept before anything else happens.
+        Whatever ends the runs otherwise passes through, with the trials of those that have not ended given up.
+        """
+        begun: dict[int, tuple[Asked, int | None]] = {}  # by place, with the trial
+        runs = run_all(launcher, self._job, self._begun(launcher, asked, begun), say)
+        left = False
         try:
-            found = launcher.run(self._job, question)
-        except BaseException:
-            if trial is not None:
-                self._seen(lambda study: study.lose(trial))
+            for run in runs:
+                yield run.place, self._kept(run, *begun.pop(run.place), broken_by)
+        except LauncherError:
+            left = True
             raise
-        seconds = time.monotonic() - started
-        row = {**question, **found}
+        finally:
+            runs.close()
+            for _, trial in begun.values():
+                if trial is not None:
+                    self._seen(functools.partial(_lose, trial=trial, left=left))
+
+    def _begun(
+        self, launcher: Launcher, asked: Iterable[Asked], begun: dict[int, tuple[Asked, int | None]]
+    ) -> Iterator[Mapping[str, Any]]:
+        """What the launcher is asked, with a trial made of each; ``begun`` is filled."""
+        for place, each in enumerate(asked):
+            told = {"round": each.round, "launcher": launcher.name, "origin": self._origin, **each.told}
+            begun[place] = each, self._seen(functools.partial(_begin, asked=each, told=told))
+            yield each.question
+
+    def _kept(
+        self, run: Ended, asked: Asked, trial: int | None,
+        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
+    ) -> Done:  # fmt: skip
+        row = {**asked.question, **run.row}
         row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
         trouble = self._stored(row)
         if trial is not None:
-            self._seen(lambda study: study.end(trial, row, broken_by(row), run_seconds=round_s(seconds)))
-        return Done(row, seconds, trouble)
+            seconds = round_s(run.seconds)
+            self._seen(lambda study: study.end(trial, row, broken_by(row), run_seconds=seconds))
+        return Done(row, run.seconds, trouble)
 
     def _stored(self, row: Mapping[str, Any]) -> str:
         """Stores a measurement; an interrupt meanwhile waits until the row is safe (adding it twice is once)."""
@@ -135,6 +176,14 @@ class Record:
             self._study = None
             self._say(f"The study shows no further runs, the store keeps them: {error}")
             return None
+
+
+def _begin(study: MeasuredStudy, asked: Asked, told: Mapping[str, Any]) -> int:
+    return study.begin(asked.plan, asked.predicted, **told)
+
+
+def _lose(study: MeasuredStudy, trial: int, left: bool) -> None:
+    study.lose(trial, left)
 
 
 def round_s(seconds: float) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect, insort
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from jointopt.budget import Budget, Spent, spent_of
 from jointopt.candidates import Candidates, listed, searched
 from jointopt.earlier import Earlier, earlier_runs
 from jointopt.errors import DeviceError, LauncherError
-from jointopt.keeping import Record
+from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds
 from jointopt.report.results import Tuned, TunedRun
@@ -105,6 +107,7 @@ class _Loop:
         return stopped
 
     def _rounds(self, budget: Budget, batch: int) -> str:
+        first = True
         while True:
             spare = budget.runs_left(self.spent)
             left = self._left()
@@ -114,15 +117,23 @@ class _Loop:
                 return "budget"
             if belief is None:
                 return "exhausted"
-            best = self._next(belief, left, min(batch, spare))
+            going_on = self._left_over(left) if first else np.empty(0, np.int64)
+            first = False
+            best = going_on if len(going_on) else self._next(belief, left, min(batch, spare))
             if not len(best):
                 return "converged"
-            number = self._round + 1
-            for index in best.tolist():
-                if not budget.runs_left(self.spent):
-                    break
-                if not self._run(index, belief.columns, number, budget):
-                    return "failed"
+            if not self._run(best, belief.columns, budget, begun=bool(len(going_on))):
+                return "failed"
+
+    def _left_over(self, left: Bools) -> Ints:
+        """Candidates whose runs a killed tune had begun: on a cluster they may go on, and are collected."""
+        known = [plan for plan, _ in self.record.left()]
+        records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
+        found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
+        if len(found):
+            runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
+            self._note(f"A tune that was killed had begun {runs}, asked for again before any other.")
+        return found
 
     def _continue(self, budget: Budget) -> None:
         """What an interrupted tune has spent of the same budget is spent."""
@@ -195,27 +206,60 @@ class _Loop:
         costs: Floats = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time)
         return costs
 
-    def _run(self, index: int, columns: Columns, number: int, budget: Budget) -> bool:
-        """Run a candidate; whether what it measured is kept."""
-        plan, question = self.candidates.record(index), self.candidates.question(index)
-        predicted = {name: float(v[index]) for name, v in columns.items() if name != "probability_fits"}
-        self._say(f"run {self._count + 1}: {_words(plan)} ({budget.words(self.spent)} spent) ...")
-        done = self.record.run(
-            self.launcher, question, plan, predicted, lambda row: broken_bounds(self.job, row), number
-        )
-        fits = float(columns["probability_fits"][index])
-        self._add(index, TunedRun(plan, done.row, number, predicted, fits, broken_bounds(self.job, done.row)))
-        minutes = self._minutes_before + (time.monotonic() - self._started) / 60
-        self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
-        self.record.progress(self._told(budget))
-        self._say(f"run {self._count}: {_outcome(self.runs[-1])}")
-        if done.trouble:
-            self._note(f"Run {self._count} is not stored: {done.trouble}")
-        return not done.trouble
+    def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:
+        """Run candidates, several at once where the launcher can; whether all that they measured is kept.
 
-    def _add(self, index: int, run: TunedRun) -> None:
-        self.runs.append(run)
-        self._index.append(index)
+        None begins after one that was not kept, nor beyond the budget, those on their way counted; unless an earlier
+        process had ``begun`` them all.
+        """
+        base, number = len(self.runs), self._round + 1
+        before, kept = self._count, True
+        order: list[int] = []  # of those that have begun
+        ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
+
+        def asked() -> Iterator[Asked]:
+            for index in indices.tolist():
+                allowed = begun or budget.runs_left(self.spent) > len(order) - len(ended)
+                if not (kept and allowed):
+                    return
+                order.append(index)
+                plan = self.candidates.record(index)
+                spent = budget.words(self.spent)
+                self._say(f"run {before + len(order)}: {_words(plan)} ({spent} spent) ...")
+                yield Asked(self.candidates.question(index), plan, _predicted(columns, index), number)
+
+        def tell(place: int, text: str) -> None:
+            self._say(f"run {before + place + 1}: {text}")
+
+        with closing(self.record.run_all(self.launcher, asked(), self._broken_by, tell)) as runs:
+            for place, done in runs:
+                run = self._measured(order[place], done.row, number, columns)
+                self._add(order[place], run, base + bisect(ended, place))
+                insort(ended, place)
+                self._spend(done.seconds, budget)
+                tell(place, _outcome(run))
+                if done.trouble:
+                    kept = False
+                    self._note(f"Run {before + place + 1} is not stored: {done.trouble}")
+        return kept
+
+    def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return broken_bounds(self.job, row)
+
+    def _measured(self, index: int, row: Mapping[str, Any], number: int, columns: Columns) -> TunedRun:
+        fits = float(columns["probability_fits"][index])
+        plan = self.candidates.record(index)
+        return TunedRun(plan, row, number, _predicted(columns, index), fits, self._broken_by(row))
+
+    def _spend(self, seconds: float, budget: Budget) -> None:
+        minutes = self._minutes_before + (time.monotonic() - self._started) / 60
+        self.spent = self.spent.after(seconds, self.job.cluster.num_gpus, minutes)
+        self.record.progress(self._told(budget))
+
+    def _add(self, index: int, run: TunedRun, place: int | None = None) -> None:
+        at = len(self.runs) if place is None else place
+        self.runs.insert(at, run)
+        self._index.insert(at, index)
 
     def _remember(self, earlier: Earlier) -> None:
         """Plans of this job that the store has measured count as run, in round 0."""
@@ -271,6 +315,10 @@ def volumes(values: Floats) -> list[float]:
     # one objective: the second one is zero everywhere, so that areas are lengths
     second = scaled[:, 1] if values.shape[1] > 1 else np.where(np.isfinite(scaled[:, 0]), 0.0, np.nan)
     return [hypervolume(scaled[:n, 0], second[:n], (1.0, 1.0)) for n in range(1, len(values) + 1)]
+
+
+def _predicted(columns: Columns, index: int) -> dict[str, float]:
+    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
 def _words(plan: Mapping[str, Any]) -> str:

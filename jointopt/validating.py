@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from jointopt.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.earlier import earlier_runs
 from jointopt.errors import DeviceError, InfeasibleError, LauncherError
 from jointopt.informed import inform
 from jointopt.intervals import RESULTS
-from jointopt.keeping import Record
+from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import broken_bounds
 from jointopt.plans.parse import plan_records
 from jointopt.predicting import predict
 from jointopt.report.results import Validated, ValidatedRun
-from jointopt.schema import LAYOUT_COLUMNS, Columns, Ints
+from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
 from jointopt.workflow import estimator, propose
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Say = Callable[[str], None]
 
@@ -59,74 +58,94 @@ def validate(
     bench = _Bench(job, chosen, plans, storage, say)
     stopped = bench.work(again)
     return Validated(
-        job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=tuple(bench.runs),
+        job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
     )  # fmt: skip
 
 
 class _Bench:
-    """Runs chosen plans one after the other."""
+    """Runs chosen plans, several at once where the launcher can."""
 
     def __init__(self, job: Job, launcher: Launcher, plans: _Chosen, storage: str | None, say: Say) -> None:
         self.job, self.launcher, self.plans, self._say = job, launcher, plans, say
-        self.runs: list[ValidatedRun] = []
         self.notes: list[str] = []
+        self._runs: dict[int, ValidatedRun] = {}
         self.record = Record(job, storage, f"validate {launcher.name} {job.name}", self._note)
+
+    @property
+    def runs(self) -> tuple[ValidatedRun, ...]:
+        """Those that have ended, in the order of the plans."""
+        return tuple(self._runs[index] for index in sorted(self._runs))
 
     def work(self, again: bool) -> str:
         """Run what is to be run; why it ended."""
+        self.record.open_study(self.plans.columns, self._objectives())
+        self._go_on()
         store = self.record.store
         known = {} if store is None or again else _known(self.plans.asked, store.read())
-        self.record.open_study(self.plans.columns, self._objectives())
+        for index, row in sorted(known.items()):
+            self._earlier(index, row)
         try:
-            for index in range(len(self.plans.asked)):
-                trouble = self._earlier(index, known[index]) if index in known else self._run(index)
-                if trouble:
-                    self._note(f"The run is not stored: {trouble}")
-                    return "failed"
+            return self._run([index for index in range(len(self.plans.asked)) if index not in known])
         except KeyboardInterrupt:
             return "interrupted"
         except (LauncherError, DeviceError) as error:
-            if not self.runs:
+            if not self._runs:
                 raise
             self._note(f"No further run could be started: {error}")
             return "failed"
-        return "done"
 
     def _objectives(self) -> tuple[str, ...]:
         known = [name for name in self.job.objectives if np.isfinite(self.plans.columns[name]).any()]
         return tuple(known or self.job.objectives[:1])
 
-    def _run(self, index: int) -> str:
-        plan, predicted = self._plan(index), self._predicted(index)
-        words = " ".join(
-            f"{name}={plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size", "zero_stage")
-        )
-        self._say(f"run {index + 1} of {len(self.plans.asked)}: {words} ...")
-        question = {str(name): value for name, value in self.plans.asked.iloc[index].items()}
-        done = self.record.run(
-            self.launcher, question, plan, predicted, lambda row: broken_bounds(self.job, row), round=1
-        )
-        self._add(index, done.row, earlier=False)
-        run = self.runs[-1]
-        self._say(
-            f"run {index + 1}: {run.result('iteration_time_s'):.4g} s, {predicted['iteration_time_s']:.4g} s predicted"
-            if run.status == "ok"
-            else f"run {index + 1}: {run.status}: {run.row.get('notes') or 'no reason known'}"
-        )
-        return done.trouble
+    def _go_on(self) -> None:
+        """Plans whose runs a killed validate had begun join those chosen: on a cluster they may go on."""
+        mine = [self._plan(index) for index in range(len(self.plans.asked))]
+        others = [(plan, told) for plan, told in self.record.left() if plan not in mine]
+        if others:
+            self.plans = _joined(self.plans, others, self.job)
+            self._note(
+                f"A validate that was killed had begun {len(others)} more, which are asked for again: what has been "
+                "measured since moved the choice."
+            )
 
-    def _earlier(self, index: int, row: dict[str, Any]) -> str:
+    def _run(self, indices: list[int]) -> str:
+        kept = True
+
+        def asked() -> Iterator[Asked]:
+            for index in indices:
+                if not kept:
+                    return
+                plan = self._plan(index)
+                self._say(f"run {index + 1} of {len(self.plans.asked)}: {_words(plan)} ...")
+                question = {str(name): value for name, value in self.plans.asked.iloc[index].items()}
+                told = {"in_domain": bool(self.plans.columns["in_domain"][index])}
+                yield Asked(question, plan, self._predicted(index), 1, told)
+
+        def tell(place: int, text: str) -> None:
+            self._say(f"run {indices[place] + 1}: {text}")
+
+        with closing(self.record.run_all(self.launcher, asked(), self._broken_by, tell)) as runs:
+            for place, done in runs:
+                self._add(indices[place], done.row, earlier=False)
+                tell(place, _outcome(self._runs[indices[place]]))
+                if done.trouble:
+                    kept = False
+                    self._note(f"The run is not stored: {done.trouble}")
+        return "done" if kept else "failed"
+
+    def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return broken_bounds(self.job, row)
+
+    def _earlier(self, index: int, row: dict[str, Any]) -> None:
         self._say(f"run {index + 1} of {len(self.plans.asked)}: measured before, not run again")
         self._add(index, row, earlier=True)
-        return ""
 
     def _add(self, index: int, row: dict[str, Any], earlier: bool) -> None:
-        self.runs.append(
-            ValidatedRun(
-                self._plan(index), row, self._predicted(index), bool(self.plans.columns["in_domain"][index]),
-                index == self.plans.reference, earlier, broken_bounds(self.job, row),
-            )
+        self._runs[index] = ValidatedRun(
+            self._plan(index), row, self._predicted(index), bool(self.plans.columns["in_domain"][index]),
+            index == self.plans.reference, earlier, self._broken_by(row),
         )  # fmt: skip
 
     def _plan(self, index: int) -> dict[str, Any]:
@@ -140,6 +159,35 @@ class _Bench:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self._say(text)
+
+
+def _words(plan: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size", "zero_stage"))
+
+
+def _outcome(run: ValidatedRun) -> str:
+    if run.status != "ok":
+        return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
+    name = "iteration_time_s"
+    return f"{run.result(name):.4g} s, {run.predicted[name]:.4g} s predicted"
+
+
+def _joined(
+    chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job
+) -> _Chosen:
+    """With other plans after them; each is a record, and attributes of a trial with what was predicted of it."""
+    plans = [plan for plan, _ in others]
+    columns: Columns = {name: np.array([plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
+    columns["recompute"] = np.array([RECOMPUTE_CODES[plan["recompute"]] for plan in plans], np.int8)
+    width = max(len(plan["stage_clock_mhz"]) for plan in plans)
+    columns["stage_clock_mhz"] = np.full((len(plans), width), np.nan)
+    for row, plan in enumerate(plans):
+        columns["stage_clock_mhz"][row, : len(plan["stage_clock_mhz"])] = plan["stage_clock_mhz"]
+    for name in (f"{name}{end}" for name in RESULTS for end in ("", "_low", "_high")):
+        columns[name] = np.array([told.get(f"predicted_{name}", np.nan) for _, told in others], float)
+    columns["in_domain"] = np.array([bool(told.get("in_domain")) for _, told in others])
+    asked = pd.concat([chosen.asked, measurement_columns(job, columns)], ignore_index=True)
+    return replace(chosen, asked=asked, columns=_stacked(chosen.columns, columns))
 
 
 def _known(asked: pd.DataFrame, stored: pd.DataFrame) -> dict[int, dict[str, Any]]:

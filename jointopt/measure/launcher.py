@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jointopt.errors import UsageError, nearest
 from jointopt.measure.failures import Failure
@@ -20,7 +22,10 @@ RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "re
 
 
 class Launcher(Protocol):
-    """Runs plans of a job, one at a time; ``tests/contracts/test_launchers.py`` holds what each must keep."""
+    """Runs plans of a job, one at a time (`ManyAtOnce`: several).
+
+    ``tests/contracts/test_launchers.py`` holds what each must keep.
+    """
 
     name: str
 
@@ -37,6 +42,47 @@ class Launcher(Protocol):
         A run that fails is a row too: ``status`` oom, failed or timeout. Raises LauncherError only where no run
         of this launcher could be started. Whatever happens, an interrupt too, nothing that was started is left.
         """
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run of several that was asked for: its place among their plans, its row, and how long it held its GPUs."""
+
+    place: int
+    row: Mapping[str, Any]
+    seconds: float
+
+
+Say = Callable[[int, str], None]  # the place of a plan, and what becomes of its run
+
+
+@runtime_checkable
+class ManyAtOnce(Launcher, Protocol):
+    """A launcher that does not own the machine of its runs, so that several are on their way at once."""
+
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], say: Say) -> Generator[Ended, None, None]:
+        """Start runs of all ``plans``, and give each as it ends.
+
+        Nothing more is started after a LauncherError, which is raised when all that were started have ended.
+        KeyboardInterrupt, and closing the generator, end what is on its way; runs that had ended by then are still
+        given, where the generator is not closed.
+        """
+
+
+def run_all(
+    launcher: Launcher, job: Job, plans: Iterable[Mapping[str, Any]], say: Say
+) -> Generator[Ended, None, None]:
+    """Runs of ``plans``, each given as it ends: at once where the launcher is one of `ManyAtOnce`, else in order.
+
+    A plan is drawn from ``plans`` when its run begins. Raises what the launcher raises.
+    """
+    if isinstance(launcher, ManyAtOnce):
+        yield from launcher.run_all(job, plans, say)
+        return
+    for place, plan in enumerate(plans):
+        started = time.monotonic()
+        row = launcher.run(job, plan)
+        yield Ended(place, row, time.monotonic() - started)
 
 
 def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from jointopt.jobfile import job_mapping
 from jointopt.measure import node_meters
 from jointopt.measure import slurm_control as control
 from jointopt.measure.command import CommandProgram
-from jointopt.measure.failures import Failure, failure_of, is_full
-from jointopt.measure.launcher import judged
+from jointopt.measure.launcher import Ended, Say, judged
 from jointopt.measure.process import tail
 from jointopt.measure.program import MegatronProgram, Program, TorchrunProgram
-from jointopt.measure.slurm_control import SlurmJob
-from jointopt.measure.slurm_script import EXIT, LOG, script
+from jointopt.measure.slurm_control import NoAnswerError, RefusedError, SlurmJob
+from jointopt.measure.slurm_script import LOG, script
+from jointopt.measure.slurm_watch import End, Submission, why_failed, written_in
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, Columns
 from jointopt.spec.job import Job
@@ -35,8 +34,6 @@ DEFAULT_FOLDER = Path("jointopt-slurm")
 DEFAULT_LIMIT_S = 1800.0
 PROGRAMS = ("torchrun", "megatron", "command")
 _STATE, _DONE, _SCRIPT = "state.json", "done", "job.sh"
-_MOST_RESTARTS = 3
-_GRACE_S = 20.0  # files of another node may come late over a shared folder
 
 
 class SlurmLauncher:
@@ -47,7 +44,7 @@ class SlurmLauncher:
     result. GPUs run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by
     `jointopt exec` on each node; without ``meter`` the program is started alone. ``limit_s`` is the longest that a run
     may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by its
-    plan; Ctrl-C cancels it.
+    plan; Ctrl-C cancels it. Several runs are in the queue at once where they are asked for at once.
     """
 
     name = "slurm"
@@ -60,7 +57,7 @@ class SlurmLauncher:
         self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
         self.program = _program(program, command, checkout, iterations, warmup_iterations)
         self.default_clocks, self.meter = default_clocks, meter
-        self._delivered: Path | None = None
+        self._delivered: Iterator[Ended] | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
             raise UsageError(
                 f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold."
@@ -76,33 +73,47 @@ class SlurmLauncher:
         """The measurement of ``plan``, or how its job failed; an interrupt cancels the job."""
         self.candidates(job)
         self._accept()
-        folder = self._open(job, plan)
-        number = self._number(job, plan, folder)
+        fleet = _Fleet(self, job, enumerate([plan]), lambda place, text: None)
+        runs = fleet.ended()
         try:
-            row = self._row(job, plan, folder, self._watched(number, folder))
+            ended = next(runs)
         except KeyboardInterrupt:
-            control.cancel(number)
-            _close(folder)
+            fleet.cancel()
             raise
-        except LauncherError:
-            _close(folder)
+        self._deliver(runs)
+        return ended.row
+
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], say: Say) -> Generator[Ended, None, None]:
+        """As `jointopt.measure.launcher.ManyAtOnce`: one job each, all of them in the queue together.
+
+        Where Slurm takes no more jobs while some are on their way, the others are submitted as those end.
+        """
+        self.candidates(job)
+        fleet = _Fleet(self, job, enumerate(plans), say)
+        try:
+            yield from fleet.ended()
+        except KeyboardInterrupt:
+            yield from fleet.rescued()
             raise
-        self._deliver(folder)
-        return dict(plan) | row
+        except GeneratorExit:
+            fleet.cancel()
+            raise
 
     def script(self, job: Job, plan: Mapping[str, Any], folder: Path | None = None) -> str:
         """What sbatch receives for ``plan``; nothing is written or submitted."""
-        place = folder or self.folder / self._name(job, plan) / "1"
+        place = folder or self.folder / self.job_name(job, plan) / "1"
         words = self.program.words(job, plan, place)
         if self._metered(job):
             words = node_meters.metered_words(words, job, place, self.default_clocks)
-        return script(self._name(job, plan), job.cluster, job.slurm, words, place, self.limit_s, _words(plan))
+        return script(
+            self.job_name(job, plan), job.cluster, job.slurm, words, place, self.limit_s, _words(plan)
+        )
 
     # --- one submission
 
-    def _open(self, job: Job, plan: Mapping[str, Any]) -> Path:
+    def open_folder(self, job: Job, plan: Mapping[str, Any]) -> Path:
         """The folder of the last submission of the plan if nobody has its row, else a new one."""
-        base = self.folder / self._name(job, plan)
+        base = self.folder / self.job_name(job, plan)
         try:
             base.mkdir(parents=True, exist_ok=True)
             last = max((int(p.name) for p in base.iterdir() if p.name.isdigit()), default=0)
@@ -113,11 +124,15 @@ class SlurmLauncher:
             raise _unwritable(self.folder, error) from error
         return base / str(last + 1)
 
-    def _number(self, job: Job, plan: Mapping[str, Any], folder: Path) -> int:
-        """The Slurm job of the folder: the one that an earlier process submitted, or a new one."""
-        known = _submitted(folder) or control.named(self._name(job, plan))
-        if known and (_written(folder) or _is_named(control.state(known), self._name(job, plan))):
-            return known
+    def submitted(self, job: Job, plan: Mapping[str, Any], folder: Path) -> tuple[int | None, str]:
+        """The Slurm job of the folder, and how it was found: one of an earlier process, or a new one.
+
+        None for one that has left its result and whose number nobody noted.
+        """
+        name = self.job_name(job, plan)
+        known = _noted(folder) or control.named(name)
+        if written_in(folder) or (known and _is_named(control.state(known), name)):
+            return known, f"Slurm job {known or ''} was submitted before"
         try:
             self.program.prepare(job, plan, folder)
             node_meters.write_plan(plan, folder)
@@ -127,9 +142,9 @@ class SlurmLauncher:
         number = control.submit(folder / _SCRIPT)
         with suppress(OSError):  # without it the job is found by its name
             (folder / _STATE).write_text(json.dumps({"job": number}), encoding="utf-8")
-        return number
+        return number, f"Slurm job {number} is submitted"
 
-    def _name(self, job: Job, plan: Mapping[str, Any]) -> str:
+    def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The same for the same run in the same folder, whatever process asks; Slurm shows it as the job's name."""
         mapping = job_mapping(job)
         told = {key: mapping[key] for key in ("model", "training", "cluster")}
@@ -137,153 +152,152 @@ class SlurmLauncher:
         text = json.dumps([str(self.folder), self.program.name, told, asked], sort_keys=True, default=str)
         return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    # --- watching
-
-    def _watched(self, number: int, folder: Path) -> _End:
-        """Waits until the job is over, in the queue without a limit."""
-        waits = _backoff(self.poll_s)
-        while True:
-            written = _written(folder)
-            job = _settled(number, next(waits))
-            if written is not None and written.code == 0:
-                return _End(job, written)
-            if job is None or job.ended:
-                return _End(job, _written(folder) or self._late(folder, job))
-            if job.stuck or job.restarts > _MOST_RESTARTS:
-                control.cancel(number)
-                _refuse(job)
-                return _End(job, None)
-            time.sleep(next(waits))
-
-    def _late(self, folder: Path, job: SlurmJob | None) -> _Written | None:
-        """What the job wrote down at its end, where the shared folder shows it late."""
-        until = time.monotonic() + (_GRACE_S if job is None or job.state in ("COMPLETED", "FAILED") else 0.0)
-        while (found := _written(folder)) is None and time.monotonic() < until and not is_full(folder):
-            time.sleep(0.5)
-        return found
-
     def _metered(self, job: Job) -> bool:
         return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
 
-    def _row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: _End) -> dict[str, Any]:
+    def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
+        """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
         log = tail(folder / LOG) if (folder / LOG).is_file() else ""
-        whole = end.code == 0 and (
-            end.written is not None or (end.job is not None and end.job.state == "COMPLETED")
-        )
-        failure = _failure(end, log, folder, self.limit_s)
-        row = judged(self.program.results(job, folder, log), whole, failure)
+        failure = why_failed(end, log, folder, self.limit_s)
+        row = judged(self.program.results(job, folder, log), end.whole, failure)
         if self._metered(job):
             node_meters.check_settable(folder, end.code, log)
             row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
         row = {name: value for name, value in row.items() if name in COLUMNS}
-        return row | {"notes": "; ".join(filter(None, [str(row["notes"] or ""), end.words]))}
+        return dict(plan) | row | {"notes": "; ".join(filter(None, [str(row["notes"] or ""), end.words]))}
 
-    # --- rows that were handed over
+    # --- a single row that was handed over
 
-    def _deliver(self, folder: Path) -> None:
+    def _deliver(self, runs: Iterator[Ended]) -> None:
         """A row counts as handed over when the next run is asked for, or this process ends in peace."""
         if self._delivered is None:
             atexit.register(self._accept)
-        self._delivered = folder
+        self._delivered = runs
 
     def _accept(self) -> None:
-        if self._delivered is not None:
-            _close(self._delivered)
+        for _ in self._delivered or ():
+            pass
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What a job wrote down at its end."""
+@dataclass
+class _Flight:
+    """A plan whose job is on its way; without a submission it is just being submitted."""
 
-    code: int
-    seconds: int
-
-
-@dataclass(frozen=True)
-class _End:
-    """How a job ended: what Slurm says (None = it no longer knows), and what the job wrote down."""
-
-    job: SlurmJob | None
-    written: _Written | None
-
-    @property
-    def code(self) -> int:
-        if self.written is not None:
-            return self.written.code
-        return -1 if self.job is None else self.job.exit_code
-
-    @property
-    def words(self) -> str:
-        """For the row's notes."""
-        if self.job is None:
-            return ""
-        job = self.job
-        waited = f", {job.queued_s:.0f} s in the queue" if job.queued_s >= 1 else ""
-        again = f", requeued {job.restarts} times" if job.restarts else ""
-        return f"Slurm job {job.number} on {job.nodes or 'no node'}{waited}{again}"
+    plan: Mapping[str, Any]
+    folder: Path
+    submission: Submission | None = None
 
 
-_MAY_COME_BACK = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-# What each end that Slurm states means; COMPLETED and FAILED are told by what the program left.
-_STATES = {
-    "BOOT_FAIL": ("failed", "a node did not boot"),
-    "CANCELLED": ("failed", "the job was cancelled, not by jointopt"),
-    "DEADLINE": ("timeout", "the job met its deadline"),
-    "NODE_FAIL": ("failed", "a node failed, through no fault of the plan"),
-    "OUT_OF_MEMORY": ("oom", "a node ran out of memory"),
-    "PREEMPTED": ("failed", "the job was preempted and not requeued"),
-    "REVOKED": ("failed", "the job was revoked by its cluster"),
-    "TIMEOUT": ("timeout", "Slurm's time limit ended it; slurm.time_limit_min sets it"),
-}
+class _Fleet:
+    """The jobs of one call that are on their way, by the place of their plan."""
 
-
-def _failure(end: _End, log: str, folder: Path, limit_s: float) -> Failure:
-    """Why there is no result, by the best witness: Slurm's state, the exit status, the end of the log."""
-    state = "" if end.job is None else end.job.state
-    if state in _STATES and failure_of(log, 1, False, limit_s).status != "oom":
-        return Failure(*_STATES[state])
-    if end.job is not None and not end.job.ended and end.written is None:
-        return Failure("failed", f"given up after {end.job.restarts} requeues, the last for {end.job.reason}")
-    if end.written is None and end.job is None:
-        return Failure("failed", "Slurm no longer knows the job, and it wrote down no exit status")
-    if end.code == 0:
-        return _without_result(folder)
-    timed_out = end.written is not None and end.code in (124, 137) and end.written.seconds >= limit_s
-    if is_full(folder):
-        log += "\nNo space left on device"
-    failure = failure_of(log, end.code, timed_out, limit_s)
-    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one tells more
-    first = _FIRST_TASK.search(log)
-    return Failure("failed", first[1]) if first and failure.reason == f"exit code {end.code}" else failure
-
-
-_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)
-
-
-def _without_result(folder: Path) -> Failure:
-    if is_full(folder):
-        return Failure("failed", f"the disk is full: {folder} has no room for the result")
-    return Failure(
-        "failed", f"the job ended well and left no result in {folder}; do all nodes see that folder?"
-    )
-
-
-def _refuse(job: SlurmJob) -> None:
-    """LauncherError where no job of the kind can ever start; a job that broke its nodes is a run that failed."""
-    if job.stuck and not job.reason.startswith("launch_failed"):
-        raise LauncherError(
-            f"Slurm job {job.number} can never start ({job.reason}) and was cancelled; change the section slurm of "
-            "the job file, or its cluster."
+    def __init__(
+        self, launcher: SlurmLauncher, job: Job, plans: Iterator[tuple[int, Mapping[str, Any]]], say: Say
+    ) -> None:
+        self._launcher, self._job, self._plans, self._say = launcher, job, plans, say
+        self._flights: dict[int, _Flight] = {}
+        self._refused: tuple[int, Mapping[str, Any]] | None = (
+            None  # to be submitted when another one has ended
         )
+        self._error: LauncherError | None = None
 
+    def ended(self) -> Iterator[Ended]:
+        """Every run as it ends; the first error when nothing is on its way any more."""
+        self._submit()
+        waits = _backoff(self._launcher.poll_s)
+        while self._flights:
+            time.sleep(next(waits))
+            for place in list(self._flights):
+                found = self._looked_at(place)
+                if found is not None:
+                    yield from self._handed_over(place, found)
+                    waits = _backoff(self._launcher.poll_s)
+                    self._submit()
+        if self._error is not None:
+            raise self._error
 
-def _settled(number: int, wait_s: float) -> SlurmJob | None:
-    """What Slurm says of the job, asked twice where it may be about to put the job back into the queue."""
-    job = control.state(number)
-    if job is not None and job.state in _MAY_COME_BACK:
-        time.sleep(wait_s)
-        return control.state(number) or job
-    return job
+    def rescued(self) -> Iterator[Ended]:
+        """After an interrupt: what has ended meanwhile; all else is cancelled."""
+        over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
+        self.cancel()
+        for place in over:
+            found = self._looked_at(place)
+            if found is not None:
+                yield from self._handed_over(place, found)
+
+    def cancel(self) -> None:
+        """End all jobs but those that have a result, which stays to be found."""
+        going = [flight for flight in self._flights.values() if written_in(flight.folder) is None]
+        control.cancel(list(filter(None, map(self._number, going))))
+        for flight in going:
+            _close(flight.folder)
+
+    def _number(self, flight: _Flight) -> int | None:
+        if flight.submission is None:  # interrupted while Slurm took it, or not
+            return control.named(self._launcher.job_name(self._job, flight.plan))
+        return flight.submission.number
+
+    def _submit(self) -> None:
+        """Everything that is left to be submitted and that Slurm takes."""
+        while self._error is None:
+            following = self._refused or next(self._plans, None)
+            self._refused = None
+            if following is None:
+                return
+            place, plan = following
+            try:
+                self._send(place, plan)
+            except RefusedError as error:
+                self._drop(place)
+                if not self._flights:
+                    self._error = error
+                self._refused = following
+                return
+            except NoAnswerError:
+                raise
+            except LauncherError as error:
+                self._fail(place, error)
+
+    def _send(self, place: int, plan: Mapping[str, Any]) -> None:
+        folder = self._launcher.open_folder(self._job, plan)
+        flight = self._flights[place] = _Flight(plan, folder)
+        number, words = self._launcher.submitted(self._job, plan, folder)
+        self._say(place, words)
+        flight.submission = Submission(number, folder, lambda text: self._say(place, text))
+
+    def _looked_at(self, place: int) -> tuple[dict[str, Any], End] | None:
+        """Row and end of a job that is over."""
+        flight = self._flights[place]
+        if flight.submission is None:
+            return None
+        try:
+            end = flight.submission.look()
+            return (
+                None if end is None else (self._launcher.row(self._job, flight.plan, flight.folder, end), end)
+            )
+        except NoAnswerError:
+            raise
+        except LauncherError as error:
+            self._fail(place, error)
+            return None
+
+    def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
+        """The row counts as handed over when the next one is asked for: until then the same plan finds it again."""
+        flight, (row, end) = self._flights.pop(place), found
+        yield Ended(place, row, end.seconds)
+        _close(flight.folder)
+
+    def _fail(self, place: int, error: LauncherError) -> None:
+        """Nothing more is submitted; what is on its way goes on."""
+        self._drop(place)
+        if self._flights:
+            self._say(place, str(error))
+        self._error = self._error or error
+
+    def _drop(self, place: int) -> None:
+        flight = self._flights.pop(place, None)
+        if flight is not None:
+            _close(flight.folder)
 
 
 def _backoff(most_s: float) -> Iterator[float]:
@@ -294,16 +308,7 @@ def _backoff(most_s: float) -> Iterator[float]:
         wait_s = min(wait_s * 1.5, most_s)
 
 
-def _written(folder: Path) -> _Written | None:
-    """The exit status that a job wrote down; None while there is none that can be read."""
-    try:
-        code, seconds = (folder / EXIT).read_text(encoding="utf-8").split()
-        return _Written(int(code), int(seconds))
-    except (OSError, ValueError):
-        return None
-
-
-def _submitted(folder: Path) -> int | None:
+def _noted(folder: Path) -> int | None:
     try:
         return int(json.loads((folder / _STATE).read_text(encoding="utf-8"))["job"])
     except (OSError, ValueError, KeyError, TypeError):

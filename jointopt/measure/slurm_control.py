@@ -28,9 +28,17 @@ _PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
 _ANSWER_S = 60.0
 
 
+class NoAnswerError(LauncherError):
+    """The controller is away: jobs go on, and nobody knows how they do."""
+
+
+class RefusedError(LauncherError):
+    """Slurm does not take a job, of this kind or now."""
+
+
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm says of one job; times are seconds, NaN where it says none."""
+    """What Slurm says of one job; ``_s`` are seconds, NaN where it says none, the others its own local times."""
 
     number: int
     name: str
@@ -40,6 +48,19 @@ class SlurmJob:
     exit_code: int
     nodes: str
     queued_s: float
+    ran_s: float = 0.0
+    submitted: str = ""
+    started: str = ""
+
+    @property
+    def told(self) -> str:
+        """Its state for people, in the words of a sentence; empty while Slurm has not looked at it."""
+        again = f", requeued {self.restarts} times" if self.restarts else ""
+        if self.state == "PENDING":
+            return "" if self.reason == "None" else f"waits ({self.reason}) since {self.submitted}{again}"
+        if self.state == "RUNNING":
+            return f"runs on {self.nodes} since {self.started}{again}"
+        return "" if self.state == "COMPLETING" else f"is {self.state.lower()}{again}"
 
     @property
     def ended(self) -> bool:
@@ -62,10 +83,10 @@ def check_installed() -> None:
 
 
 def submit(script: Path) -> int:
-    """The number of the new job. Raises LauncherError with what Slurm says where it takes none of the kind."""
+    """The number of the new job. Raises RefusedError with what Slurm says where it takes none of the kind, or now."""
     done = _call(["sbatch", "--parsable", str(script)])
     if done.returncode:
-        raise LauncherError(f"Slurm does not take the job ({script}): {_said(done)}.")
+        raise RefusedError(f"Slurm does not take the job ({script}): {_said(done)}.")
     return int(done.stdout.strip().partition(";")[0])  # a cluster's name may follow
 
 
@@ -82,9 +103,10 @@ def state(number: int) -> SlurmJob | None:
     return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
 
 
-def cancel(number: int) -> None:
-    """Asks Slurm to end the job; one that is over already is no error."""
-    _call(["scancel", str(number)])
+def cancel(numbers: Sequence[int]) -> None:
+    """Asks Slurm to end the jobs; one that is over already is no error."""
+    if numbers:
+        _call(["scancel", *map(str, numbers)])
 
 
 def parse_job(line: str) -> SlurmJob:
@@ -99,6 +121,9 @@ def parse_job(line: str) -> SlurmJob:
         exit_code=int(exit_code) or (128 + int(signal or 0) if signal not in ("", "0") else 0),
         nodes=_field(line, "NodeList", ""),
         queued_s=_between(_field(line, "SubmitTime", ""), _field(line, "StartTime", "")),
+        ran_s=_duration_s(_field(line, "RunTime", "")),
+        submitted=_field(line, "SubmitTime", "").replace("T", " "),
+        started=_field(line, "StartTime", "").replace("T", " "),
     )
 
 
@@ -115,6 +140,15 @@ def _between(start: str, end: str) -> float:
         return float("nan")
 
 
+def _duration_s(text: str) -> float:
+    """``[days-]hours:minutes:seconds``; 0 for anything else."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if found is None:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
+
+
 def _answer(words: Sequence[str], refusal: str = "") -> subprocess.CompletedProcess[str]:
     """What a question is answered; asked again while the controller does not, LauncherError after ten minutes.
 
@@ -126,7 +160,7 @@ def _answer(words: Sequence[str], refusal: str = "") -> subprocess.CompletedProc
         if done.returncode == 0 or (refusal and refusal in done.stderr):
             return done
         if time.monotonic() > until:
-            raise LauncherError(
+            raise NoAnswerError(
                 f"Slurm has not answered {words[0]} for {_PATIENCE_S:.0f} s: {_said(done)}; its jobs go on, and the "
                 "same command picks them up."
             )

@@ -34,7 +34,8 @@ _UNITS = {
     "peak_memory_gib": "GiB", "temperature_c": "°C",
 }  # fmt: skip
 _KIND = "measured runs"
-_GOING, _PROCESS = "going", "process"
+_GOING, _PROCESS, _LEFT = "going", "process", "left"
+_TIME = ("iteration_time_s",)  # what every run that succeeds has measured
 _EXPLANATION = (
     "Each trial is a plan that was run for real. Attributes `predicted_...` are what was expected before the run (with "
     "the ends of the 90 % interval), the others what was measured; a trial that failed says why in `notes`. Runs that "
@@ -55,6 +56,7 @@ class MeasuredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
         self._text = text
+        self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
         made = distributions_of(plans, np.nanmax(plans["stage_clock_mhz"], axis=1))
         self._distributions = {name: kind for name, kind in made.items() if name != "slack"}
         self.objectives = objectives
@@ -92,6 +94,17 @@ class MeasuredStudy:
         mine = _plan_key(plan)
         return any(trial.user_attrs.get("plan") == mine and not _is_lost(trial) for trial in trials)
 
+    def left(self, origin: str) -> list[FrozenTrial]:
+        """Trials of ``origin`` that nobody ended, and whose plans have not been run since: their runs may go on."""
+        with self._errors():
+            trials = self._study.get_trials(deepcopy=False)
+        last = {trial.user_attrs.get("plan"): trial for trial in trials}
+        return [
+            trial
+            for trial in last.values()
+            if trial.user_attrs.get(_LEFT) and trial.user_attrs.get("origin") == origin
+        ]
+
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **told: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix, ``told`` other attributes."""
         attributes = {"plan": _plan_key(plan), _PROCESS: _process(), **told}
@@ -108,6 +121,7 @@ class MeasuredStudy:
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **told: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
         with self._errors():
+            trial_id = self._moved.get(trial_id, trial_id)
             if row["status"] == "ok":
                 trial_id = self._suited(trial_id, row)
             for name, value in {**_results(row), **told}.items():
@@ -122,10 +136,12 @@ class MeasuredStudy:
             self._storage.set_trial_state_values(trial_id, state, values if good else None)
             self._draw()
 
-    def lose(self, trial_id: int) -> None:
-        """The trial ends without a result: its run was interrupted."""
+    def lose(self, trial_id: int, left: bool = False) -> None:
+        """The trial ends without a result: its run was interrupted, or ``left`` to itself."""
         with self._errors():
+            trial_id = self._moved.get(trial_id, trial_id)
             self._storage.set_trial_user_attr(trial_id, "status", "interrupted")
+            self._storage.set_trial_user_attr(trial_id, _LEFT, left)
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _errors(self) -> Any:
@@ -162,9 +178,9 @@ class MeasuredStudy:
 
     def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
         """A trial in a study of what is measured: before the first success nobody knows whether there is a meter."""
-        measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name))))
+        measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or _TIME
         trials = self._study.get_trials(deepcopy=False)
-        if measured == self.objectives or not measured or any(t.state == TrialState.COMPLETE for t in trials):
+        if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
             return trial_id
         told, old = self._study.user_attrs.get(_GOING), self._study
         self.objectives = measured
@@ -172,16 +188,17 @@ class MeasuredStudy:
         self._study = self._opened()
         self._study.set_user_attr(_GOING, told)
         new = [self._storage.create_new_trial(self._study._study_id, template_trial=t) for t in trials]
+        self._moved |= {trial._trial_id: moved for moved, trial in zip(new, trials, strict=True)}
         for moved, trial in zip(new, trials, strict=True):
             if trial.state.is_finished():  # failed runs: notes are found by the trial's id
                 self._note(moved, ())
-        return new[[trial._trial_id for trial in trials].index(trial_id)]
+        return self._moved[trial_id]
 
     def _end_lost(self) -> None:
         """Trials whose process was killed do not run any more."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _lives(trial.user_attrs.get(_PROCESS, "")):
-                self.lose(trial._trial_id)
+                self.lose(trial._trial_id, left=True)
 
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
         trial = self._storage.get_trial(trial_id)

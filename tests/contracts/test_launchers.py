@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from jointopt.measure.command import CommandLauncher
-from jointopt.measure.launcher import RESULTS, Launcher, launcher_names
+from jointopt.measure.launcher import RESULTS, Launcher, launcher_names, run_all
 from jointopt.measure.megatron import MegatronLauncher
 from jointopt.measure.process import MARK
 from jointopt.measure.replay import ReplayLauncher
@@ -103,7 +103,11 @@ def runs(setting: Setting) -> Runs:
     """Every plan of the setting and its row; real runs take their time, so each is run once for all tests."""
     launcher, job, _ = setting
     if launcher.name not in RUNS:
-        RUNS[launcher.name] = [(plan, launcher.run(job, plan)) for plan in plans(setting)]
+        asked = plans(setting)
+        ended = run_all(launcher, job, asked, lambda place, text: None)
+        RUNS[launcher.name] = [
+            (asked[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)
+        ]
     return RUNS[launcher.name]
 
 
@@ -159,6 +163,17 @@ def marked_by_a_run(process: psutil.Process) -> bool:
         return MARK in process.environ()
     except psutil.Error:
         return False
+
+
+def test_a_plan_alone_ends_as_it_does_among_others(setting: Setting, runs: Runs) -> None:
+    launcher, job, _ = setting
+    plan, row = runs[0]
+    assert launcher.run(job, plan)["status"] == row["status"]
+
+
+def test_of_no_plans_nothing_is_run(setting: Setting) -> None:
+    launcher, job, _ = setting
+    assert list(run_all(launcher, job, [], lambda place, text: None)) == []
 
 
 def test_asking_for_candidates_twice_gives_the_same(setting: Setting, runs: Runs) -> None:
