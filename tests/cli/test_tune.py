@@ -9,30 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.replay import ReplayLauncher
-
-JOB = """
-model: {num_layers: 24, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 16, vocab_size: 50272}
-training: {seq_length: 2048, global_batch_size: 256}
-cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4}
-objectives: [iteration_time_s]
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, make_runs, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job and its recorded runs."""
-    (tmp_path / "job.yaml").write_text(JOB)
-    make_runs().to_csv(tmp_path / "runs.csv", index=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(*flags: object) -> Result:
     return CliRunner().invoke(jointopt, ["tune", "job.yaml", "--launcher", "replay", *map(str, flags)])
 
 
-def test_json_holds_every_run_with_its_plan_status_and_results(folder: Path) -> None:
+def test_json_holds_every_run_with_its_plan_status_and_results(recorded: Path) -> None:
     result = run("--table", "runs.csv", "--budget", 3, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
@@ -45,7 +28,7 @@ def test_json_holds_every_run_with_its_plan_status_and_results(folder: Path) -> 
     assert all(0 <= index < 3 for index in document["front"])
 
 
-def test_progress_goes_to_stderr_and_the_table_to_stdout(folder: Path) -> None:
+def test_progress_goes_to_stderr_and_the_table_to_stdout(recorded: Path) -> None:
     result = run("--table", "runs.csv", "--budget", 2)
     assert "run 1: dp=" in result.stderr
     assert "* " in result.stdout
@@ -53,23 +36,15 @@ def test_progress_goes_to_stderr_and_the_table_to_stdout(folder: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(folder: Path) -> None:
+def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(recorded: Path) -> None:
     run("--table", "runs.csv", "--budget", 2, "--storage", "none")
-    assert not (folder / "jointopt.db").exists()
+    assert not (recorded / "jointopt.db").exists()
     run("--table", "runs.csv", "--budget", 2)
-    assert (folder / "jointopt.db").exists()
+    assert (recorded / "jointopt.db").exists()
 
 
-def test_an_interrupt_prints_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = ReplayLauncher.run, []
-
-    def interrupted(self, job, plan):
-        calls.append(plan)
-        if len(calls) > 2:
-            raise KeyboardInterrupt
-        return original(self, job, plan)
-
-    monkeypatch.setattr(ReplayLauncher, "run", interrupted)
+def test_an_interrupt_prints_what_there_is(recorded: Path, interrupt_after) -> None:
+    interrupt_after(2)
     result = run("--table", "runs.csv", "--budget", 5, "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["stopped"] == "interrupted"
@@ -86,9 +61,9 @@ def test_an_interrupt_prints_what_there_is(folder: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(
-    folder: Path, make_runs, flags, code, words
+    recorded: Path, make_runs, flags, code, words
 ) -> None:
-    make_runs(seq_length=1024).to_csv(folder / "other.csv", index=False)
+    make_runs(seq_length=1024).to_csv(recorded / "other.csv", index=False)
     result = run(*flags)
     assert result.exit_code == code
     assert words in result.stderr.splitlines()[-1]
