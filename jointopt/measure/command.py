@@ -133,7 +133,7 @@ class CommandLauncher:
     The command writes an object of result columns (``iteration_time_s``, and what else it measured) to ``{result}``;
     ``{folder}`` is a folder of its own. Logs and results stay in ``logs`` where a folder is given. For a job of one
     node the GPUs of this machine run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are
-    metered; on several nodes clocks are the command's own affair.
+    metered; on several nodes clocks are the command's own affair, and the row says so.
     """
 
     name = "command"
@@ -165,7 +165,9 @@ class CommandLauncher:
     def _under_plan(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if job.cluster.nodes > 1:
             row = self._measure(job, plan, folder)
-            return {name: value for name, value in row.items() if name not in WINDOW}
+            row = {name: value for name, value in row.items() if name not in WINDOW}
+            remark = self._about_clocks(job, plan) if row["status"] == STATUSES[0] else ""
+            return row | {"notes": "; ".join(filter(None, [row["notes"], remark]))}
         try:
             with under_plan(plan, self.default_clocks) as conditions:
                 row = self._measure(job, plan, folder)
@@ -173,6 +175,18 @@ class CommandLauncher:
             return failed("failed", str(error))
         window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
         return conditions.added_to(row, window, iterations)
+
+    def _about_clocks(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """Who set the clocks of a run on several nodes, which cannot be reached from here; blank where none are set."""
+        told = "stage_clock_mhz" in self.program.template.fields
+        if job.cluster.gpu.clock_min_mhz is None or (_is_blank(plan.get("stage_clock_mhz")) and not told):
+            return ""
+        if told:
+            return f"clocks of {job.cluster.nodes} nodes were left to the command"
+        return (
+            f"clocks of {job.cluster.nodes} nodes were not set, and the command is not told them: it has no "
+            "{stage_clock_mhz}"
+        )
 
     def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         words = self.program.words(job, plan, folder)
