@@ -24,11 +24,12 @@ def ingest(ctx: click.Context, table: Path, storage: str) -> None:
     Example:
       jointopt ingest runs.csv
     """
+    from jointopt.gpu_rules import MEASUREMENT_RULES
     from jointopt.report.unused import unused_lines
     from jointopt.store import Store
     from jointopt.tables import problem_lines, read_measurements
 
-    good, problems = read_measurements(table)
+    good, problems = read_measurements(table, MEASUREMENT_RULES)
     added = Store(storage).add(good, origin=str(table.resolve()))
     refused = problem_lines(problems)
     for line in [*refused, *unused_lines(good)]:

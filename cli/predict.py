@@ -42,6 +42,6 @@ def predict(
     from jointopt.tables import read_table, write_table
 
     known = read_table(measured) if measured else None
-    predicted = predicted_table(read_table(table), surrogate, known, calibration)
+    predicted = predicted_table(read_table(table), surrogate, known, calibration, common.remark)
     write_table(predicted, out)
     click.echo(f"{len(predicted):,} rows written to {out}.", err=True)

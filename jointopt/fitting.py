@@ -66,6 +66,8 @@ def move_memory(out: pd.DataFrame, priced: Priced, measured: pd.DataFrame | None
     fits = load <= load_limit(source_weights(margin, MemoryEvidence()), margin)
     columns = [f"predicted_peak_memory_gib{suffix}" for suffix in ("", "_low", "_high")]
     for source, evidence in ({} if measured is None else _evidence_of(measured)).items():
+        if not len(evidence):
+            continue
         own = priced.runs.source == source
         weights = source_weights(margin, evidence)
         out.loc[index[own], columns] *= float(np.exp(weights @ GRID))

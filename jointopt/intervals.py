@@ -106,6 +106,16 @@ def with_time_interval(columns: Columns, half_width: Floats, inside: Bools) -> C
     return out
 
 
+def outside_of_domain(columns: Columns) -> Columns:
+    """``columns`` of `add_intervals` where nothing supports any plan: times at least as uncertain as the unknown's."""
+    ends = [
+        np.abs(np.log(columns[f"iteration_time_s_{e}"] / columns["iteration_time_s"]))
+        for e in ("low", "high")
+    ]
+    nowhere = np.zeros(len(ends[0]), bool)
+    return with_time_interval(columns, np.maximum(*ends), nowhere) | {"in_domain": nowhere}
+
+
 def _bounds(error: dict[str, list[float]], known: Bools) -> tuple[Any, Any]:
     (low, high), (wide_low, wide_high) = error["known"], error["unknown"]
     return np.where(known, low, wide_low), np.where(known, high, wide_high)

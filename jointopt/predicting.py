@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import numpy as np
 from jointopt.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.correcting import Correction, Move, correct_memory, load_surrogate
 from jointopt.errors import JointOptError, TableError
-from jointopt.intervals import RESULTS, add_intervals
+from jointopt.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.schema import Columns, Ints
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.learning import Part, PricedPlans
+    from jointopt.workloads import Workload
 
 _FLAGS = ("predicted_fits", "in_domain")
+_MOST_REASONS = 5  # that are told one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
 
@@ -31,13 +33,15 @@ def predict(
     surrogate: str = "none",
     measured: pd.DataFrame | None = None,
     calibration: Calibration | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
     """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
     columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate. Where they
     share no name in the column source with the table, that column tells nothing apart.
-    ``calibration``: what was learned of a GPU, used for the rows that run on it.
+    ``calibration``: what was learned of a GPU, used for the rows that run on it. ``say`` is told, a sentence each, of
+    measured runs that teach nothing and of rows that cannot be predicted.
     A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
     Raises TableError for a cell that makes no sense, and where no row can be predicted.
     """
@@ -55,6 +59,9 @@ def predict(
         # the runs were given for this table: then all rows are taken to be of one source
         asked, measured = (t.drop(columns="source", errors="ignore") for t in (table, measured))
     parts = parts_by_source(asked, found, _MOST_ROWS)
+    told = say or (lambda _: None)
+    if measured is not None:
+        measured = _of_use(measured, {part.source for batch in parts for part in batch}, told)
     correction = None if learned is None else Correction.after(learned, measured)
     answers = _answers(parts, correction)
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
@@ -67,6 +74,7 @@ def predict(
     if learned is not None:
         out = correct_memory(out, [answer.part for answer in priced], measured)
     out["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
+    _tell_unpredicted(reasons, told)
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
 
@@ -75,6 +83,66 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
     """Whether some name of a source stands in both tables, or in neither any."""
     named = [set(t["source"].dropna()) if "source" in t else set() for t in (measured, table)]
     return bool(named[0] & named[1]) or not (named[0] or named[1])
+
+
+def _of_use(measured: pd.DataFrame, asked: set[str], say: Callable[[str], None]) -> pd.DataFrame:
+    """The measured runs that can be priced; ``say`` hears of the others, and of those whose source nobody asks about.
+
+    Raises TableError where none can be priced.
+    """
+    from jointopt.learning import parts_by_source, with_results
+    from jointopt.report.unused import silent_lines
+    from jointopt.workloads import workloads
+
+    try:
+        found, reasons = workloads(measured)
+    except TableError as error:
+        text = str(error)
+        raise TableError(
+            f"Nothing can be learned from the measured runs: {text[:1].lower()}{text[1:]}"
+        ) from error
+    for reason, count, row in _by_reason(reasons):
+        say(f"{_runs(count, len(measured))} teach nothing (row {row + 1}): {reason}")
+    for line in silent_lines(with_results(measured)):
+        say(f"Measured runs: {line}")
+    parts = [part for batch in parts_by_source(measured, found, _MOST_ROWS) for part in batch]
+    strangers = [part.work for part in parts if part.source not in asked]
+    if strangers:
+        count = sum(len(work.rows) for work in strangers)
+        say(
+            f"{_runs(count, len(measured))} are of no source, framework, GPU and node size of the table "
+            f"({_kinds(strangers)}): nothing was learned from them."
+        )
+    return measured.drop(index=measured.index[list(reasons)]) if reasons else measured
+
+
+def _runs(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} measured runs"
+
+
+def _kinds(works: Sequence[Workload]) -> str:
+    """What software and nodes runs are of, at most three kinds by name."""
+    jobs = [work.job for work in works]
+    named = [f"{j.training.framework.name} on {j.cluster.gpus_per_node} x {j.cluster.gpu.id}" for j in jobs]
+    kinds = list(dict.fromkeys(named))
+    return ", ".join([*kinds[:3], *(["..."] if len(kinds) > 3 else [])])
+
+
+def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
+    """(reason, how many rows, the first of them), the commonest first."""
+    rows: dict[str, list[int]] = {}
+    for row, reason in sorted(reasons.items()):
+        rows.setdefault(reason, []).append(row)
+    return sorted(((r, len(at), at[0]) for r, at in rows.items()), key=lambda found: (-found[1], found[2]))
+
+
+def _tell_unpredicted(reasons: Mapping[int, str], say: Callable[[str], None]) -> None:
+    found = _by_reason(reasons)
+    for reason, count, row in found[:_MOST_REASONS]:
+        say(f"{count:,} row{'s' * (count > 1)} not predicted (row {row + 1}): {reason}")
+    if len(found) > _MOST_REASONS:
+        rest = sum(count for _, count, _ in found[_MOST_REASONS:])
+        say(f"{rest:,} more rows not predicted; the column not_predicted says why.")
 
 
 @dataclass(frozen=True)
@@ -102,7 +170,7 @@ def _answered(batch: Sequence[Part], correction: Correction | None) -> Iterator[
     for part in batch:
         try:
             found = PricedPlans.of(part.work)
-            runs += [] if correction is None else [found.runs(part.source, correction.knows(part.source))]
+            runs += [] if correction is None else [found.runs(part.source)]
             priced.append((part, found))
         except JointOptError as error:
             yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
@@ -121,6 +189,8 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     columns = add_intervals(job, columns)
     if move is not None:
         columns = move.applied(job, columns)
+    if not plans.as_stated:
+        columns = outside_of_domain(columns)
     fits = columns["peak_memory_gib"] <= memory_limit_gib(job)
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
     return kept | {"in_domain": columns["in_domain"], "predicted_fits": fits}

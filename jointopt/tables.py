@@ -60,10 +60,11 @@ def read_table(path: Path) -> pd.DataFrame:
     return table
 
 
-def read_measurements(path: Path) -> tuple[pd.DataFrame, list[Problem]]:
+def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[pd.DataFrame, list[Problem]]:
     """The good rows of a measurement file as `check_measurements` returns them, and what is wrong with the others.
 
     A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
+    ``rules``: by default `RULES`.
     Raises TableError for a file that is no table.
     """
     text = _read_text(path)
@@ -80,7 +81,7 @@ def read_measurements(path: Path) -> tuple[pd.DataFrame, list[Problem]]:
         return pd.DataFrame(columns=header), ragged
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(records)
-    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines)
+    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines, rules)
     return good, sorted([*problems, *ragged], key=lambda problem: problem.line)
 
 
@@ -224,14 +225,14 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_measurements(
-    frame: pd.DataFrame, lines: Sequence[int] | None = None
+    frame: pd.DataFrame, lines: Sequence[int] | None = None, rules: Sequence[Rule] | None = None
 ) -> tuple[pd.DataFrame, list[Problem]]:
     """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
 
     ``lines`` are the rows' lines in their file; by default row i stands on line i + 2. Checked are the kind and the
-    range of every cell, and what `RULES` says of cells together; a blank cell is unknown and breaks no rule. A result
-    of zero on a run that did not finish becomes blank. Columns that the schema does not know are kept. Raises
-    TableError for a table without rows, without any known column, or with a column twice.
+    range of every cell, and what ``rules`` (by default `RULES`) say of cells together; a blank cell is unknown and
+    breaks no rule. A result of zero on a run that did not finish becomes blank. Columns that the schema does not know
+    are kept. Raises TableError for a table without rows, without any known column, or with a column twice.
     """
     _check_columns(frame)
     _need_known_columns(frame)
@@ -243,7 +244,7 @@ def check_measurements(
         for name, wrong, expected in faults
         for row in np.flatnonzero(wrong).tolist()
     ]
-    for rule, broken in broken_rules(clean, RULES):
+    for rule, broken in broken_rules(clean, RULES if rules is None else rules):
         rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail)).tolist()
         problems += [Problem(at[row], rule.columns[0], rule.complaint(clean.iloc[row])) for row in rows]
     bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
@@ -290,7 +291,7 @@ class Rule:
     """What the cells of one run must agree on. ``broken`` is false wherever a cell that it needs is blank."""
 
     columns: tuple[str, ...]  # the first one is blamed
-    expected: str
+    expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
     broken: Callable[[pd.DataFrame], pd.Series]
     may_fail: bool = False  # no contradiction where the run failed: that may be just why
 
@@ -299,7 +300,8 @@ class Rule:
         cells = (
             f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name])
         )
-        return f"expected {self.expected}, got {' '.join(cells)}"
+        expected = self.expected if isinstance(self.expected, str) else self.expected(run)
+        return f"expected {expected}, got {' '.join(cells)}"
 
 
 def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:

@@ -16,6 +16,7 @@ from jointopt.catalog.gpus import load_gpu
 from jointopt.catalog.models import load_model
 from jointopt.cells import named_attention, named_dtype, row_codes
 from jointopt.errors import CatalogError, TableError, UsageError
+from jointopt.gpu_rules import GPU_RULES
 from jointopt.schema import COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.framework import Framework
@@ -58,12 +59,17 @@ class Workload:
     plans: Columns  # layout columns
     stage_clock_mhz: Floats  # (n, max pp), NaN beyond a plan's pp
     assumed: list[str]  # per row: names of defaulted columns, joined by a blank
+    as_stated: bool = (
+        True  # false where the GPU has no rate for the stated precision, and a wider one stands in
+    )
 
     def take(self, at: Ints) -> Workload:
         """The rows at positions ``at`` of this workload, in that order."""
         plans = {name: values[at] for name, values in self.plans.items()}
         assumed = [self.assumed[i] for i in at.tolist()]
-        return Workload(self.job, self.rows[at], plans, self.stage_clock_mhz[at], assumed)
+        return replace(
+            self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed
+        )
 
 
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
@@ -71,8 +77,8 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
 
     Blank cells get the framework's habit; those of a model's shape the catalogue's, where it knows the name. A row
     is left out, by position and with the reason, where it names no known GPU, lacks what nothing stands in for, or
-    could not run (degrees that do not multiply to its GPUs, more stages than layers). Raises TableError for a missing
-    column, a cell that makes no sense, or a table of which no row is left.
+    could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond the GPU's).
+    Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
     runs = _with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
@@ -185,7 +191,7 @@ def _impossible(runs: pd.DataFrame) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for reason, rows in checks.items():
         reasons = {int(row): reason for row in runs.index[rows]} | reasons
-    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS)):
+    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, *GPU_RULES)):
         reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
     return reasons
 
@@ -213,8 +219,9 @@ def _workload(rows: pd.DataFrame) -> Workload:
     bits = rows["assumed_plan"].to_numpy(np.int64)
     for name, mask in guessed.items():
         bits = bits | _bit(name, pd.Series(mask))
-    notes = _named(assumed, bits)
-    return Workload(job, rows.index.to_numpy(), plans, _clocks(rows, plans["pp"], gpu), notes)
+    notes, clocks = _named(assumed, bits), _clocks(rows, plans["pp"], gpu)
+    stated = named_dtype(str(first.get("dtype", ""))) or training.dtype
+    return Workload(job, rows.index.to_numpy(), plans, clocks, notes, as_stated=training.dtype == stated)
 
 
 def _named(assumed: list[str], bits: Ints) -> list[str]:

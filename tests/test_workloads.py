@@ -115,6 +115,8 @@ def test_a_cell_that_makes_no_sense_is_named_with_row_and_column(
         ({"stage_clock_mhz": "1410;1200;900"}, "stage_clock_mhz"),
         ({"gpu": "a40", "power_limit_w": 45}, "draws"),
         ({"power_limit_w": 700}, "power_limit_w"),
+        ({"clock_mhz": 3000}, "clock_mhz to be from 210 to 1410 MHz"),
+        ({"stage_clock_mhz": "100"}, "stage_clock_mhz to be from 210 to 1410 MHz"),
     ],
 )
 def test_a_row_that_cannot_be_predicted_says_why_and_stops_no_other(
@@ -166,6 +168,22 @@ def test_precisions_are_understood_or_the_next_wider_one_is_assumed(
     found = predict(run | {"dtype": dtype}, run | {"dtype": same_as})
     assert found.assumed[0] == assumed
     assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "inside"),
+    [("h100-sxm5-80gb", "fp4", False), ("a100-sxm4-80gb", "fp8", False), ("v100-sxm2-16gb", "bf16", False),
+     ("v100-sxm2-16gb", "fp8", False), ("a100-sxm4-80gb", "bf16", True), ("a100-sxm4-80gb", None, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("surrogate", ["none", "default"])
+def test_a_precision_that_the_gpu_lacks_is_never_in_domain(
+    gpu: str, dtype: str | None, inside: bool, surrogate: str
+) -> None:
+    run = {"gpu": gpu, "attention": "fused", "framework": "megatron-lm"}
+    found = jointopt.predict(table(run | {"dtype": dtype}, run | {"dtype": "fp16"}), surrogate)
+    assert found.in_domain.tolist() == [inside, True]
+    width = found.predicted_iteration_time_s_high / found.predicted_iteration_time_s_low
+    assert inside or width[0] > 1.5 * width[1]
 
 
 def test_tf32_is_fp32_on_tensor_cores() -> None:

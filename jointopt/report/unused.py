@@ -6,6 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from jointopt.catalog.gpus import load_gpu
+from jointopt.cells import named_dtype
 from jointopt.errors import CatalogError
 from jointopt.schema import COLUMNS
 
@@ -31,14 +32,38 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
             lines.append(
                 f"{int((runs['gpu'] == name).sum()):,} rows are kept, and never learned from: {error}"
             )
+    return lines + _without_rate(runs) + silent_lines(runs)
+
+
+def silent_lines(runs: pd.DataFrame) -> list[str]:
+    """One sentence where rows of a measurement table have no result that anything learns from."""
     ended = (
         runs["status"].isin(["oom", "failed", "timeout"]) if "status" in runs else runs.index != runs.index
     )
     silent = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1) & ~ended
-    if silent.any():
-        lines.append(
-            f"{int(silent.sum()):,} rows have neither a result ({', '.join(_RESULTS)}) nor the status oom or failed."
-        )
+    if not silent.any():
+        return []
+    return [
+        f"{int(silent.sum()):,} rows have neither a result ({', '.join(_RESULTS)}) nor the status oom or failed."
+    ]
+
+
+def _without_rate(runs: pd.DataFrame) -> list[str]:
+    """One sentence for each precision that no source states a rate of on its GPU."""
+    if not {"gpu", "dtype"} <= set(runs):
+        return []
+    lines = []
+    for (name, text), rows in runs.groupby(["gpu", "dtype"], sort=False):
+        dtype = named_dtype(str(text))
+        try:
+            known = dtype is None or dtype in load_gpu(str(name)).peak_tflops
+        except CatalogError:
+            known = True  # told of already
+        if not known:
+            lines.append(
+                f"{len(rows):,} rows are in {dtype} on {name}, of which no source states a rate: they are priced in a "
+                "wider precision, and called out of domain."
+            )
     return lines
 
 

@@ -48,6 +48,15 @@ def test_a_bad_row_is_named_and_the_good_ones_are_kept(folder: Path) -> None:
     assert not Path("jointopt.db").exists()
 
 
+def test_a_clock_that_the_gpu_does_not_have_is_named_with_line_and_column(folder: Path) -> None:
+    done = ingest("gpu,clock_mhz,iteration_time_s\na40,1740,1.5\na40,1980,1.4\n")
+    assert (done.exit_code, done.stdout) == (2, "1 rows added, 0 known already, 1 refused.\n")
+    assert done.stderr == (
+        "runs.csv, line 3, column clock_mhz: expected clock_mhz to be from 210 to 1740 MHz on this GPU, "
+        "got clock_mhz=1980 gpu=a40.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "options", "complaint"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,59 @@ def test_power_and_energy_of_hardware_without_a_power_model_stay_blank(table, op
 def test_a_folder_is_a_surrogate_too(table, trained):
     assert run("runs.csv", "--surrogate", trained, "--out", "out.csv").exit_code == 0
     assert np.isfinite(pd.read_csv("out.csv")["predicted_iteration_time_s"]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"gpu": "rtx-1"},
+            "Nothing can be learned from the measured runs: .*row 1: The GPU 'rtx-1' is not in the cat",
+        ),
+        ({"tp": "two"}, "Nothing can be learned from the measured runs: row 1 .*tp must be a whole number"),
+    ],
+)
+def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, change, words):
+    table.assign(**change).to_csv("measured.csv", index=False)
+    result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert re.search(words, result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"gpu": "h100-sxm5-80gb"},
+            r"20 of 20 .* \(megatron-lm on 4 x h100-sxm5-80gb\): nothing was learned from them",
+        ),
+        ({"framework": "nemo"}, r"20 of 20 .* \(nemo on 4 x a100-sxm4-40gb\): nothing was learned from them"),
+        ({"iteration_time_s": None}, "20 rows have neither a result"),
+    ],
+)
+def test_measured_runs_that_say_nothing_of_the_table_are_told(table, change, words):
+    run("runs.csv", "--out", "before.csv")
+    table.assign(**change).to_csv("measured.csv", index=False)
+    result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
+    assert result.exit_code == 0
+    assert re.search(words, result.stderr.splitlines()[0])
+    assert Path("out.csv").read_bytes() == Path("before.csv").read_bytes()
+
+
+def test_a_measured_run_that_cannot_be_priced_is_told_and_the_others_count(table):
+    table.assign(gpu=["rtx-1", *table["gpu"].tolist()[1:]]).to_csv("measured.csv", index=False)
+    result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
+    assert "1 of 20 measured runs teach nothing (row 1): The GPU 'rtx-1'" in result.stderr
+    assert error("out.csv") < 0.05
+
+
+def test_rows_that_are_not_predicted_are_told_with_their_reason(table):
+    table.assign(clock_mhz=[3000.0] * 2 + [1410.0] * 18).to_csv("fast.csv", index=False)
+    result = run("fast.csv", "--out", "out.csv")
+    assert result.stderr.startswith(
+        "2 rows not predicted (row 1): expected clock_mhz to be from 210 to 1410 MHz"
+    )
+    assert pd.read_csv("out.csv")["predicted_energy_j"].isna().sum() == 2
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,11 @@ def test_gpus_that_no_catalogue_knows_are_counted():
 def test_rows_without_any_result_are_counted():
     (line,) = unused_lines(pd.DataFrame([GOOD, {"gpu": "h100-sxm5-80gb"}]))
     assert line.startswith("1 rows have neither a result")
+
+
+def test_precisions_that_the_gpu_has_no_rate_for_are_told():
+    lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
+    assert lines == [
+        "1 rows are in fp4 on h100-sxm5-80gb, of which no source states a rate: they are priced in a wider precision, "
+        "and called out of domain."
+    ]
