@@ -56,9 +56,10 @@ def software_here() -> Software:
 
 
 def write_card(
-    file: Path, rows: pd.DataFrame, found: FoundGpu, gpu: Gpu, software: Software, space: Mapping[str, Any]
-) -> None:
-    """Writes the card of the table beside it; the date of an earlier card, of the first rows, stays."""
+    file: Path, rows: pd.DataFrame, found: FoundGpu, gpu: Gpu, software: Software, space: Mapping[str, Any],
+    idle: Mapping[str, float],
+) -> None:  # fmt: skip
+    """Writes the card of the table beside it; what an earlier card says of the first runs stays."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     earlier = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
     trained_on = software.gpu or "the processor: a trial of the command, worth nothing as a measurement"
@@ -79,6 +80,7 @@ def write_card(
             "catalogue_id": gpu.id, "name": found.name, "trained_on": trained_on, "memory_gib": found.memory_gib,
             "power_limit_w": found.power_limit_w, "driver": _smi("driver_version"),
             "persistence_mode": _smi("persistence_mode"), "ecc": _smi("ecc.mode.current"),
+            "before_the_first_run": earlier.get("gpu", {}).get("before_the_first_run", dict(idle)),
         },
         "software": {
             "jointopt": version("jointopt"), "commit": _commit(), "torch": software.torch, "cuda": software.cuda,

@@ -20,7 +20,7 @@ from jointopt.errors import JointOptError, TableError
 from jointopt.evaluation import evaluate
 from jointopt.learning import PricedPlans, with_results
 from jointopt.predicting import predict
-from jointopt.schema import Floats
+from jointopt.schema import Bools, Floats
 from jointopt.spec.job import Job
 from jointopt.tables import read_table
 from jointopt.workloads import Workload, workloads
@@ -32,6 +32,7 @@ SOURCE, TRIAL = "jointopt gpu-sweep", "trial of jointopt gpu-sweep"  # names in 
 TRIAL_WARNING = (
     "**A trial on the processor: only the command was tried, and no figure here is one of the GPU.**"
 )
+_SOFT = 0.05  # of a logarithm: errors above it count by their size, not by its square
 LEAST_ROWS = 8  # below them constants are not fitted
 
 
@@ -86,9 +87,10 @@ def _power(name: str, unit: str, low: float, high: float) -> Constant:
 CONSTANTS = (
     _habit("compute_factor", "", "iteration_time_s", 0.3, 5.0),
     _habit("elementwise_factor", "", "iteration_time_s", 0.1, 10.0),
-    _habit("host_floor_s", "s", "iteration_time_s", 0.0, 0.02),
-    _power("static_w", "W", 1.0, 400.0),
-    _power("active_w", "W", 0.0, 600.0),
+    _habit("host_floor_s", "s", "iteration_time_s", 0.0, 0.02),  # of one layer and micro-batch
+    _power(
+        "active_w", "W", 0.0, 600.0
+    ),  # static_w, which cannot be told from it here, is what the idle GPU draws
     _power("pj_per_flop", "pJ", 0.05, 10.0),
     _habit("activation_factor", "", "peak_memory_gib", 0.1, 4.0),
     _habit("memory_overhead_gib", "GiB", "peak_memory_gib", 0.0, 8.0),
@@ -135,55 +137,86 @@ class Physics:
         return out
 
 
-def fitted(table: pd.DataFrame, constants: Sequence[Constant], physics: Physics, rows: Floats) -> Floats:
-    """Values of ``constants`` with the least absolute log error on ``rows`` (mask), found by soft L1 least squares."""
-    quantity, job = constants[0].quantity, physics.works[0].job
-    measured = table[quantity].to_numpy(float)[rows]
-    low, high = (np.array([getattr(c, end) for c in constants]) for end in ("low", "high"))
-    start = np.clip([c.read(job) for c in constants], low + 1e-3 * (high - low), high - 1e-3 * (high - low))
+class Fitting:
+    """Constants of one quantity against the rows that tell it (mask ``rows``), by soft L1 of the log error."""
 
-    def residuals(share: Floats) -> Floats:
-        values = low + share * (high - low)
-        return np.asarray(np.log(physics.answers(quantity, constants, values.tolist())[rows] / measured))
+    def __init__(self, table: pd.DataFrame, quantity: str) -> None:
+        self.quantity, self.physics = quantity, Physics(table)
+        self.measured = table[quantity].to_numpy(float)
+        ran = (table["status"] == "ok").to_numpy() & (self.measured > 0)
+        self.rows = ran & np.isfinite(self.physics.answers(quantity))
+        self.constants = tuple(c for c in CONSTANTS if c.quantity == quantity)
+        self.catalogue = np.array([c.read(self.physics.works[0].job) for c in self.constants])
 
-    found = least_squares(
-        residuals, (start - low) / (high - low), bounds=(0.0, 1.0), loss="soft_l1", f_scale=0.05, diff_step=1e-4,
-        x_scale=np.maximum((start - low) / (high - low), 0.01),
-    )  # fmt: skip
-    return np.asarray(low + found.x * (high - low))
+    def log_error(self, constants: Sequence[Constant], values: Floats, rows: Bools) -> Floats:
+        predicted = self.physics.answers(self.quantity, constants, values.tolist())
+        return np.asarray(np.log(predicted[rows] / self.measured[rows]))
+
+    def error(self, constants: Sequence[Constant], values: Floats, rows: Bools | None = None) -> float:
+        """Median of |predicted / measured - 1|."""
+        return float(
+            np.median(
+                np.abs(np.expm1(self.log_error(constants, values, self.rows if rows is None else rows)))
+            )
+        )
+
+    def alone(self, index: int) -> float:
+        """The best value of one constant, the others as in the catalogue: the best of a grid, refined."""
+        constant = self.constants[index]
+        grid = [
+            self.catalogue[index],
+            *np.geomspace(max(constant.low, constant.high / 200), constant.high, 9),
+        ]
+        costs = [_cost(self.log_error([constant], np.array([value]), self.rows)) for value in grid]
+        return float(self.descended([constant], np.array([grid[int(np.argmin(costs))]]), self.rows)[0])
+
+    def together(self, alone: Floats) -> Floats:
+        """The best values of all constants, from starts at which each in turn is at its best alone."""
+        found = []
+        for index in range(len(self.constants)):
+            start = self.catalogue.copy()
+            start[index] = alone[index]
+            found.append(self.descended(self.constants, start, self.rows))
+        costs = [_cost(self.log_error(self.constants, values, self.rows)) for values in found]
+        return found[int(np.argmin(costs))]
+
+    def held_out(self, start: Floats) -> float:
+        """Median error on each model by constants fitted to the others, averaged; NaN where these are too few."""
+        models, errors = self.physics.table["model"].to_numpy(str), []
+        for name in np.unique(models[self.rows]):
+            inside, outside = self.rows & (models == name), self.rows & (models != name)
+            if outside.sum() >= LEAST_ROWS:
+                values = self.descended(self.constants, start, outside)
+                errors.append(self.error(self.constants, values, inside))
+        return float(np.mean(errors)) if errors else float("nan")
+
+    def descended(self, constants: Sequence[Constant], start: Floats, rows: Bools) -> Floats:
+        """The nearest least residual within the constants' bounds; each constant runs from 0 to 1 there."""
+        low, high = (np.array([getattr(c, end) for c in constants]) for end in ("low", "high"))
+        share = np.clip((start - low) / (high - low), 1e-4, 1.0 - 1e-4)
+        found = least_squares(
+            lambda at: self.log_error(constants, low + at * (high - low), rows), share, bounds=(0.0, 1.0),
+            loss="soft_l1", f_scale=_SOFT, x_scale=np.maximum(share, 0.01), diff_step=1e-3, xtol=1e-4, ftol=1e-5,
+        )  # fmt: skip
+        return np.asarray(low + found.x * (high - low))
 
 
-def _error(predicted: Floats, measured: Floats) -> float:
-    return float(np.median(np.abs(predicted / measured - 1.0)))
+def _cost(log_error: Floats) -> float:
+    return float(np.sqrt(1.0 + (log_error / _SOFT) ** 2).sum())
 
 
 def fit_of(table: pd.DataFrame, quantity: str) -> Fit | None:
     """What constants the rows that ran ask for; None where fewer than `LEAST_ROWS` tell."""
-    constants = tuple(c for c in CONSTANTS if c.quantity == quantity)
-    values = table[quantity].to_numpy(float)
-    rows = (table["status"] == "ok").to_numpy() & (values > 0)
-    physics = Physics(table)
-    rows &= np.isfinite(physics.answers(quantity))
-    if rows.sum() < LEAST_ROWS:
+    fitting = Fitting(table, quantity)
+    if fitting.rows.sum() < LEAST_ROWS:
         return None
-
-    def error(chosen: Sequence[Constant], at: Floats, where: Floats = rows) -> float:
-        return _error(physics.answers(quantity, chosen, at.tolist())[where], values[where])
-
-    alone = [fitted(table, [c], physics, rows) for c in constants]
-    together = fitted(table, constants, physics, rows)
-    held_out = []
-    models = table["model"].to_numpy(str)
-    for name in np.unique(models[rows]):
-        inside, outside = rows & (models == name), rows & (models != name)
-        if outside.sum() >= LEAST_ROWS:
-            held_out.append(error(constants, fitted(table, constants, physics, outside), inside))
-    catalogue = np.array([c.read(physics.works[0].job) for c in constants])
+    constants = fitting.constants
+    alone = np.array([fitting.alone(index) for index in range(len(constants))])
+    errors = [fitting.error([c], np.array([value])) for c, value in zip(constants, alone, strict=True)]
+    together = fitting.together(alone)
     return Fit(
-        quantity, int(rows.sum()), constants, catalogue, np.concatenate(alone),
-        np.array([error([c], at) for c, at in zip(constants, alone, strict=True)]), together,
-        error(constants, catalogue), error(constants, together),
-        float(np.mean(held_out)) if held_out else float("nan"),
+        quantity, int(fitting.rows.sum()), constants, fitting.catalogue, alone, np.array(errors), together,
+        fitting.error(constants, fitting.catalogue), fitting.error(constants, together), fitting.held_out(together),
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from jointopt.jobfile import parse_job
 from jointopt.measure.clocks import restore_offer
 from jointopt.measure.conditions import MEASURE_S
 from jointopt.measure.machine import FoundGpu, found_machine
+from jointopt.measure.meter import Gpus
 from jointopt.measure.torchrun import TorchrunLauncher
 from jointopt.schema import COLUMNS
 from jointopt.spec.cluster import Gpu
@@ -44,6 +45,7 @@ HERE = Path(__file__).parent
 NAMES = [*COLUMNS, "run_s"]  # of the table: the project's columns, and what a run took with its start
 KEY = ("model", "seq_length", "global_batch_size", "micro_batch_size", "recompute", "zero_stage")
 START_S = 20.0  # assumed of a run before its first iteration: Python, PyTorch, CUDA, the weights
+BUSY = 0.1  # utilisation of a GPU on which something else runs
 HOPELESS = 3  # failures in a row that are not for want of memory: something is broken
 
 
@@ -210,6 +212,22 @@ def the_gpu() -> tuple[FoundGpu, Gpu]:
     return machine.gpus[0], load_gpu(machine.gpus[0].name)
 
 
+def idle_gpu() -> dict[str, float]:
+    """What the GPU does before the first run; a busy one is told."""
+    _, power_w, temperature_c, utilisation, clock_mhz = Gpus().sample(0)
+    if utilisation > BUSY:
+        print(
+            f"The GPU is busy before the first run ({utilisation:.0%}): what else runs there is measured too."
+        )
+    told = {
+        "power_w": power_w,
+        "temperature_c": temperature_c,
+        "utilisation": utilisation,
+        "clock_mhz": clock_mhz,
+    }
+    return {name: round(value, 2) for name, value in told.items() if value == value}
+
+
 def measure(
     runs: list[Run], table: Table, space: Mapping[str, Any], about: Mapping[str, Any], minutes: float
 ) -> None:
@@ -313,6 +331,7 @@ def main() -> None:
     software = checked_software(options.trial)
     if offer := restore_offer():
         print(offer)
+    idle = idle_gpu()
     runs = balanced(feasible_runs(space, gpu), space["runs"])
     source = TRIAL if options.trial else SOURCE
     folder = options.out or HERE / (f"trial-{gpu.id}" if options.trial else gpu.id)
@@ -320,7 +339,7 @@ def main() -> None:
     if options.retry_failed:
         table.forget_failed()
     measure(runs, table, space, {"source": source, "power_limit_w": found.power_limit_w}, options.minutes)
-    write_card(folder / "card.yaml", table.rows(), found, gpu, software, space)
+    write_card(folder / "card.yaml", table.rows(), found, gpu, software, space, idle)
     print(write_report(table.rows(), folder))
 
 
