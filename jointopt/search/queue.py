@@ -47,9 +47,8 @@ _QUEUE = sa.Table(
     sa.Column("trial_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("study_id", sa.Integer, nullable=False, index=True),
     sa.Column("worker", sa.String(128)),
-    sa.Column(
-        "expires_at", sa.Float(53), nullable=False
-    ),  # seconds since 1970 by the database's clock; 0: waiting
+    # Seconds since 1970 by the database's clock; 0: waiting.
+    sa.Column("expires_at", sa.Float(53), nullable=False),
 )
 
 Genes = tuple[int, int, float]
@@ -173,17 +172,23 @@ class Queue:
             self.give_back()
 
     def _renew_until(self, stop: threading.Event) -> None:
-        q = _QUEUE.c
         while not stop.wait(self.lease_s / 4.0):
             try:
-                with self._engine.begin() as connection:
-                    until = _now(connection) + self.lease_s
-                    renewed = sa.update(_QUEUE).where(q.worker == self.worker).values(expires_at=until)
-                    connection.execute(renewed)
-            except (
-                SQLAlchemyError
-            ):  # the database may be back before the lease ends; if not, others take over
+                self.renew()
+            except SQLAlchemyError:  # it may be back before the lease ends; if not, others take over
                 continue
+
+    def renew(self) -> None:
+        """Keeps the trials that this worker holds for another lease, but for those that it is telling just now.
+
+        Waits for nobody: two transactions that wait for each other's rows would end one of them.
+        """
+        q = _QUEUE.c
+        with self._engine.begin() as connection:
+            held = sa.select(q.trial_id).where(q.worker == self.worker).with_for_update(skip_locked=True)
+            ids = [int(row.trial_id) for row in connection.execute(held)]
+            kept = sa.update(_QUEUE).where(q.trial_id.in_(ids))
+            connection.execute(kept.values(expires_at=_now(connection) + self.lease_s))
 
     def extend(self, breed: Callable[[sa.Connection, int], TrialRows | None]) -> bool:
         """Queues new plans where none waits; whether there are plans to claim now.

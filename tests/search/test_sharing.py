@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
+import sqlalchemy as sa
 
 from jointopt.errors import LauncherError, UsageError
 from jointopt.search.fake import fake_problem
@@ -115,6 +116,18 @@ def test_a_worker_that_renews_keeps_its_plans(problem, shared_url):
         held = worker.queue.claim(5)
         time.sleep(0.8)
         assert not held.keys() & Queue(shared_url, "s", IDENTITY).claim(40).keys()
+
+
+@pytest.mark.parametrize("shared_url", ["postgresql"], indirect=True)
+def test_a_renewal_waits_for_no_plan_that_is_being_told(problem, shared_url):
+    worker = queued(problem, f"{shared_url}&options=-c%20lock_timeout%3D1000")
+    kept, told = worker.queue.claim(2)
+    until = f"SELECT expires_at FROM jointopt_queue WHERE trial_id = {kept}"
+    with sa.create_engine(shared_url).begin() as telling:
+        before = telling.scalar(sa.text(until))
+        telling.execute(sa.text(f"DELETE FROM jointopt_queue WHERE trial_id = {told}"))
+        worker.queue.renew()
+        assert telling.scalar(sa.text(until)) > before
 
 
 def test_a_worker_that_ends_gives_back_what_it_has_not_told(problem, shared_url):
