@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 TRIALS_PER_CHUNK = 250  # so that the rows of a chunk and their indices stay within the database's cache
 LARGE = 1e9  # stands for an infinite violation, which JSON does not know
-CONSTRAINT_KEYS = (
-    "constraints",
-    "constraints:violation",
-)  # optuna-dashboard reads the first, Optuna 5 the second
+# Of a violation: optuna-dashboard reads the first, Optuna 5 the second.
+CONSTRAINT_KEYS = ("constraints", "constraints:violation")
 
 PINNED_COLUMNS = {
     "studies": {"study_id", "study_name"},

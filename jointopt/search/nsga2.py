@@ -18,7 +18,7 @@ import numpy as np
 import optuna
 
 from jointopt.schema import Columns, Ints
-from jointopt.search.breeding import Seen, breed, first, half_local, unseen
+from jointopt.search.breeding import POPULATION, Seen, breed, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
 from jointopt.search.polish import Polisher
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-POPULATION = 40
 POLISH_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
 
 

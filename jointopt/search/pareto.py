@@ -23,13 +23,6 @@ def front_order(first: Floats, second: Floats) -> Ints:
     return order[improves].astype(np.int64)
 
 
-def front_mask(first: Floats, second: Floats) -> Bools:
-    """True where a point is on the front; one representative per pair of equal values."""
-    mask = np.zeros(len(first), dtype=bool)
-    mask[front_order(first, second)] = True
-    return mask
-
-
 def is_covered(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
     """True where a front point is at most equal in both objectives; the front is sorted by ``first``."""
     if len(front_first) == 0:
@@ -37,16 +30,6 @@ def is_covered(front_first: Floats, front_second: Floats, first: Floats, second:
     left = np.searchsorted(front_first, first, side="right") - 1
     covered = (left >= 0) & (front_second[np.maximum(left, 0)] <= second)
     return np.asarray(covered & ~np.isnan(first), dtype=bool)  # an unknown bound rules nothing out
-
-
-def is_dominated(front_first: Floats, front_second: Floats, first: Floats, second: Floats) -> Bools:
-    """As `is_covered`, but the front point must also be better in one objective."""
-    covered = is_covered(front_first, front_second, first, second)
-    if not covered.any():
-        return covered
-    left = np.maximum(np.searchsorted(front_first, first, side="right") - 1, 0)
-    same = (front_first[left] == first) & (front_second[left] == second)
-    return np.asarray(covered & ~same, dtype=bool)
 
 
 def hypervolume(first: Floats, second: Floats, reference: tuple[float, float]) -> float:

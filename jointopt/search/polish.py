@@ -132,9 +132,7 @@ def noticeable(front: Columns, batch: Columns) -> Columns:
     relaxed = (values * (1.0 + RESOLUTION) for values in objectives(best))
     best = take(best, ~is_covered(*objectives(front), *relaxed))
     step = np.floor(np.log(best["iteration_time_s"]) / RESOLUTION)
-    last_of_step = np.append(step[1:] != step[:-1], True)[
-        : len(step)
-    ]  # sorted by time: the last costs least energy
+    last_of_step = np.append(step[1:] != step[:-1], True)[: len(step)]  # by time: the last costs least energy
     return take(best, last_of_step)
 
 

@@ -64,9 +64,8 @@ class Problem:
     def decode_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Floats:
         """Clocks per stage, shape (n, S), for the bottleneck's clock and the share of slack to use."""
         clocks = self.uniform_clocks(layout_index, clock_index)
-        relaxed = np.flatnonzero(
-            slack > 0.0
-        )  # without slack it is one clock, whatever a decoder would make of it
+        # Without slack it is one clock, whatever a decoder would make of it.
+        relaxed = np.flatnonzero(slack > 0.0)
         if self.stage_clocks is not None and len(relaxed):
             rows = layout_index[relaxed], clock_index[relaxed], slack[relaxed]
             clocks[relaxed] = self.stage_clocks(*rows)

@@ -31,7 +31,7 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
             )
         shared = (
             "evaluate" in attributes
-        )  # of workers, who may still be at it: it holds what they have finished
+        )  # by workers, who may still be at it: what they have finished is there
         if not (shared or attributes.get("complete")):
             raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
         trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))

@@ -20,9 +20,7 @@ def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], le
         return float("nan")
     if not left.any():
         return 0.0
-    values = np.log(
-        np.stack([draws[name][left] for name in objectives], axis=2)
-    )  # (plans, draws, objectives)
+    values = np.log(np.stack([draws[name][left] for name in objectives], axis=2))  # (plans, s, objectives)
     values[~draws["fits"][left]] = np.inf
     if len(objectives) == 1:
         better = np.maximum(known.min() - values[:, :, 0].min(axis=0), 0.0)

@@ -19,7 +19,7 @@ import optuna
 from jointopt.database import database_errors
 from jointopt.errors import JointOptError, LauncherError
 from jointopt.schema import Columns, Floats, Ints
-from jointopt.search.breeding import Seen, breed, elite, first, half_local, unseen
+from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.bulk import (
     TrialRows,
     constraint_attributes,
@@ -28,7 +28,6 @@ from jointopt.search.bulk import (
     result_attributes,
 )
 from jointopt.search.genome import Genome
-from jointopt.search.nsga2 import POPULATION
 from jointopt.search.pareto import OBJECTIVES, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.queue import PLAN_KEY, Finished, Genes, Queue
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 PAUSE_S = 0.2  # between looks at a queue that is empty while others still work
-FAILURES_IN_A_ROW = 5  # batches; after so many it is not the plans
+FAILURES_IN_A_ROW = 5  # plans; after so many it is not they that are to blame
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ import numpy as np
 import optuna
 import pytest
 
+from jointopt.search.breeding import POPULATION
 from jointopt.search.exact import exact_front
 from jointopt.search.fake import fake_problem
-from jointopt.search.nsga2 import POPULATION, search
+from jointopt.search.nsga2 import search
 from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives, recall
 
 

@@ -30,7 +30,7 @@ def plans_of(first, second, violation=0.0):
 
 @given(POINTS)
 def test_the_front_is_what_comparing_every_pair_says(points):
-    assert pareto.front_mask(*points).tolist() == brute_mask(*points)
+    assert sorted(pareto.front_order(*points)) == np.flatnonzero(brute_mask(*points)).tolist()
 
 
 @given(POINTS)
@@ -41,11 +41,7 @@ def test_the_front_is_sorted_and_strictly_falling(points):
 
 
 def test_of_equal_points_only_the_first_is_on_the_front():
-    assert pareto.front_mask(np.array([1.0, 1.0, 2.0]), np.array([5.0, 5.0, 5.0])).tolist() == [
-        True,
-        False,
-        False,
-    ]
+    assert pareto.front_order(np.array([1.0, 1.0, 2.0]), np.array([5.0, 5.0, 5.0])).tolist() == [0]
 
 
 def test_nothing_gives_an_empty_front():
@@ -54,12 +50,10 @@ def test_nothing_gives_an_empty_front():
 
 
 @given(POINTS, POINTS)
-def test_domination_agrees_with_comparing_every_pair(front, points):
+def test_coverage_agrees_with_comparing_every_pair(front, points):
     front = front[:, pareto.front_order(*front)]
     below = (front[0][:, None] <= points[0]) & (front[1][:, None] <= points[1])
-    strictly = below & ((front[0][:, None] < points[0]) | (front[1][:, None] < points[1]))
     assert pareto.is_covered(*front, *points).tolist() == below.any(axis=0).tolist()
-    assert pareto.is_dominated(*front, *points).tolist() == strictly.any(axis=0).tolist()
 
 
 @given(POINTS, POINTS)
