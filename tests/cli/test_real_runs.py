@@ -1,15 +1,26 @@
-"""tune and validate over real trainings of a tiny model: two processes of torchrun on CPU cores."""
+"""tune and validate over real trainings of a tiny model: two processes of torchrun on CPU cores.
+
+With the stand-in for the driver's library GPUs are there whose clocks are locked and whose energy is measured.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
+from jointopt.measure import clocks
 from jointopt.store import Store
 
 pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
@@ -22,6 +33,8 @@ cluster: {gpu: cpu-core, nodes: 1, gpus_per_node: 2}
 search: {cp: [1], vpp: [1], recompute: [none], zero_stage: [2], micro_batch_size: [4]}
 objectives: [iteration_time_s]
 """
+GPUS = JOB.replace("cpu-core", "h100-sxm5-80gb").replace("[iteration_time_s]", "[iteration_time_s, energy_j]")
+GPUS = GPUS.replace("search: {", "search: {clock_mhz: {min: 990, max: 1980, step: 495}, ")
 FEW = ("--launcher", "torchrun", "--iterations", "2", "--warmup-iterations", "1", "--json")
 URL = "sqlite:///jointopt.db"
 
@@ -45,3 +58,93 @@ def test_tune_and_then_validate_from_an_empty_folder(tmp_path: Path, monkeypatch
     trials = optuna.load_study(study_name=document["study"], storage=URL).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
     assert len(Store(URL).read()) == 3
+
+
+@pytest.fixture
+def folder(driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a job whose two GPUs are stand-ins."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("job.yaml").write_text(GPUS)
+    return tmp_path / "work"
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def belonging_to(driver) -> list[psutil.Process]:
+    """Processes that speak to these stand-in GPUs, but for this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("STAND_IN_NVML") == str(driver.folder)
+            if mine and process.status() != psutil.STATUS_ZOMBIE and process != psutil.Process():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def training(driver) -> bool:
+    return sum("jointopt.measure.trainer" in process.cmdline() for process in belonging_to(driver)) > 2
+
+
+def test_tune_locks_the_clocks_of_each_plan_and_measures_its_energy(driver, folder: Path) -> None:
+    tuned = run("tune", "job.yaml", *FEW, "--budget", "3")
+    assert tuned.exit_code == 0, tuned.stderr
+    document = json.loads(tuned.stdout)
+    assert document["objectives"] == ["iteration_time_s", "energy_j"]
+    expected = []
+    for entry in document["measured"]:
+        clock = round(entry["stage_clock_mhz"][0])
+        watts = 90 + 600 * (clock / 1980) ** 3
+        assert entry["avg_power_w"] == pytest.approx(watts, rel=0.1)
+        assert entry["energy_j"] > 0
+        expected += [f"lock {gpu} {clock}" for gpu in (0, 1)] + [f"reset {gpu} 1980" for gpu in (1, 0)]
+    assert len(document["measured"]) == 3
+    assert (driver.calls(), clocks.leftovers()) == (expected, [])
+    study = optuna.load_study(study_name=document["study"], storage=URL)
+    assert [len(trial.values) for trial in study.trials] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder: Path, number: int) -> None:
+    command = [sys.executable, "-m", "jointopt", "tune", "job.yaml", *FEW, "--budget", "2"]
+    tool = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    eventually(lambda: len([call for call in driver.calls() if "lock" in call]) == 4 and training(driver))
+    tool.send_signal(number)
+    tool.communicate(timeout=60)
+    assert tool.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    eventually(lambda: not belonging_to(driver))
+    assert (len(driver.held()), len(clocks.leftovers())) == ((2, 1) if number == signal.SIGKILL else (0, 0))
+    assert list(Store(URL).read()["energy_j"].notna()) == [True]
+    again = run("tune", "job.yaml", *FEW, "--budget", "2")
+    assert again.exit_code == 0, again.stderr
+    assert "Going on after an interrupt: 1 of 2 runs are spent" in again.stderr
+    assert (driver.held(), clocks.leftovers()) == ({}, [])
+    rows = Store(URL).read()
+    assert len(rows) == len(rows.drop_duplicates(["dp", "tp", "pp", "stage_clock_mhz"])) == 2
+
+
+def test_a_gpu_that_disappears_mid_run_costs_energy_and_the_runs_after_it_alone(driver, folder: Path) -> None:
+    def lose() -> None:
+        eventually(lambda: training(driver))
+        driver.disturb("lost-1")
+
+    threading.Thread(target=lose, daemon=True).start()
+    tuned = run("tune", "job.yaml", *FEW, "--budget", "3")
+    (row,) = Store(URL).read().to_dict("records")
+    assert (row["status"], row["iteration_time_s"] > 0, row["energy_j"] == row["energy_j"]) == (
+        "ok",
+        True,
+        False,
+    )
+    assert "energy not measured: GPU 1 stopped answering" in row["notes"]
+    assert "the clock of GPU 1 was not put back" in row["notes"]
+    assert tuned.exit_code == 1
+    assert "No further run could be started: GPU 1" in tuned.stderr
+    assert driver.held().keys() == {1}
