@@ -296,7 +296,7 @@ def score_table(scores: list[Scores]) -> pd.DataFrame:
 def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
 
-    ``attrs["groups"]`` of the errors has those of every group.
+    ``attrs["groups"]`` of the errors has those of every group, ``attrs["rows"]`` what was held out and predicted.
 
     Raises TableError where fewer than two sources or 20 timed rows are left to learn from and to judge by.
     """
@@ -316,7 +316,17 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     surrogate = calibrated(surrogate, _held_out(scores))
     table = score_table(scores)
     table.attrs["groups"] = _group_errors(data, scores)
+    table.attrs["rows"] = _row_errors(data, scores)
     return surrogate, table
+
+
+def _row_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, list[tuple[str, float, float]]]:
+    """(group, log(measured / physics), predicted log) of every run of a group that was held out, by source."""
+    found = {s.source: s.group_out for s in scores if s.group_out is not None}
+    return {
+        name: list(zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True))
+        for name, h in found.items()
+    }
 
 
 def _group_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, dict[str, float]]:

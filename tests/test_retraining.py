@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from jointopt.errors import InfeasibleError, TableError, UsageError
 from jointopt.retraining import retrain
 from jointopt.store import Store
 from jointopt.surrogate.model import load
-from jointopt.training import HeldOut, Scores, score_table
+from jointopt.training import Scores, score_table
 
 
 @pytest.fixture
@@ -24,24 +25,30 @@ def folder(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "surrogate"))
 
 
+Rows = dict[str, list[tuple[str, float, float]]]
+TRUE = np.linspace(-0.2, 0.3, 12).tolist()  # log(measured / physics) of runs that are held out
+
+
+def held_out(error: float, source: str = "a100", true: list[float] = TRUE) -> Rows:
+    """Held-out runs of one source, each predicted ``error`` too long."""
+    return {source: [("tiny|256", truth, truth + np.log1p(error)) for truth in true]}
+
+
 @pytest.fixture
-def quick(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training that is over at once, and right within 2 % on held-out groups of one source."""
-    surrogate = load(trained)
-    held = HeldOut(np.full(5, 0.02), np.zeros(5), np.ones(5), np.arange(5))
-    scores = score_table([Scores("a100", 0.2, held, None, None, None, None)])
-    monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
+def retrained(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Replaces the surrogate in ``folder`` by one whose training is over at once, with these held-out rows."""
+    surrogate, scores = load(trained), score_table([Scores("a100", 0.2, None, None, None, None, None)])
+
+    def replaced(rows: Rows, force: bool = False) -> str:
+        scores.attrs["rows"] = rows
+        monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
+        return retrain(tables=[trained.parent / "runs.csv"], out=folder, force=force)
+
+    return replaced
 
 
 def card(folder: Path) -> dict:
     return json.loads((folder / "card.json").read_text(encoding="utf-8"))
-
-
-def with_error(folder: Path, value: float) -> None:
-    """Rewrite what the card says of held-out groups."""
-    told = card(folder)
-    told["error"] = {name: row | {"group out": value} for name, row in told["error"].items()}
-    (folder / "card.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
@@ -80,8 +87,9 @@ def test_the_card_has_the_error_of_every_group_that_was_held_out(trained):
         assert min(groups.values()) <= told["error"][source]["group out"] <= max(groups.values())
 
 
-def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, quick, monkeypatch):
+def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, retrained, monkeypatch):
     monkeypatch.setattr(retraining, "_gathered", lambda tables, storage: three_sources)
+    retrained({}, force=True)
     retrain(storage="postgresql+psycopg://me:secret@host/runs", out=tmp_path / "out")
     assert "secret" not in (tmp_path / "out" / "card.json").read_text()
     assert "postgresql+psycopg://me:***@host/runs" in card(tmp_path / "out")["rebuild"]
@@ -92,36 +100,79 @@ def test_a_file_in_the_place_of_the_folder_is_said_before_anything_is_trained(tr
         retrain(tables=[trained.parent / "runs.csv"], out=trained.parent / "runs.csv")
 
 
-def test_a_better_surrogate_is_replaced_by_force_alone(trained, folder, quick):
-    with_error(folder, 0.0001)
-    before = (folder / "card.json").read_bytes()
-    with pytest.raises(InfeasibleError, match=r"the one now in .* 0\.0% .*a100 0\.0% to 2\.0%.* --force"):
-        retrain(tables=[trained.parent / "runs.csv"], out=folder)
-    assert (folder / "card.json").read_bytes() == before
-    assert "the surrogate now in" in retrain(tables=[trained.parent / "runs.csv"], out=folder, force=True)
-    assert card(folder)["error"]["mean"]["group out"] == pytest.approx(0.0198)
+def test_a_better_surrogate_is_replaced_by_force_alone(folder, retrained):
+    retrained(held_out(0.03), force=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = r"On the 12 held-out rows .* errs by 5\.0% and .* by 3\.0% \(a100 3\.0% to 5\.0%\).* --force"
+    with pytest.raises(InfeasibleError, match=words):
+        retrained(held_out(0.05))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "mean of sources: before 3.0%, now 5.0%" in retrained(held_out(0.05), force=True)
+    retrained(held_out(0.05))
 
 
-def test_a_surrogate_that_is_as_good_or_better_replaces(trained, folder, quick):
-    with_error(folder, 0.0198)
-    retrain(tables=[trained.parent / "runs.csv"], out=folder)
-    with_error(folder, 0.5)
-    assert "50.0%" in retrain(tables=[trained.parent / "runs.csv"], out=folder)
+def test_a_surrogate_that_is_as_good_or_better_replaces(retrained):
+    retrained(held_out(0.03), force=True)
+    assert "before 3.0%, now 3.0%" in retrained(held_out(0.03004))
+    assert "before 3.0%, now 2.0%" in retrained(held_out(0.02))
 
 
-def test_only_sources_that_both_were_judged_on_are_compared(trained, folder, quick):
+def test_only_rows_that_both_had_held_out_are_compared(retrained):
+    retrained(held_out(0.03) | held_out(0.001, "elsewhere"), force=True)
+    report = retrained({"a100": held_out(0.02)["a100"] + held_out(0.5, true=[0.4] * 3)["a100"]})
+    assert report.splitlines()[-3].split() == ["a100", "12", "3.0%", "2.0%"]
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, held_out(0.001, "elsewhere"), held_out(0.001, true=[t + 0.01 for t in TRUE]),
+             held_out(0.001, true=TRUE[:9])],
+    ids=["none", "another source", "another physics", "too few"],
+)  # fmt: skip
+def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retrained, rows):
+    retrained(held_out(0.03), force=True)
+    with pytest.raises(
+        InfeasibleError, match=r"not comparable: fewer than 10 .* --force replaces the old one"
+    ):
+        retrained(rows)
+    assert "not comparable" in retrained(rows, force=True)
+
+
+@pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"PK")])
+def test_a_surrogate_without_readable_held_out_rows_cannot_be_compared(folder, retrained, harm):
+    harm(folder / "held_out.npz")
+    with pytest.raises(InfeasibleError, match="not comparable"):
+        retrained(held_out(0.01))
+
+
+def test_training_again_on_the_same_and_more_rows_is_compared_row_by_row(folder, trained, synthetic_runs):
+    more = synthetic_runs("fourth", 0.8, seed=4, gpu="h200-sxm-141gb")
+    more.to_csv(folder / "more.csv", index=False)
+    report = retrain(tables=[trained.parent / "runs.csv", folder / "more.csv"], out=folder, force=True)
+    lines = [line.split() for line in report.splitlines()]
+    assert [line[:2] for line in lines if line and line[0] in ("a100", "h100", "titan")][3:] == [
+        ["a100", "20"], ["h100", "20"], ["titan", "20"],
+    ]  # fmt: skip
+    assert load(folder).card["data"]["fourth"] == 20
+
+
+def test_sources_that_the_new_one_forgets_are_named(folder, trained, retrained):
     told = card(folder)
-    told["error"] = {"a100": {"group out": 0.4}, "elsewhere": {"group out": 0.0}, "mean": {"group out": 0.0}}
+    told["data"]["vanished"] = 7
     (folder / "card.json").write_text(json.dumps(told), encoding="utf-8")
-    assert "the surrogate now in" in retrain(tables=[trained.parent / "runs.csv"], out=folder)
+    assert "only the one now there was trained on vanished" in retrained({}, force=True)
 
 
-def test_a_damaged_surrogate_is_replaced_by_force_alone(trained, folder, quick):
+def test_a_damaged_surrogate_is_replaced_by_force_alone(folder, retrained):
     (folder / "trees.ubj").write_bytes(b"")
     with pytest.raises(TableError, match="holds no surrogate"):
-        retrain(tables=[trained.parent / "runs.csv"], out=folder)
-    retrain(tables=[trained.parent / "runs.csv"], out=folder, force=True)
+        retrained(held_out(0.01))
+    retrained(held_out(0.01), force=True)
     assert load(folder).card["seed"] == 0
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_trained(trained):
+    with pytest.raises(UsageError, match="cannot be written there"):
+        retrain(tables=[trained.parent / "runs.csv"], out=Path("/proc/surrogate"))
 
 
 @pytest.mark.parametrize(("rows", "words"), [(0, "Nothing to train on"), (5, "at least 20 timed rows")])
@@ -156,10 +207,3 @@ def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_pa
     pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
     assert "median error unknown (no source has two groups)" in report
-
-
-def test_a_surrogate_whose_error_is_unknown_replaces_none_that_was_judged(folder, trained, monkeypatch):
-    unjudged = score_table([Scores("alone", 0.2, None, None, None, None, None)])
-    monkeypatch.setattr(retraining, "train", lambda table, seed: (load(trained), unjudged))
-    with pytest.raises(InfeasibleError, match="not known to be as good"):
-        retrain(tables=[trained.parent / "runs.csv"], out=folder)

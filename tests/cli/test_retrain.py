@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -26,7 +24,7 @@ def test_it_prints_held_out_errors_before_and_after_and_writes_the_folder(traine
     for name in ("a100", "h100", "titan", "mean", "physics", "group out", "+3 runs"):
         assert name in result.stdout
     assert f"written to {out}" in result.stdout
-    assert {path.name for path in out.iterdir()} == {"card.json", "trees.ubj", "support.npz"}
+    assert {path.name for path in out.iterdir()} == {"card.json", "trees.ubj", "support.npz", "held_out.npz"}
     card = json.loads((out / "card.json").read_text())
     assert card["licences"] == ["a100: mine"]
     assert card["seed"] == 3
@@ -35,15 +33,12 @@ def test_it_prints_held_out_errors_before_and_after_and_writes_the_folder(traine
 def test_a_worse_surrogate_is_refused_with_exit_code_1_and_forced_with_0(trained, tmp_path, monkeypatch):
     surrogate, scores = load(trained), pd.DataFrame([{"source": "mean", "physics": 0.2, "group out": 0.1}])
     monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
-    out = Path(shutil.copytree(trained, tmp_path / "mine"))
-    card = json.loads((out / "card.json").read_text())
-    card["error"] = {"mean": {"group out": 0.0}}
-    (out / "card.json").write_text(json.dumps(card))
-    arguments = ("--table", trained.parent / "runs.csv", "--out", out)
-    refused = run(*arguments)
-    assert refused.exit_code == 1
-    assert "--force" in refused.stderr
-    assert run(*arguments, "--force").exit_code == 0
+    arguments = ("--table", trained.parent / "runs.csv", "--out", tmp_path / "mine")
+    for error, force, code in ((0.0, (), 0), (0.1, (), 1), (0.1, ("--force",), 0)):
+        scores.attrs["rows"] = {"a100": [("tiny", 0.01 * i, 0.01 * i + error) for i in range(20)]}
+        done = run(*arguments, *force)
+        assert done.exit_code == code
+        assert ("--force" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize(
