@@ -88,10 +88,6 @@ class Correction:
         """The surrogate told of ``measured``; rows without a time tell nothing."""
         return cls(surrogate) if measured is None else cls(surrogate, *_measured(measured))
 
-    def knows(self, source: str) -> bool:
-        """Whether any run of the source of that key is known."""
-        return self.surrogate.knows(source, self.known)
-
     def moves(self, parts: Sequence[Runs], job: Job) -> list[Move]:
         """What is learned of the runs of each of ``parts``, all of one source, whose software ``job`` says."""
         answer = self.surrogate.predict(together(parts), job.training.framework.fitted, self.known)

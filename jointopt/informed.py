@@ -89,8 +89,7 @@ class Informed:
         """Plans of the job as runs that the surrogate can be asked about."""
         physics = Estimator(self.job, kernel_constants(self.job.cluster.gpu), layouts)
         count = len(layouts["pp"])
-        time_s = physics.iteration_time_s(np.arange(count), stage_clock_mhz)
-        features, moved = described(physics, stage_clock_mhz, time_s)
+        features, moved = described(physics, stage_clock_mhz, np.arange(count))
         return Runs(moved, features, np.full(count, _HERE), np.full(count, group_key(self.job)))
 
     def _predict(self, surrogate: Surrogate, runs: Runs) -> tuple[Floats, Floats, Bools]:

@@ -186,6 +186,7 @@ def _training(section: Section, gpu: Gpu) -> Training:
         dtype=dtype,
         dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
         attention=_attention(training, gpu),
+        attention_assumed=not training.has("attention"),
         fused_norm=training.flag("fused_norm", True),
         framework=load_framework(training.choice("framework", framework_names(), "generic")),
         run_tokens=_run_tokens(training),

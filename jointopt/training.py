@@ -12,11 +12,13 @@ from threadpoolctl import threadpool_limits
 
 from jointopt.errors import TableError
 from jointopt.learning import Priced, price, timed_runs
+from jointopt.physics.describe import CATEGORY
 from jointopt.schema import Floats, Ints
 from jointopt.surrogate.boost import ResidualBooster
 from jointopt.surrogate.gaussian import LARGEST_RESIDUAL, Kernel, Runs, learn
 from jointopt.surrogate.model import Surrogate, Widths
 
+MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
 FOLDS = 5
@@ -85,7 +87,10 @@ def _booster(
 ) -> ResidualBooster:
     features = data.known.runs.take(rows).matrix(names)
     target = np.clip(data.known_residual[rows], -1.0, 1.0)
-    booster = ResidualBooster(strength=strength, random_state=seed)
+    booster = ResidualBooster(
+        strength=strength, random_state=seed, categories=[i for i, name in enumerate(names) if CATEGORY in name],
+        monotone=[MONOTONE.get(name, 0) for name in names],
+    )  # fmt: skip
     return booster.fit(features, target, sample_weight=source_weights(data.source[rows]))
 
 

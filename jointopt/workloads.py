@@ -280,6 +280,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         global_batch_size=int(row["global_batch_size"]),
         dtype=_dtype(dtype, gpu, assumed),
         attention=_attention(str(row.get("attention", "")).lower(), gpu, framework, assumed),
+        attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", True)),
         framework=replace(framework, tf32=True) if "tf32" in dtype else framework,
     )

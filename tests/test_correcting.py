@@ -29,6 +29,19 @@ def test_three_measured_runs_per_group_bring_a_new_cluster_from_a_third_to_a_twe
     assert error(predict(rest, "default", measured)) < 0.055
 
 
+def test_after_measured_runs_time_still_falls_with_the_clock_and_power_rises(synthetic_runs):
+    table = synthetic_runs(factor=1.4, rows=12, groups=(256, 512))
+    measured = table.groupby("group").head(5)
+    asked = table.drop(index=measured.index)
+    clocks = [f"{c:.0f}" for c in np.linspace(450, 1410, 25)]
+    found = [predict(asked.assign(clock_mhz=c), "default", measured) for c in clocks]
+    time_s, power_w = (
+        np.stack([f[f"predicted_{n}"] for f in found]) for n in ("iteration_time_s", "avg_power_w")
+    )
+    assert (np.diff(time_s, axis=0) <= 0).all()
+    assert (np.diff(power_w, axis=0) >= 0).all()
+
+
 def test_more_measured_runs_never_hurt_much_and_intervals_narrow(synthetic_runs):
     table = synthetic_runs(rows=30)
     test, pool = table.groupby("group").tail(10), table.groupby("group").head(20)

@@ -1,6 +1,8 @@
 """What a learner may know of a plan: shares of its predicted time, its shape, and how its time would move.
 
-No name of a model, cluster or GPU is among the features, so that what is learned transfers.
+No name of a model, cluster or GPU is among the features, so that what is learned transfers. Framework and attention
+kernel are categories, a column of ones named ``framework=nemo`` or ``attention=unknown``; other frameworks' columns are
+not there, which reads as 0.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 SHARES = (
     "compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer",
 )  # fmt: skip
+CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
 STEP = 0.1  # of a logarithm, for finite differences
 
 
@@ -49,8 +52,18 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
         "moe": float(model.is_moe),
     }
     out |= {name: np.full(n, value) for name, value in same.items()}
+    out |= {name: np.ones(n) for name in _categories(job)}
     out["clock"] = np.nanmin(stage_clock_mhz, axis=1) / (cluster.gpu.clock_max_mhz or 1.0)
     return out
+
+
+def _categories(job: Job) -> tuple[str, str]:
+    """Which framework and which attention kernel the job has; a framework without a profile says nothing."""
+    framework, attention = job.training.framework, job.training.attention
+    return (
+        f"framework{CATEGORY}{framework.name if framework.fitted else UNKNOWN}",
+        f"attention{CATEGORY}{UNKNOWN if job.training.attention_assumed else attention}",
+    )
 
 
 def _sizes(job: Job, logs: Columns) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -18,12 +19,15 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     Predictions are ``strength`` times the trees' times a gate, which is 1 where all features lie within the 0.5 % to
     99.5 % range of training and falls to 0 where a fifth of them lie outside: boosting at full strength and ungated
-    makes unseen sources worse.
+    makes unseen sources worse. ``categories`` are columns of 0 and 1 that say which framework or kernel a run has; they
+    have no range. ``monotone`` has a sign per column along which predictions may only rise (1) or fall (-1), or 0. The
+    gate leaves both out: a gate that shut along a column could turn round what must fall.
     """
 
     def __init__(
         self, max_depth: int = 2, n_estimators: int = 150, learning_rate: float = 0.05, reg_lambda: float = 50.0,
         min_child_weight: float = 5.0, strength: float = 1.0, random_state: int = 0,
+        categories: Sequence[int] | None = None, monotone: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.max_depth = max_depth
         self.n_estimators = n_estimators
@@ -32,6 +36,8 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.min_child_weight = min_child_weight
         self.strength = strength
         self.random_state = random_state
+        self.categories = categories
+        self.monotone = monotone
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit the trees to residuals ``y`` (n,) of features ``X`` (n, k)."""
@@ -45,6 +51,7 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             max_depth=self.max_depth, n_estimators=self.n_estimators, learning_rate=self.learning_rate,
             reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=1,
             objective="reg:pseudohubererror", huber_slope=0.2, random_state=self.random_state, tree_method="hist",
+            monotone_constraints=None if self.monotone is None else tuple(self.monotone),
             base_score=float(_weighted_quantiles(residual, weight, 0.5)),
         ).fit(features, residual, sample_weight=weight)  # fmt: skip
         self.low_, self.high_ = _weighted_quantiles(features, weight, [0.005, 0.995])
@@ -59,7 +66,9 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def gate(self, X: Floats) -> Floats:
         """1 inside the training range, 0 where a fifth of the features or more lie outside, (n,)."""
-        inside = ((self.low_ - 1e-9 <= X) & (self.high_ + 1e-9 >= X)).mean(axis=1)
+        free = np.ones(X.shape[1], bool) if self.monotone is None else np.array(self.monotone) == 0
+        free[list(self.categories or ())] = False
+        inside = ((self.low_ - 1e-9 <= X) & (self.high_ + 1e-9 >= X))[:, free].mean(axis=1)
         return np.asarray(np.clip((inside - 0.8) / 0.2, 0.0, 1.0))
 
     def __sklearn_tags__(self) -> Any:

@@ -20,11 +20,11 @@ from jointopt.surrogate.gaussian import FEATURES, Kernel, Runs, condition
 if TYPE_CHECKING:
     from jointopt.surrogate.boost import ResidualBooster
 
-SAME_PEAK = 0.07  # of a base-2 logarithm: 5 %
+SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
 MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
-FORMAT = 2  # 1 had one length per class of features
+FORMAT = 3  # 1 had one length per class of features, 2 no memory speed of GPUs
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 _DAMAGED = (
@@ -78,12 +78,6 @@ class Surrogate:
         """Whether it moves predictions of a source of which no run is known."""
         return self.booster is not None and self.booster.strength > 0.0
 
-    def knows(self, source: str, measured: tuple[Runs, Floats] | None = None) -> bool:
-        """Whether runs of that source are among those remembered or ``measured``."""
-        return bool(
-            (self.support.source == source).any() or (measured and (measured[0].source == source).any())
-        )
-
     def knows_kinds(self, parts: Sequence[Runs], measured: tuple[Runs, Floats] | None = None) -> list[bool]:
         """Of each of ``parts``, runs of one job each and all of one source: is a run of that source, dtype, and dense
         or with experts as they are, among those remembered or ``measured``?"""
@@ -109,10 +103,11 @@ class Surrogate:
         return self.booster.predict(runs.matrix(self.feature_names))
 
     def _inside(self, runs: Runs, known: Runs) -> Bools:
-        """Whether a run's features lie where training's did, on a GPU as fast as one that some run is known of."""
-        peaks = [r.matrix(["log2_peak"])[:, 0] for r in (self.support, known)]
-        apart = runs.matrix(["log2_peak"]) - np.unique(np.concatenate(peaks))
-        inside = (np.abs(apart) < SAME_PEAK).any(axis=1)
+        """Whether features lie where training's did, on a GPU of whose peak and memory speed some run is known."""
+        gpus = np.unique(np.concatenate([r.matrix(SPEEDS) for r in (self.support, known)]), axis=0)
+        speeds, inside = runs.matrix(SPEEDS), np.zeros(len(runs), bool)
+        for gpu in gpus:
+            inside |= (np.abs(speeds - gpu) < SAME_SPEED).all(axis=1)
         if self.booster is not None:
             inside &= self.booster.gate(runs.matrix(self.feature_names)) > 0.5
         return np.asarray(inside)
@@ -273,7 +268,16 @@ def _check_sizes(surrogate: Surrogate) -> None:
     }
     if booster is not None:
         trees = booster.booster_.n_features_in_
-        sizes["features"] = {len(surrogate.feature_names), trees, *booster.low_.shape, *booster.high_.shape}
+        signs = len(booster.monotone or booster.low_)
+        sizes["features"] = {
+            len(surrogate.feature_names),
+            trees,
+            signs,
+            *booster.low_.shape,
+            *booster.high_.shape,
+        }
+        if not all(0 <= column < trees for column in booster.categories or ()):
+            raise ValueError("a category is no column of the trees")
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")

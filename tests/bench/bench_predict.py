@@ -1,11 +1,8 @@
 """Seconds to predict a million distinct plans: cells, physics, shipped surrogate, files, the whole command.
 
     .venv/bin/python tests/bench/bench_predict.py [PLANS]
-    .venv/bin/python tests/bench/bench_predict.py widths
 
-Plans are all feasible layouts of shipped jobs at clocks of their GPUs, no two alike, in random order. ``widths``: how
-far intervals of sources without known runs, which are those of the layout at the top clock, are from those at the
-clock of the plan.
+Plans are all feasible layouts of shipped jobs at clocks of their GPUs, no two alike, in random order.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ import pandas as pd
 
 from jointopt.correcting import load_surrogate
 from jointopt.jobfile import load_job
-from jointopt.learning import PricedPlans
 from jointopt.plans.space import enumerate_layouts
 from jointopt.predicting import predict
 from jointopt.schema import RECOMPUTE_NAMES
@@ -84,24 +80,6 @@ def main(rows: int) -> None:
         command(given, out)
 
 
-def widths(rows: int = 100_000) -> None:
-    """Print by how much half-widths of log time at the top clock differ from those at plans' own lower clocks."""
-    learned = load_surrogate("default")
-    apart = []
-    for work in workloads(table(rows))[0]:
-        priced = PricedPlans.of(work)
-        fitted, top = work.job.training.framework.fitted, priced.physics.top_mhz
-        _, own, _ = learned.predict(priced.runs("stranger", known=True), fitted)
-        _, used, _ = learned.predict(priced.runs("stranger", known=False), fitted)
-        apart.append((used / own - 1.0)[np.nanmin(priced.plans.stage_clock_mhz, axis=1) < top])
-    apart = np.concatenate(apart)
-    middle, most = np.quantile(np.abs(apart), (0.5, 0.95))
-    print(
-        f"half-widths of {len(apart):,} plans below the top clock: off by {middle:.1%} (median), {most:.1%} (95 % of "
-        f"plans), {apart.min():+.0%} to {apart.max():+.0%}"
-    )
-
-
 def command(given: Path, out: Path) -> None:
     """Print the seconds and the memory of ``jointopt predict`` on that file, in a process of its own."""
     start = time.perf_counter()
@@ -112,4 +90,4 @@ def command(given: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    widths() if sys.argv[1:] == ["widths"] else main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

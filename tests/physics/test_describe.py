@@ -10,6 +10,7 @@ import pytest
 from jointopt.physics import describe
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.estimate import Estimator
+from jointopt.spec.framework import Framework
 
 # constants whose step is a slower machine or a costlier habit; overlaps hide time, or cost it
 COSTS = ("compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "loss")
@@ -80,6 +81,18 @@ def test_shape_tells_the_plan_and_no_name(shipped_physics, one_clock):
     job = replace(physics.job, name="other", model=replace(physics.job.model, name="other"))
     other = shape_columns(job, physics.layouts, one_clock(physics, 705.0))
     assert all((other[name] == values).all() for name, values in features.items())
+
+
+def test_framework_and_kernel_are_categories_and_may_be_unknown(shipped_physics, one_clock):
+    physics = shipped_physics(0)
+    job, clocks = physics.job, one_clock(physics, 705.0)
+    stranger = replace(job.training, framework=Framework(), attention_assumed=True)
+    known = shape_columns(job, physics.layouts, clocks)
+    unknown = shape_columns(replace(job, training=stranger), physics.layouts, clocks)
+    assert known[f"framework={job.training.framework.name}"].all()
+    assert known[f"attention={job.training.attention}"].all()
+    assert unknown["framework=unknown"].all()
+    assert unknown["attention=unknown"].all()
 
 
 @pytest.mark.parametrize("job", range(7))

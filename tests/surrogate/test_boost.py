@@ -75,3 +75,23 @@ def test_the_same_rows_and_seed_give_the_same_bytes():
     first, second = (ResidualBooster(random_state=1).fit(features, residual) for _ in range(2))
     raw = [bytes(b.booster_.get_booster().save_raw("ubj")) for b in (first, second)]
     assert raw[0] == raw[1]
+
+
+def test_trees_only_fall_along_a_column_that_must_fall():
+    features, residual = data()
+    residual = residual + 0.3 * features[:, 1]  # the runs say that it rises
+    sweep = np.zeros((50, 5))
+    sweep[:, 1] = np.linspace(-0.99, 0.99, 50)
+    free = ResidualBooster().fit(features, residual).predict(sweep)
+    held = ResidualBooster(monotone=[0, -1, 0, 0, 0]).fit(features, residual).predict(sweep)
+    assert free[-1] > free[0] + 0.1
+    assert (np.diff(held) <= 1e-9).all()
+
+
+def test_a_category_has_no_range_that_could_shut_the_gate():
+    features, residual = data()
+    features[:, 4] = 0.0  # a framework that no run has
+    other = np.zeros((1, 5))
+    other[0, 4] = 1.0
+    assert ResidualBooster().fit(features, residual).gate(other)[0] == pytest.approx(0.0, abs=1e-9)
+    assert ResidualBooster(categories=[4]).fit(features, residual).gate(other)[0] == pytest.approx(1.0)

@@ -102,6 +102,14 @@ def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measu
     assert plain.predict(faster, True, (faster, np.zeros(4)))[2].all()
 
 
+def test_a_gpu_with_other_memory_is_another_gpu_although_it_multiplies_as_fast(surrogate: Surrogate) -> None:
+    plain = replace(surrogate, booster=None)
+    same = replace(runs(4), features={name: np.zeros(4) for name in NAMES} | {"log2_memory": np.zeros(4)})
+    wider = replace(same, features={**same.features, "log2_memory": np.full(4, 0.3)})
+    assert plain.predict(same, True, (same, np.zeros(4)))[2].all()
+    assert not plain.predict(wider, True, (same, np.zeros(4)))[2].any()
+
+
 def test_copies_of_measured_runs_change_nothing(surrogate: Surrogate) -> None:
     new, own = runs(5, seed=2, source="b"), runs(4, seed=4, source="b")
     residual = np.array([0.1, 0.2, 0.15, 0.9])
@@ -146,6 +154,15 @@ def _object_array(folder: Path) -> None:
         kept = dict(arrays)
     kept["source"] = np.array([Payload()] * len(kept["source"]), dtype=object)
     np.savez(folder / "support.npz", **kept)
+
+
+def _setting(**parameters: Any) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        card = json.loads((folder / "card.json").read_text())
+        card["model"]["booster"]["parameters"] |= parameters
+        (folder / "card.json").write_text(json.dumps(card))
+
+    return damage
 
 
 def _short_residual(folder: Path) -> None:
@@ -199,7 +216,9 @@ DAMAGE = {
     "a number": _bytes("card.json", b"3"),
     "deep brackets": _bytes("card.json", b"[" * 100_000),
     "another format": _card(format=99),
-    "the format before this one": _card(format=1),
+    "the format before this one": _card(format=2),
+    "a category of another table": _setting(categories=[99]),
+    "a sign too few": _setting(monotone=[-1]),
     "text for a width": _card(widths={"measured": "wide"}),
     "fewer features than trees": _card(feature_names=["log2_tp"]),
     "fewer support features": _card(support_features=["log2_tp"]),
