@@ -117,7 +117,7 @@ def propose(
 
 def _can_keep(storage: str, watch: _Stopwatch) -> bool:
     """Whether studies stay in ``storage``; UsageError before the search where none can be written after it."""
-    from jointopt.search.studies import prepare_storage
+    from jointopt.search.storage import prepare_storage
 
     with watch.phase("open", "opening the study storage"):
         return prepare_storage(storage)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -270,21 +270,3 @@ def _sql_time(connection: sa.Connection) -> Any:
     if connection.dialect.name != "sqlite":
         return lambda moment: moment
     return lambda moment: None if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S.%f")
-
-
-def note_attributes(body: str, trial_id: int | None = None) -> Iterator[tuple[str, Any]]:
-    """The study attributes in which optuna-dashboard looks for a note (Markdown) of the study or of a trial."""
-    owner = "" if trial_id is None else f"{trial_id}:"
-    yield from _pieces(f"dashboard:{owner}note_str:", body)
-    yield f"dashboard:{owner}note_ver", 1
-
-
-def plot_attributes(figure: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """The study attributes in which optuna-dashboard looks for a plotly figure of its own."""
-    yield from _pieces(f"dashboard:plot_data:{name}:", json.dumps(figure))
-
-
-def _pieces(prefix: str, text: str) -> Iterator[tuple[str, str]]:
-    """Text in pieces of at most 2045 characters, the most that an attribute holds everywhere."""
-    for number, start in enumerate(range(0, len(text), 2045)):
-        yield f"{prefix}{number}", text[start : start + 2045]

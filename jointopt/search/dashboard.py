@@ -12,7 +12,7 @@ import optuna
 
 from jointopt.database import database_errors, has_table, without_password
 from jointopt.errors import UsageError, nearest
-from jointopt.search.studies import open_storage
+from jointopt.search.storage import open_storage
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication

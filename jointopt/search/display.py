@@ -1,7 +1,9 @@
-"""What a person reads of a study: its front in words and as a plot, and its plans explained."""
+"""What a person reads of a study: its front in words and as a plot, plans explained, and where a dashboard looks."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from jointopt.search.pareto import OBJECTIVES, evenly, front_order, objectives, 
 
 TOLD = 8  # plans of the front in the study's note
 DRAWN = 400  # plans beside the front in the plot, so that it stays small
+EXPLAINED = 200  # plans of the front that get a note of their own
+METRIC_NAMES_KEY = "study:metric_names"  # as Optuna's `Study.set_metric_names` does
 FIT_NOTE = "peak_memory_gib", "avg_power_w"
 
 
@@ -112,3 +116,30 @@ def front_figure(plans: Columns) -> dict[str, Any]:
 def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict[str, Any]:
     x, y = ([float(f"{value:.6g}") for value in values[rows].tolist()] for values in objectives(plans))
     return {"type": "scatter", "x": x, "y": y, "name": name, "mode": mode, "marker": {"color": color}}
+
+
+def shown(plans: Columns, note: str, trial_ids: list[int]) -> Iterator[tuple[str, Any]]:
+    """What Optuna and its dashboard show of a study beside its trials."""
+    yield METRIC_NAMES_KEY, list(OBJECTIVES)
+    yield from note_attributes(f"{note}\n{front_note(plans)}".strip())
+    yield from plot_attributes(front_figure(plans), "front")
+    for row in front_rows(plans)[:EXPLAINED].tolist():
+        yield from note_attributes(plan_note(plans, row), trial_ids[row])
+
+
+def note_attributes(body: str, trial_id: int | None = None) -> Iterator[tuple[str, Any]]:
+    """The study attributes in which optuna-dashboard looks for a note (Markdown) of the study or of a trial."""
+    owner = "" if trial_id is None else f"{trial_id}:"
+    yield from _pieces(f"dashboard:{owner}note_str:", body)
+    yield f"dashboard:{owner}note_ver", 1
+
+
+def plot_attributes(figure: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """The study attributes in which optuna-dashboard looks for a plotly figure of its own."""
+    yield from _pieces(f"dashboard:plot_data:{name}:", json.dumps(figure))
+
+
+def _pieces(prefix: str, text: str) -> Iterator[tuple[str, str]]:
+    """Text in pieces of at most 2045 characters, the most that an attribute holds everywhere."""
+    for number, start in enumerate(range(0, len(text), 2045)):
+        yield f"{prefix}{number}", text[start : start + 2045]

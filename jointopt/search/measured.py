@@ -22,8 +22,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.database import database_errors
 from jointopt.schema import LAYOUT_COLUMNS, Columns
-from jointopt.search.bulk import CONSTRAINT_KEYS, distributions_of, note_attributes, plot_attributes
-from jointopt.search.studies import METRIC_NAMES_KEY, open_storage
+from jointopt.search.bulk import CONSTRAINT_KEYS, distributions_of
+from jointopt.search.display import METRIC_NAMES_KEY, note_attributes, plot_attributes
+from jointopt.search.storage import open_storage
 
 RESULTS = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",

@@ -35,8 +35,9 @@ from jointopt.search.bulk import (
     pinned_tables,
     set_study_attributes,
 )
+from jointopt.search.display import METRIC_NAMES_KEY
 from jointopt.search.pareto import OBJECTIVES
-from jointopt.search.studies import METRIC_NAMES_KEY, engine_of, open_storage
+from jointopt.search.storage import engine_of, open_storage
 
 PLAN_KEY = "plan"  # attribute of a trial: layout index, clock index, share of slack
 IDS_PER_STATEMENT = 500

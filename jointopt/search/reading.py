@@ -10,7 +10,7 @@ from jointopt.database import database_errors, has_table, without_password
 from jointopt.errors import UsageError, nearest
 from jointopt.schema import LAYOUT_COLUMNS
 from jointopt.search.pareto import OBJECTIVES
-from jointopt.search.studies import open_storage
+from jointopt.search.storage import open_storage
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -27,11 +27,11 @@ from jointopt.search.bulk import (
     parameters,
     result_attributes,
 )
+from jointopt.search.display import shown
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import OBJECTIVES, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.queue import PLAN_KEY, Finished, Genes, Queue
-from jointopt.search.studies import shown
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import random
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import optuna
-import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 
 from jointopt.database import database_errors
 from jointopt.schema import Columns, Floats, Ints
@@ -27,42 +25,17 @@ from jointopt.search.bulk import (
     frozen_trials,
     insert_study,
     insert_trials,
-    note_attributes,
     pinned_tables,
-    plot_attributes,
     set_study_attributes,
 )
-from jointopt.search.display import front_figure, front_note, front_rows, plan_note
+from jointopt.search.display import shown
 from jointopt.search.pareto import OBJECTIVES, front_order, objectives, take
+from jointopt.search.storage import engine_of, open_storage
 
 MAX_TRIALS = 2000
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 RECORD_NOTE = "Every plan that the search evaluated; a dashboard may need a minute to open this study."
-EXPLAINED = 200  # plans of the front that get a note of their own
 CONTENT_KEY, COMPLETE_KEY = "content", "complete"
-METRIC_NAMES_KEY = "study:metric_names"  # as Optuna's `Study.set_metric_names` does
-ATTEMPTS = 8  # at a schema or a name that another process makes at the same moment
-
-
-def prepare_storage(url: str) -> bool:
-    """Make the storage ready for a study; False where it lives in memory, so that nothing would stay.
-
-    Does what a later `save_study` needs: opens the database, makes its tables where it is new, and asks for the right
-    to write without writing. UsageError where one of these fails.
-    """
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        engine = engine_of(open_storage(url))
-        if _in_memory(url):
-            return False
-        if engine is not None:
-            with engine.begin() as connection:
-                connection.execute(sa.text("UPDATE studies SET study_name = study_name WHERE 1 = 0"))
-    return True
-
-
-def _in_memory(url: str) -> bool:
-    parsed = sa.engine.make_url(url)
-    return parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:")
 
 
 def save_study(
@@ -95,72 +68,76 @@ def save_study(
         storage = open_storage(url)
         if max_trials is not None and len(plans["slack"]) > max_trials:
             record = take(plans, choose(plans, None, seed))
-            _save(storage, f"{title}-record", record, told, f"{RECORD_NOTE}\n\n{note}")
-        return _save(storage, title, take(plans, rows), told, note)
+            _save(storage, f"{title}-record", _Content.of(record, told, f"{RECORD_NOTE}\n\n{note}"))
+        return _save(storage, title, _Content.of(take(plans, rows), told, note))
 
 
-def _save(
-    storage: optuna.storages.BaseStorage, first: str, plans: Columns, told: Mapping[str, Any], note: str
-) -> str:
-    """The name of the study that now holds these plans: the first free one, or one that has held them before."""
-    rows = finished_rows(plans)
-    identity = {"job_hash": told["job_hash"], CONTENT_KEY: _content_hash(rows), COMPLETE_KEY: True}
+@dataclass(frozen=True)
+class _Content:
+    """What a study holds: described plans, the same as trials, attributes, and what its note begins with."""
+
+    plans: Columns
+    rows: TrialRows
+    attributes: Mapping[str, Any]
+    note: str
+
+    @classmethod
+    def of(cls, plans: Columns, told: Mapping[str, Any], note: str) -> _Content:
+        rows = finished_rows(plans)
+        return cls(plans, rows, {**told, CONTENT_KEY: _content_hash(rows), COMPLETE_KEY: True}, note)
+
+    def is_of(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether a study with these attributes holds the same, as a whole."""
+        identity = ("job_hash", CONTENT_KEY, COMPLETE_KEY)
+        return all(key in attributes and attributes[key] == self.attributes[key] for key in identity)
+
+    def shown(self, trial_ids: list[int]) -> dict[str, Any]:
+        return dict(shown(self.plans, self.note, trial_ids))
+
+
+def _save(storage: optuna.storages.BaseStorage, first: str, content: _Content) -> str:
+    """The name of the study that now holds this: the first free one, or one that has held it before."""
     for number in itertools.count(1):
         title = first if number == 1 else f"{first}-{number}"
-        if _write(storage, title, rows, {**told, **identity}, plans, note):
+        if _write(storage, title, content):
             break
-        taken = optuna.load_study(study_name=title, storage=storage).user_attrs
-        if identity.items() <= taken.items():
+        if content.is_of(optuna.load_study(study_name=title, storage=storage).user_attrs):
             break
     return title
 
 
-def _write(
-    storage: optuna.storages.BaseStorage, title: str, rows: TrialRows, facts: Mapping[str, Any], plans: Columns,
-    note: str,
-) -> bool:  # fmt: skip
+def _write(storage: optuna.storages.BaseStorage, title: str, content: _Content) -> bool:
     """Make the study; False where the name is taken, by an older study or by another process just now."""
     engine = engine_of(storage)
     tables = pinned_tables(engine)
     if engine is None or tables is None:
-        return _write_slowly(storage, title, rows, facts, plans, note)
+        return _write_slowly(storage, title, content)
     try:
         with engine.begin() as connection:
-            study_id = insert_study(connection, tables, title, facts)
-            ids = insert_trials(connection, study_id, rows)
-            system_attrs = dict(shown(plans, note, ids))
-            set_study_attributes(connection, tables["study_system_attributes"], study_id, system_attrs)
+            study_id = insert_study(connection, tables, title, content.attributes)
+            ids = insert_trials(connection, study_id, content.rows)
+            table = tables["study_system_attributes"]
+            set_study_attributes(connection, table, study_id, content.shown(ids))
     except IntegrityError:
         return False
     return True
 
 
-def _write_slowly(
-    storage: optuna.storages.BaseStorage, title: str, rows: TrialRows, facts: Mapping[str, Any], plans: Columns,
-    note: str,
-) -> bool:  # fmt: skip
+def _write_slowly(storage: optuna.storages.BaseStorage, title: str, content: _Content) -> bool:
     """The same through what Optuna offers to everybody: not in one piece, and a trial at a time."""
     try:
         directions = [optuna.study.StudyDirection.MINIMIZE] * len(OBJECTIVES)
         study = optuna.create_study(storage=storage, study_name=title, directions=directions)
     except optuna.exceptions.DuplicatedStudyError:
         return False
-    study.add_trials(frozen_trials(rows))
+    study.add_trials(frozen_trials(content.rows))
     ids = [trial._trial_id for trial in study.get_trials(deepcopy=False)]
-    for key, value in shown(plans, note, ids):
-        storage.set_study_system_attr(study._study_id, key, value)
-    for key, value in facts.items():  # the mark of completeness is the last
+    study_id = storage.get_study_id_from_name(title)
+    for key, value in content.shown(ids).items():
+        storage.set_study_system_attr(study_id, key, value)
+    for key, value in content.attributes.items():  # the mark of completeness is the last
         study.set_user_attr(key, value)
     return True
-
-
-def shown(plans: Columns, note: str, trial_ids: list[int]) -> Iterator[tuple[str, Any]]:
-    """What Optuna and its dashboard show of a study beside its trials."""
-    yield METRIC_NAMES_KEY, list(OBJECTIVES)
-    yield from note_attributes(f"{note}\n{front_note(plans)}".strip())
-    yield from plot_attributes(front_figure(plans), "front")
-    for row in front_rows(plans)[:EXPLAINED].tolist():
-        yield from note_attributes(plan_note(plans, row), trial_ids[row])
 
 
 def choose(plans: Columns, count: int | None, seed: int) -> Ints:
@@ -216,34 +193,3 @@ def _content_hash(rows: TrialRows) -> str:
     for name, texts in rows.user_attrs.items():
         told.update(repr((name, texts)).encode())
     return told.hexdigest()[:16]
-
-
-def engine_of(storage: optuna.storages.BaseStorage) -> sa.Engine | None:
-    """The database under a storage; None where there is none."""
-    engine: sa.Engine | None = getattr(getattr(storage, "_backend", storage), "engine", None)
-    return engine
-
-
-def open_storage(url: str) -> optuna.storages.BaseStorage:
-    """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
-    attempt = 1
-    while True:
-        try:
-            return optuna.storages.get_storage(url)
-        except ValueError as error:  # for example a port that is not a number
-            raise OSError(f"the URL makes no sense ({error})") from error
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
-            # Optuna looks whether a table or its version is there and makes it, which is not one step.
-            if not _made_meanwhile(error):
-                raise
-            if attempt == ATTEMPTS:
-                raise OSError(f"its tables are not complete ({error})") from error
-        time.sleep(random.uniform(0.0, 0.1 * attempt))
-        attempt += 1
-
-
-def _made_meanwhile(error: BaseException) -> bool:
-    """Whether another process was faster at making the tables, or holds the lock while it does."""
-    cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    told = str(getattr(cause, "orig", cause)).lower()
-    return isinstance(cause, (IntegrityError, AssertionError)) or "already exists" in told or "locked" in told

@@ -20,7 +20,8 @@ import numpy as np
 
 import jointopt
 from jointopt.search.fake import fake_problem
-from jointopt.search.studies import prepare_storage, save_study
+from jointopt.search.storage import prepare_storage
+from jointopt.search.studies import save_study
 from jointopt.workflow import propose
 
 RECORD, PEOPLE, REPEATS = 100_000, 2_000, 3

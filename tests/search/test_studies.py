@@ -13,7 +13,8 @@ from jointopt.search import bulk
 from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, is_covered, objectives, take
-from jointopt.search.studies import choose, prepare_storage, save_study
+from jointopt.search.storage import prepare_storage
+from jointopt.search.studies import choose, save_study
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_a_write_that_is_cut_off_leaves_nothing_behind(plans, url, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("jointopt.search.studies.plot_attributes", cut)
+        broken.setattr("jointopt.search.display.plot_attributes", cut)
         with pytest.raises(KeyboardInterrupt):
             save(plans, url)
     assert optuna.get_all_study_names(url) == []
@@ -173,7 +174,7 @@ def test_of_plans_tied_in_both_objectives_one_is_kept_and_the_front_stays(plans)
 
 FIRST_RUN = """
 import sys
-from jointopt.search.studies import prepare_storage
+from jointopt.search.storage import prepare_storage
 print("ready", flush=True)
 sys.stdin.readline()
 assert prepare_storage(sys.argv[1])
