@@ -19,24 +19,33 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.option("--gpu-hours", type=_ABOVE_ZERO, help="GPU-hours at most.")
 @click.option("--minutes", type=_ABOVE_ZERO, help="Minutes at most.")
 @click.option(
-    "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Plans chosen at a time."
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Plans chosen at a time; slurm has all of them in its queue at once.",
 )
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the choices."
 )
+@click.option(
+    "--retry-failed", is_flag=True,
+    help="Plans that failed or timed out before may run again, their cause gone; out of memory stays known.",
+)  # fmt: skip
 @common.storage("what is measured, and of the study that shows it")
 @common.as_json
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
-    batch: int, seed: int, storage: str | None, as_json: bool, **options: Any,
+    batch: int, seed: int, retry_failed: bool, storage: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Run plans of JOB one after the other, each the most promising by all that was measured before.
+    """Run plans of JOB, each the most promising by all that was measured before.
 
     JOB is a job file or the name of a shipped job. A plan that runs out of memory is a result too. The budget is a
     number of runs, GPU-hours, minutes, or several of them; no run begins that would go beyond it if it took as long as
-    those before. Every run is stored before the next begins; Ctrl-C loses the one in flight and prints the others, and
-    the same command then goes on with the rest of its budget. What --storage holds of the job's plans is not run again.
+    those before. Every run is stored as soon as it ends; Ctrl-C ends what is on its way and prints the others, and the
+    same command then goes on with the rest of its budget. A tool that was killed leaves its Slurm jobs in the queue,
+    and the same command collects them. What --storage holds of the job's plans is not run again.
 
     \b
     Examples:
@@ -53,7 +62,14 @@ def tune(
     common.offer_restore()
     found = run(
         common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
-        storage=storage, progress=common.remark, **launching.told(options),
+        retry_failed=retry_failed, storage=storage, progress=common.remark, **launching.told(options),
     )  # fmt: skip
     click.echo(json_text(tune_document(found)) if as_json else tuned_text(found))
-    ctx.exit({"interrupted": _INTERRUPTED, "failed": _FAILED}.get(found.stopped, 0))
+    common.fault(found.fault)
+    ctx.exit(
+        _INTERRUPTED
+        if found.stopped == "interrupted"
+        else _FAILED
+        if found.fault or found.stopped == "failed"
+        else 0
+    )

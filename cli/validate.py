@@ -29,8 +29,9 @@ def validate(
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
 
-    Prints what was predicted beside what was measured. Every run is stored as soon as it ends; Ctrl-C loses the one in
-    flight and prints the others. What --storage has measured moves the predictions, and is not run again.
+    Prints what was predicted beside what was measured. Slurm has all runs in its queue at once. Every run is stored as
+    soon as it ends; Ctrl-C ends what is on its way and prints the others. What --storage has measured moves the
+    predictions, and is not run again.
 
     \b
     Examples:
@@ -48,6 +49,7 @@ def validate(
         progress=common.remark, **launching.told(options),
     )  # fmt: skip
     click.echo(json_text(validate_document(found)) if as_json else validated_text(found))
+    common.fault(found.fault)
     ran = any(run.status == "ok" for run in found.runs)
     ctx.exit(
         _INTERRUPTED if found.stopped == "interrupted" else 0 if ran and found.stopped == "done" else _FAILED

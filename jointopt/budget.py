@@ -24,6 +24,11 @@ class Spent:
         """One run more, of ``run_s`` seconds on ``num_gpus``, at ``minutes`` since the beginning."""
         return Spent(self.runs + 1, self.gpu_hours + num_gpus * run_s / 3600, minutes)
 
+    def with_more(self, runs: int) -> Spent:
+        """So many runs more, each with the mean GPU-hours of those before."""
+        runs = max(runs, 0)
+        return Spent(self.runs + runs, self.gpu_hours * (1 + runs / max(self.runs, 1)), self.minutes)
+
 
 @dataclass(frozen=True)
 class Budget:

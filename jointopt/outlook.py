@@ -150,11 +150,19 @@ def result(row: Mapping[str, Any], name: str) -> float:
 
 def broken_bounds(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the job's constraints that a measured run does not keep; what was not measured counts as kept."""
-    names = [name for name, bound in bounds(job).items() if result(row, name) > bound]
-    site_j = facility_energy_j(job.cluster, result(row, "iteration_time_s"), result(row, "energy_j"))
-    if site_j > (job.constraints.facility_energy_j or np.inf):
-        names.append("facility_energy_j")
-    fraction = job.constraints.memory_fraction
-    if fraction is not None and result(row, "peak_memory_gib") > fraction * job.cluster.gpu.memory_gib:
-        names.append("memory_fraction")
-    return tuple(names)
+    return tuple(name for name, (value, bound) in held_to(job, row).items() if value > bound)
+
+
+def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
+    held = {name: (result(row, name), bound) for name, bound in bounds(job).items()}
+    limits, cluster = job.constraints, job.cluster
+    if limits.facility_energy_j is not None:
+        time_s, energy_j = result(row, "iteration_time_s"), result(row, "energy_j")
+        site_j = float(facility_energy_j(cluster, time_s, energy_j))
+        held["facility_energy_j"] = (site_j, limits.facility_energy_j)
+    if limits.memory_fraction is not None:
+        held["memory_fraction"] = (
+            result(row, "peak_memory_gib") / cluster.gpu.memory_gib, limits.memory_fraction,
+        )  # fmt: skip
+    return held

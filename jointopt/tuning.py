@@ -25,9 +25,14 @@ from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
 from jointopt.surrogate.local import ROUGH, Spread
+from jointopt.verdict import why_none
 
 Say = Callable[[str], None]
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+_CURABLE = (
+    "failed",
+    "timeout",
+)  # a cause may go away, such as a full disk; too little memory stays too little
 TIME = ("iteration_time_s",)
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
@@ -35,16 +40,19 @@ _START_S = 120.0
 
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, storage: str | None = None,
-    batch: int = 1, progress: Say | None = None, spread: Spread | None = None, **options: Any,
+    batch: int = 1, retry_failed: bool = False, progress: Say | None = None, spread: Spread | None = None,
+    **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
     ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time. Every run is stored in ``storage`` (a database
-    URL), and a trial of a study there, before the next begins; an interrupt (SIGINT) loses the run in flight and
-    returns the others. A plan is run at most once, failed or not, and what ``storage`` holds of the job's plans, or of
-    other jobs on the same cluster, is known from the start. After an interrupt or a kill the same call goes on with
-    what is left of the budget.
+    default less on CPU cores); ``batch`` plans are chosen at a time, whose runs are on their way together where the
+    launcher is one of `ManyAtOnce`. Every run is stored in ``storage`` (a database URL), and a trial of a study there,
+    as soon as it ends; an interrupt (SIGINT) loses what is on its way and returns the others. A plan is run at most
+    once, failed or not (``retry_failed``: those that failed before may run again, unless for want of memory), and what
+    ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an
+    interrupt or a kill the same call goes on with what is left of the budget; runs that a killed process had begun come
+    first, and a cluster may have them still.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     job = replace(job, objectives=job.measured_objectives)
@@ -52,7 +60,7 @@ def tune(
     asked = chosen.candidates(job)
     candidates = searched(job) if asked is None else listed(asked, job)
     usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
-    loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or usual)
+    loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or usual, retry_failed)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)
@@ -61,6 +69,7 @@ def tune(
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
         objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
         gain_left=loop.gain_left, spent=loop.spent,
+        fault="" if stopped == "interrupted" else why_none(job, loop.runs),
     )  # fmt: skip
 
 
@@ -69,18 +78,20 @@ class _Loop:
 
     def __init__(
         self, job: Job, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None, say: Say | None,
-        spread: Spread,
+        spread: Spread, retry_failed: bool,
     ) -> None:  # fmt: skip
         self.job, self.launcher, self.candidates = job, launcher, candidates
         self.runs: list[TunedRun] = []
         self.notes: list[str] = []
         self._index: list[int] = []  # of each run among the candidates
+        self._lost: list[str] = []  # objectives that cannot be heeded
+        self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
         self._say = say or (lambda text: None)
         self.record = Record(job, storage, f"tune {launcher.name} {job.name}", self._note)
         store = self.record.store
         earlier = Earlier() if store is None else earlier_runs(candidates.asked, store.read())
-        self._remember(earlier)
+        self._remember(earlier, retry_failed)
         self._outlook = Outlook(job, candidates, earlier, spread, self._rng)
         self._basis = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
@@ -93,6 +104,7 @@ class _Loop:
         """Run plans until a reason to stop, which is returned."""
         self._continue(budget)
         stopped = "interrupted"
+        self.record.progress(self._told(budget))
         try:
             stopped = self._rounds(budget, batch)
         except KeyboardInterrupt:
@@ -111,6 +123,7 @@ class _Loop:
         while True:
             spare = budget.runs_left(self.spent)
             left = self._left()
+            self._tell_objectives()
             belief = self.belief() if left.any() else None
             self._tell_gain(belief, left)
             if not spare:
@@ -139,12 +152,15 @@ class _Loop:
         """What an interrupted tune has spent of the same budget is spent."""
         told = self.record.unfinished()
         if told is not None and told.get("budget") == budget.document():
-            self.spent = spent_of(told["spent"])
+            # one may have been stored and not told of when the tool was killed
+            self.spent = spent_of(told["spent"]).with_more(
+                self._measured_plans - int(told.get("measured", self._measured_plans))
+            )
             self._minutes_before = self.spent.minutes
             self._note(f"Going on after an interrupt: {budget.words(self.spent)} are spent.")
 
     def _told(self, budget: Budget) -> dict[str, Any]:
-        return {"budget": budget.document(), "spent": asdict(self.spent)}
+        return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
 
     def _tell_gain(self, belief: Belief | None, left: Bools) -> None:
         """What has been found, and what the plans that are left are expected to bring."""
@@ -160,11 +176,27 @@ class _Loop:
             self._say(f"{words}; the {left.sum()} plans left are expected to bring {gain}")
 
     def objectives(self) -> tuple[str, ...]:
-        """Of the job's objectives those that are predicted, and measured wherever a run has succeeded."""
+        """Of the job's objectives those that are predicted, and measured where a run has succeeded; else the time."""
         known = [name for name in self.job.objectives if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run for run in self.runs if run.status == "ok"]
-        measured = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
-        return tuple(measured if good and measured else known or self.job.objectives[:1])
+        if good:
+            known = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
+        return tuple(known) or TIME
+
+    def _tell_objectives(self) -> None:
+        """Says once which objectives of the job cannot be heeded."""
+        lost = [name for name in self.job.objectives if name not in self.objectives()]
+        if not lost or self._lost == lost:
+            return
+        self._lost, self._basis = lost, ""
+        measured = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
+        why = (
+            "no run measures it"
+            if measured
+            else f"of {self.job.cluster.gpu.id} no power is known to predict it"
+        )
+        kept = " and ".join(self.objectives())
+        self._note(f"The objective {lost[0]} is left out, since {why}; plans are compared by {kept} alone.")
 
     def values(self, objectives: tuple[str, ...]) -> Floats:
         """Measured objectives (runs, objectives); NaN where a run failed or broke a constraint of the job."""
@@ -261,15 +293,26 @@ class _Loop:
         self.runs.insert(at, run)
         self._index.insert(at, index)
 
-    def _remember(self, earlier: Earlier) -> None:
+    def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
         """Plans of this job that the store has measured count as run, in round 0."""
         for index, row in zip(earlier.index, earlier.rows, strict=True):
+            if retry_failed and row["status"] in _CURABLE:
+                self._forgotten += 1
+                continue
             plan, broken = self.candidates.record(index), broken_bounds(self.job, row)
             self._add(index, TunedRun(plan, row, 0, {}, float("nan"), broken))
-        if earlier.rows:
-            self._note(
-                f"{len(earlier.rows)} plans of this job were measured before (run 0) and are not run again."
+        if self.runs:
+            plans = (
+                "1 plan of this job was"
+                if len(self.runs) == 1
+                else f"{len(self.runs)} plans of this job were"
             )
+            self._note(
+                f"{plans} measured before (run 0) and {'is' if len(self.runs) == 1 else 'are'} not run again."
+            )
+        if self._forgotten:
+            plans = "1 plan" if self._forgotten == 1 else f"{self._forgotten} plans"
+            self._note(f"{plans} of this job that failed before may be run again.")
         if earlier.others:
             self._note(
                 f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "
@@ -279,6 +322,11 @@ class _Loop:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self._say(text)
+
+    @property
+    def _measured_plans(self) -> int:
+        """Of this job, in this tune or before it."""
+        return len(self.runs) + self._forgotten
 
     @property
     def _count(self) -> int:

@@ -24,6 +24,7 @@ from jointopt.report.results import Validated, ValidatedRun
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
+from jointopt.verdict import why_none
 from jointopt.workflow import estimator, propose
 
 Say = Callable[[str], None]
@@ -60,6 +61,7 @@ def validate(
     return Validated(
         job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
+        fault="" if stopped == "interrupted" or bench.succeeded else why_none(job, bench.runs),
     )  # fmt: skip
 
 
@@ -76,6 +78,10 @@ class _Bench:
     def runs(self) -> tuple[ValidatedRun, ...]:
         """Those that have ended, in the order of the plans."""
         return tuple(self._runs[index] for index in sorted(self._runs))
+
+    @property
+    def succeeded(self) -> bool:
+        return any(run.status == "ok" for run in self.runs)
 
     def work(self, again: bool) -> str:
         """Run what is to be run; why it ended."""

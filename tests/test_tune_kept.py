@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,31 @@ from jointopt.budget import Budget
 from jointopt.candidates import searched
 from jointopt.errors import LauncherError, UsageError
 from jointopt.jobfile import parse_job
+from jointopt.keeping import Record
+from jointopt.measure.launcher import Ended, Say
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.spec.job import Job
 from jointopt.store import Store
 from jointopt.tuning import tune
+
+TINY: dict[str, Any] = {
+    "model": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+    "training": {"seq_length": 128, "global_batch_size": 16, "dtype": "fp32", "framework": "torchtitan"},
+    "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4},
+    "search": {"cp": [1], "vpp": [1], "recompute": ["none"], "zero_stage": [2]},
+    "objectives": ["iteration_time_s"],
+}
+SMALL = {
+    "model": "llama-3-8b",
+    "training": {"seq_length": 4096, "global_batch_size": 32},
+    "cluster": {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8},
+}
+
+
+@pytest.fixture
+def small() -> Job:
+    """Eight GPUs, for time and energy."""
+    return parse_job(SMALL, "small", Path())
 
 
 @pytest.fixture
@@ -61,6 +82,26 @@ class Slow:
         return {"status": "ok", "iteration_time_s": self.seconds[str(dict(plan))]}
 
 
+class Both:
+    """Has all runs on their way at once; the last that began ends first, after a second, the one before after two."""
+
+    name = "both"
+
+    def __init__(self, results: Mapping[str, Any]) -> None:
+        self.results = results
+
+    def candidates(self, job: Job) -> None:
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        return next(self.run_all(job, [plan], lambda place, text: None)).row
+
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], say: Say) -> Generator[Ended, None, None]:
+        begun = list(plans)
+        for seconds, place in enumerate(reversed(range(len(begun))), 1):
+            yield Ended(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
+
+
 def test_every_run_is_a_trial_with_what_was_expected_of_it(make_runs, timed: Job, url: str) -> None:
     tuned = tune(timed, "replay", 3, table=make_runs(), storage=url)
     trials = optuna.load_study(study_name=tuned.study_name, storage=url).trials
@@ -83,6 +124,42 @@ def test_after_an_interrupt_the_same_call_spends_what_is_left_of_the_budget(
     assert len(trials) == 4
 
 
+def test_a_run_that_was_stored_and_not_told_of_when_the_tool_was_killed_counts_as_spent(
+    make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Record, told: Any) -> None:
+        if told["spent"]["runs"]:
+            raise SystemExit
+        original(self, told)
+
+    original = Record.progress
+    monkeypatch.setattr(Record, "progress", killed)
+    with pytest.raises(SystemExit):
+        tune(timed, "replay", 3, table=make_runs(), storage=url)
+    monkeypatch.setattr(Record, "progress", original)
+    monkeypatch.setattr("jointopt.search.measured._lives", lambda process: False)
+    again = tune(timed, "replay", 3, table=make_runs(), storage=url)
+    assert (len(again.runs), again.spent.runs) == (3, 3)
+
+
+@pytest.mark.parametrize(("status", "rounds"), [("failed", [1]), ("timeout", [1]), ("oom", [0])])
+def test_plans_that_failed_may_run_again_where_asked_and_those_without_memory_never(
+    make_runs, timed: Job, url: str, status: str, rounds: list[int]
+) -> None:
+    runs = make_runs().head(1)
+    Store(url).add(runs.assign(status=status, iteration_time_s=None, notes="no room on the disk"), "by hand")
+    assert [run.round for run in tune(timed, "replay", 3, table=runs, storage=url).runs] == [0]
+    again = tune(timed, "replay", 3, table=runs, storage=url, retry_failed=True)
+    assert [run.round for run in again.runs] == rounds
+    assert any("may be run again" in note for note in again.notes) == (rounds == [1])
+
+
+def test_the_trial_of_a_run_in_flight_is_found_after_its_study_was_made_again(url: str, small: Job) -> None:
+    tuned = tune(small, Both({"energy_j": None}), 2, storage=url, batch=2)
+    trials = optuna.load_study(study_name=tuned.study_name, storage=url).trials
+    assert [trial.values for trial in trials] == [[2.0], [1.0]]
+
+
 def test_another_budget_is_a_new_one(make_runs, timed: Job, url: str) -> None:
     tune(timed, Ending(make_runs(), 2, KeyboardInterrupt()), 3, storage=url)
     again = tune(timed, "replay", 2, table=make_runs(), storage=url)
@@ -95,6 +172,19 @@ def test_runs_stored_without_a_study_are_trials_of_the_next_one(make_runs, timed
     tuned = tune(timed, "replay", 1, table=runs, storage=url)
     trials = optuna.load_study(study_name=tuned.study_name, storage=url).trials
     assert [trial.user_attrs["round"] for trial in trials] == [0, 0, 1]
+
+
+def test_runs_stand_in_the_order_in_which_they_began_and_a_gpu_hour_is_held_by_all_gpus(small: Job) -> None:
+    tuned = tune(small, Both({}), 2, batch=2)
+    assert [run.result("iteration_time_s") for run in tuned.runs] == [2.0, 1.0]
+    assert tuned.spent.gpu_hours == pytest.approx(3 * small.cluster.num_gpus / 3600)
+
+
+def test_a_budget_counts_the_runs_on_their_way(small: Job) -> None:
+    assert len(tune(small, Both({}), 3, batch=8).runs) == 3
+    rounds = [run.round for run in tune(small, Both({}), Budget(gpu_hours=0.01), batch=8).runs]
+    assert rounds[:2] == [1, 2]  # what a run costs is not known before one has ended
+    assert len(rounds) < 9
 
 
 def test_minutes_and_gpu_hours_end_a_tune_too(make_runs, timed: Job) -> None:
@@ -146,14 +236,7 @@ def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
 
 
 def test_on_cpu_cores_runs_that_are_all_slower_say_so_of_the_plans_left() -> None:
-    document = {
-        "model": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
-        "training": {"seq_length": 128, "global_batch_size": 16, "dtype": "fp32", "framework": "torchtitan"},
-        "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4},
-        "search": {"cp": [1], "vpp": [1], "recompute": ["none"], "zero_stage": [2]},
-        "objectives": ["iteration_time_s"],
-    }
-    job = parse_job(document, "tiny", Path())
+    job = parse_job(TINY, "tiny", Path())
     plans = searched(job)
     slow = {str(plans.question(i)): 8.0 * plans.predicted["iteration_time_s"][i] for i in range(plans.size)}
     tuned = tune(job, Slow(slow), 3)

@@ -104,6 +104,19 @@ def test_energy_counts_only_where_it_is_measured(make_runs, job: Job) -> None:
     assert tune(job, "replay", 3, table=both).objectives == job.objectives
 
 
+def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(
+    make_runs, job: Job, tmp_path: Path
+) -> None:
+    thrifty = replace(job, objectives=("energy_j",))
+    tuned = tune(thrifty, "replay", 4, table=make_runs(), storage=f"sqlite:///{tmp_path / 'runs.db'}")
+    assert tuned.objectives == ("iteration_time_s",)
+    assert [tuned.runs[i].result("iteration_time_s") for i in tuned.front] == [
+        min(run.result("iteration_time_s") for run in tuned.runs if run.status == "ok")
+    ]
+    assert [note for note in tuned.notes if "energy_j is left out, since no run measures it" in note]
+    assert len(tuned.notes) == 1
+
+
 def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     tuned = tune(timed, Interrupted(make_runs()), 9, storage=url)

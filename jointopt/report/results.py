@@ -76,7 +76,7 @@ class Tuned:
     runs: tuple[TunedRun, ...]
     front: tuple[int, ...]  # indices into runs: no other run beats them in every objective
     hypervolume: tuple[float, ...]  # after each run, see `jointopt.tuning.volumes`
-    stopped: str  # budget | converged | exhausted | interrupted
+    stopped: str  # budget | converged | exhausted | interrupted | failed
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
     storage: str | None = None
     notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
@@ -85,6 +85,7 @@ class Tuned:
         math.nan
     )  # share by which the plans that are left are expected to better what was measured
     spent: Spent = field(default_factory=Spent)
+    fault: str = ""  # why no run is a plan to use; empty where one is
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Validated:
     storage: str | None = None
     study_name: str | None = None
     notes: tuple[str, ...] = ()
+    fault: str = ""  # why no run is a plan to use; empty where one is
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def tune_document(tuned: Tuned) -> dict[str, Any]:
         "storage": tuned.storage,
         "study": tuned.study_name,
         "notes": list(tuned.notes),
+        "fault": tuned.fault or None,
     }
 
 

@@ -21,7 +21,7 @@ _STOPPED = {
     "budget": "The budget is spent.",
     "converged": "Converged: no plan that is left is likely to be better by 1 %.",
     "exhausted": "Exhausted: every plan that can be run has been run.",
-    "interrupted": "Interrupted: the run in flight is lost, all others are kept; the same command goes on.",
+    "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
     "failed": "Stopped before its time:",
 }
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}

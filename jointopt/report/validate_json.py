@@ -26,6 +26,7 @@ def validate_document(found: Validated) -> dict[str, Any]:
         "storage": found.storage,
         "study": found.study_name,
         "notes": list(found.notes),
+        "fault": found.fault or None,
     }
 
 

@@ -29,7 +29,7 @@ _UNITS = {
 }  # fmt: skip
 _STOPPED = {
     "done": "",
-    "interrupted": "Interrupted: the run in flight is lost, all others are kept; the same command goes on.",
+    "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
     "failed": "Stopped before its time:",
 }
 

@@ -43,6 +43,31 @@ def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(recorded
     assert (recorded / "jointopt.db").exists()
 
 
+@pytest.mark.parametrize(
+    ("columns", "bound", "words"),
+    [
+        ({}, "iteration_time_s: 5", "breaks iteration_time_s by"),
+        (
+            {"status": "failed", "iteration_time_s": None, "notes": "no luck"},
+            "",
+            "succeeded: failed (no luck)",
+        ),
+    ],
+    ids=["a constraint that no run meets", "all runs failed"],
+)
+def test_where_no_run_is_a_plan_to_use_the_reason_is_told_and_the_document_still_printed(
+    recorded: Path, make_runs, columns: dict[str, object], bound: str, words: str
+) -> None:
+    make_runs(**columns).to_csv(recorded / "runs.csv", index=False)
+    with (recorded / "job.yaml").open("a") as job:
+        job.write(f"constraints: {{{bound}}}\n")
+    result = run("--table", "runs.csv", "--budget", 3, "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["front"], len(document["measured"]) > 0) == (1, [], True)
+    assert result.stderr.splitlines()[-1] == f"Error: {document['fault']}"
+    assert words in document["fault"]
+
+
 def test_an_interrupt_prints_what_there_is(recorded: Path, interrupt_after) -> None:
     interrupt_after(2)
     result = run("--table", "runs.csv", "--budget", 5, "--json")

@@ -1,0 +1,71 @@
+"""What is to be said where real runs have found no plan to use."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jointopt.outlook import held_to
+from jointopt.report.table import figure
+from jointopt.spec.job import Job
+
+_OF_ONE_RUN = re.compile(r"/\S+|\d+")  # paths and numbers: what two runs that failed alike may differ in
+
+
+class Run(Protocol):
+    """A run of tune or validate."""
+
+    @property
+    def plan(self) -> Mapping[str, Any]: ...
+    @property
+    def row(self) -> Mapping[str, Any]: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def broken(self) -> tuple[str, ...]: ...
+
+
+def why_none(job: Job, runs: Sequence[Run]) -> str:
+    """One sentence: why none of ``runs`` is a plan to use; empty where one is."""
+    good = [run for run in runs if run.status == "ok"]
+    if any(not run.broken for run in good):
+        return ""
+    if good:
+        return _beyond(job, good)
+    if not runs:
+        return "No plan was run: none is likely to fit in memory and to keep the job's constraints."
+    return f"{_share(len(runs))}: {_commonest(runs)}."
+
+
+def _share(count: int) -> str:
+    return "The only run did not succeed" if count == 1 else f"None of the {count} runs succeeded"
+
+
+def _commonest(runs: Sequence[Run]) -> str:
+    """The reason that most runs tell, as the first of them tells it."""
+    told = [(run.status, str(run.row.get("notes") or "no reason known").split("; ")[0]) for run in runs]
+    alike = [(status, _OF_ONE_RUN.sub("#", reason)) for status, reason in told]
+    key, count = Counter(alike).most_common(1)[0]
+    status, reason = told[alike.index(key)]
+    share = f"{count} of them " if 1 < count < len(runs) else "the commonest is " if count < len(runs) else ""
+    return f"{share}{status} ({reason.rstrip('.')})"
+
+
+def _beyond(job: Job, good: Sequence[Run]) -> str:
+    """The run whose worst excess is least, and every constraint that it breaks by how much."""
+    held = [held_to(job, run.row) for run in good]
+    worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]
+    best = worst.index(min(worst))
+    broken = [
+        f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({figure(value)} over a limit of {figure(bound)})"
+        for name, (value, bound) in held[best].items()
+        if value > bound
+    ]
+    names = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
+    plan = " ".join(f"{name}={good[best].plan[name]}" for name in names)
+    runs = "The only run that succeeded does not keep" if len(good) == 1 else (
+        f"None of the {len(good)} runs that succeeded keeps"
+    )  # fmt: skip
+    return f"{runs} the job's constraints; the closest, {plan}, breaks {' and '.join(broken)}."
