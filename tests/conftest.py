@@ -8,7 +8,7 @@ import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,20 @@ def trained(three_sources: pd.DataFrame, tmp_path_factory: pytest.TempPathFactor
     three_sources.to_csv(folder / "runs.csv", index=False)
     retrain(tables=[folder / "runs.csv"], out=folder / "surrogate", licences=["a100: made up"])
     return folder / "surrogate"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jointopt.errors import PlanError, UsageError, nearest
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of, is_full
 from jointopt.measure.launcher import RESULTS, failed, judged
-from jointopt.measure.process import run_program
+from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, STATUSES, Columns
 from jointopt.spec.check import is_number, is_whole
@@ -151,12 +151,13 @@ class CommandLauncher:
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row that the command wrote for ``plan``, or how it failed."""
-        if self.logs is not None:
-            Path(self.logs).mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f"{_label(plan)}-", dir=self.logs)).resolve()
-            return dict(plan) | self._under_plan(job, plan, folder)
-        with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-            return dict(plan) | self._under_plan(job, plan, Path(scratch))
+        with files_of_a_run():
+            if self.logs is not None:
+                Path(self.logs).mkdir(parents=True, exist_ok=True)
+                folder = Path(tempfile.mkdtemp(prefix=f"{_label(plan)}-", dir=self.logs)).resolve()
+                return dict(plan) | self._under_plan(job, plan, folder)
+            with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
+                return dict(plan) | self._under_plan(job, plan, Path(scratch))
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command line of ``plan``, as a shell would take it."""
@@ -194,7 +195,8 @@ class CommandLauncher:
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         if whole and failure.status == "failed":
-            failure = Failure("failed", "the command ended well and wrote no result file")
+            full = ", the disk is full" if is_full(folder) else ""
+            failure = Failure("failed", f"the command ended well and wrote no result file{full}")
         return judged(self.program.results(job, folder, ended.tail), whole, failure)
 
 

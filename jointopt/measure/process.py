@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from jointopt.errors import LauncherError
+from jointopt.measure.failures import is_full
 
 MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
@@ -60,7 +61,20 @@ def run_program(
         timed_out = not _ends_within(program, limit_s)
     finally:
         end_program(program, mark)
-    return Ended(program.returncode, timed_out, tail(log))
+    cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot say so any more
+    return Ended(program.returncode, timed_out, tail(log) + cut)
+
+
+@contextmanager
+def files_of_a_run() -> Iterator[None]:
+    """Turns files that cannot be made for a run into a LauncherError: the next run could not be started either."""
+    try:
+        yield
+    except OSError as error:
+        raise LauncherError(
+            f"{error.filename or 'A file of the run'} cannot be written: {error.strerror}; make room there, or let "
+            "TMPDIR or --logs name a folder that has some."
+        ) from error
 
 
 def end_with_parent() -> None:

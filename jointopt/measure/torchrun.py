@@ -9,15 +9,16 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jointopt.errors import LauncherError, PlanError
-from jointopt.measure.conditions import under_plan
+from jointopt.measure.conditions import Conditions, under_plan
 from jointopt.measure.failures import failure_of
 from jointopt.measure.launcher import RESULTS, failed
-from jointopt.measure.process import run_program
+from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
@@ -61,12 +62,12 @@ class TorchrunLauncher:
         """The measurement of ``plan``: median time of the measured iterations, memory, or how it failed."""
         self.candidates(job)
         spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
-        with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
+        with files_of_a_run(), tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
             folder = self.logs or Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / f"{_name(spec)}.log"
             try:
-                with under_plan(plan, self.default_clocks) as conditions:
+                with _conditions(spec, plan, self.default_clocks) as conditions:
                     row = self._run(replace(spec, least_s=conditions.measure_s), Path(scratch), log)
             except PlanError as error:  # the GPUs here have no such clock
                 return failed("failed", str(error))
@@ -86,6 +87,17 @@ class TorchrunLauncher:
             return measured(found) | about
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         return dict.fromkeys(RESULTS, math.nan) | {"status": failure.status, "notes": failure.reason}
+
+
+def _conditions(
+    spec: TrainSpec, plan: Mapping[str, Any], default_clocks: bool
+) -> AbstractContextManager[Conditions]:
+    """What a run is measured under; a training on cores neither sets nor reads the GPUs beside them."""
+    return (
+        nullcontext(Conditions(plan, None, None, (), False))
+        if spec.cores
+        else under_plan(plan, default_clocks)
+    )
 
 
 # one thread per process: gloo runs would otherwise compete for cores

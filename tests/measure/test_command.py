@@ -151,6 +151,11 @@ def test_a_run_that_fails_is_a_row_that_says_how(job: Job, code: str, status: st
     assert row["dp"] == 4
 
 
+def test_a_disk_that_fills_up_is_named_where_the_log_cannot_say_it(job: Job, small_disk: Path) -> None:
+    row = run(job, "print('x' * 100_000, flush=True)", logs=small_disk)
+    assert (row["status"], row["notes"]) == ("failed", "the disk is full")
+
+
 def test_a_command_that_hangs_is_ended_at_its_limit(job: Job) -> None:
     assert run(job, "import time; time.sleep(600)", limit_s=0.5)["status"] == "timeout"
 

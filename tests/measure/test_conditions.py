@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 
+import psutil
 import pytest
 
 from jointopt.errors import DevicePermissionError, PlanError
@@ -67,6 +69,27 @@ def test_a_clock_that_the_gpus_do_not_have_is_a_failed_run(driver, tiny: Job) ->
     row = torchrun().run(tiny, PLAN | {"stage_clock_mhz": [1410.0, 2500.0]})
     assert (row["status"], driver.held()) == ("failed", {})
     assert "has no clock of 2500 MHz" in row["notes"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("time.sleep(600)", "timeout", "did not end within 12 s"),
+        ("time.sleep(4); os.kill(os.getpid(), 9)", "failed", "rank 1 was killed (SIGKILL)"),
+        ("time.sleep(4); sys.exit('torch.OutOfMemoryError: CUDA out of memory.')", "oom", "out of memory"),
+    ],
+)
+def test_whatever_becomes_of_a_rank_clocks_return_and_no_process_stays(
+    driver, tiny: Job, tmp_path, monkeypatch, fault: str, status: str, words: str
+) -> None:
+    program = "import os, sys, time\nif os.environ.get('RANK') == '1':\n    " + fault
+    (tmp_path / "sitecustomize.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    row = torchrun(limit_s=12.0).run(tiny, PLAN)
+    assert (row["status"], words in row["notes"]) == (status, True), row["notes"]
+    assert (driver.held(), len(driver.calls())) == ({}, 4)
+    left = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert not left
 
 
 def test_a_broken_counter_costs_the_energy_and_not_the_run(driver) -> None:

@@ -63,6 +63,21 @@ def test_a_run_over_its_time_is_a_timeout_and_leaves_no_process(job: Job) -> Non
     assert not [p for p in children if "jointopt.measure.trainer" in " ".join(p.cmdline())]
 
 
+def test_a_run_whose_memory_does_not_suffice_is_out_of_memory(job: Job) -> None:
+    huge = replace(job, model=replace(job.model, vocab_size=2**40))  # an embedding of 256 TiB
+    row = TorchrunLauncher(limit_s=120).run(huge, PLAN)
+    assert (row["status"], math.isnan(row["iteration_time_s"])) == ("oom", True)
+
+
+def test_without_room_for_its_files_no_run_starts(
+    job: Job, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    (small_disk / "taken").write_bytes(bytes(65_536))
+    with pytest.raises(LauncherError, match="cannot be written: No space left on device; make room there"):
+        TorchrunLauncher().run(job, PLAN)
+
+
 def test_a_plan_that_the_trainer_cannot_lay_out_is_a_failure_with_its_cause(job: Job) -> None:
     one_group = replace(job, model=replace(job.model, num_query_groups=1))
     row = TorchrunLauncher(limit_s=120).run(one_group, PLAN | {"dp": 1, "tp": 2})
