@@ -3,7 +3,7 @@
 Optuna keeps the study, ranks, and selects the parents; breeding is plugged in as its
 ``child_generation_strategy``. A generation is asked, repaired to plans that exist, freed of everything seen
 before, evaluated in one call, and told as finished trials. These carry results alone, which is all that Optuna
-needs to select; the plan of trial number n is row n of the result. Costs grow linearly with the trials.
+needs to select; the plan of trial number n is row n of the result. What Optuna costs grows linearly with the trials.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import optuna
 from jointopt.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, Seen, breed, first, half_local, unseen
 from jointopt.search.genome import Genome
+from jointopt.search.local_search import LocalSearch
 from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
-from jointopt.search.polish import Polisher
 from jointopt.search.problem import Problem, Progress
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-POLISH_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
+LOCAL_AT = (0.3, 0.6)  # of the trials: where local moves feed into the breeding
 
 
 @dataclass(frozen=True)
@@ -116,28 +116,28 @@ def search(
     seed: int = 0,
     start: Columns | None = None,
     population: int = POPULATION,
-    polish_evaluations: int = 50_000,
+    local_evaluations: int = 50_000,
     progress: Progress | None = None,
 ) -> SearchResult:
-    """NSGA-II for ``trials`` distinct plans, then a local polish of the front; the seed decides all.
+    """NSGA-II for ``trials`` distinct plans, then a local search around the front; the seed decides all.
 
     ``start``: a front to begin with (layout_index, clock_index, slack), for example the exact one; it is
-    part of the final front. ``polish_evaluations`` = 0: the trials are all that is spent, and half of the last ones
+    part of the final front. ``local_evaluations`` = 0: the trials are all that is spent, and half of the last ones
     are local moves around the front.
     ``progress(done, trials, front_size)``.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     archive = _Archive(problem, Genome.of(problem))
     breeder = _Breeder(archive, np.random.default_rng(seed), population)
-    polisher = Polisher(problem, archive.genome)
-    run = _Run(breeder, polisher, trials, polish_evaluations, start, progress)
+    local = LocalSearch(problem, archive.genome)
+    run = _Run(breeder, local, trials, local_evaluations, start, progress)
     study, sampler = _study(population, seed, breeder)
     front = run.generations(study, sampler)
     if start is not None:
         front = merge(front_of(start), front)
-    front = polisher.improve(front, polish_evaluations, per_stage=True)
+    front = local.improve(front, local_evaluations, per_stage=True)
     plans = archive.everything()
-    return SearchResult(plans, front, count(plans) + polisher.spent, study)
+    return SearchResult(plans, front, count(plans) + local.spent, study)
 
 
 def count(plans: Columns) -> int:
@@ -164,9 +164,9 @@ class _Run:
     """The loop over generations and what it needs."""
 
     breeder: _Breeder
-    polisher: Polisher
+    local: LocalSearch
     trials: int
-    polish_evaluations: int
+    local_evaluations: int
     start: Columns | None
     progress: Progress | None
 
@@ -174,15 +174,15 @@ class _Run:
         """Ask, evaluate and tell until the trials or the space are spent; returns the front of all."""
         archive, generation, done = self.breeder.archive, 0, 0
         front = _no_plans(archive.problem)
-        shares = POLISH_AT if self.polish_evaluations else ()
-        polish_at = {round(self.trials * share / self.breeder.size) for share in shares}
+        shares = LOCAL_AT if self.local_evaluations else ()
+        local_at = {round(self.trials * share / self.breeder.size) for share in shares}
         while done < self.trials:
             size = min(self.breeder.size, self.trials - done)
-            if generation in polish_at and generation:
-                front, asked = self._polished(front, size)
+            if generation in local_at and generation:
+                front, asked = self._improved(front, size)
             else:
                 asked = self._ask(study, sampler, generation, size)
-            if not self.polish_evaluations:
+            if not self.local_evaluations:
                 asked = self._half_local(front, asked, done / self.trials)
             plans = archive.problem.evaluated(*unseen(archive.genome, asked, archive.seen, self.breeder.rng))
             if not count(plans):
@@ -198,19 +198,19 @@ class _Run:
     def _ask(self, study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:
         if generation == 0:
             return first(self.breeder.archive.genome, size, self.start, self.breeder.rng)
-        return _ask(study, sampler, generation, size)
+        return _children(study, sampler, generation)[:size]
 
     def _half_local(self, front: Columns, asked: Ints, share_done: float) -> Ints:
         archive = self.breeder.archive
         evaluated = archive.everything()
         return half_local(archive.genome, evaluated, front, archive.seen, asked, share_done, self.breeder.rng)
 
-    def _polished(self, front: Columns, size: int) -> tuple[Columns, Ints]:
+    def _improved(self, front: Columns, size: int) -> tuple[Columns, Ints]:
         """The front after local moves; points of it become a generation, to breed on from there."""
-        share = self.polish_evaluations // (4 * len(POLISH_AT))
+        share = self.local_evaluations // (4 * len(LOCAL_AT))
         if self.start is None:
-            front = self.polisher.climb(front, self.breeder.archive.everything(), share)
-        better = self.polisher.improve(front, share, per_stage=False)
+            front = self.local.climb(front, self.breeder.archive.everything(), share)
+        better = self.local.improve(front, share, per_stage=False)
         genes = self.breeder.archive.genome.encode(take(better, evenly(better, size)))
         # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.
         return better, np.resize(genes, (size, genes.shape[1])) if len(genes) else self._random(size)
@@ -224,13 +224,13 @@ def _no_plans(problem: Problem) -> Columns:
     return problem.plans(none, none, np.zeros(0))
 
 
-def _ask(study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:
-    """Children of the parents that Optuna's sampler picks by rank and crowding."""
+def _children(study: optuna.Study, sampler: _Sampler, generation: int) -> Ints:
+    """Genes of a generation bred from the parents that Optuna's sampler picks by rank and crowding."""
     asking = optuna.trial.create_trial(
         state=optuna.trial.TrialState.RUNNING, system_attrs={GENERATION_KEY: generation}
     )
     children: Ints = sampler.sample_relative(study, asking, {})["genes"]
-    return children[:size]
+    return children
 
 
 def _finished(plans: Columns, generation: int) -> list[FrozenTrial]:

@@ -2,10 +2,10 @@
 
     python tests/bench/bench_fronts.py
 
-The search knows nothing beforehand and gets no polish. Prints, for one clock on all stages and for stages that use
-their slack, the size of the space, what the exact search evaluated of it, the points of its front, and the hypervolume
-(of a tight reference point) and recall that NSGA-II reaches; then what `propose` gains with everything on: the exact
-front as a start, and a polish that moves single stages.
+The search knows nothing beforehand and gets no local search. Prints, for one clock on all stages and for stages that
+use their slack, the size of the space, what the exact search evaluated of it, the points of its front, and the
+hypervolume (of a tight reference point) and recall that NSGA-II reaches; then what `propose` gains with everything on:
+the exact front as a start, and a local search that moves single stages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def scores(front: Columns, exact: Columns) -> tuple[float, float, int]:
 def alone(problem: Problem) -> tuple[str, Columns]:
     """The figures of NSGA-II without a start, and the exact front."""
     exact = exact_front_of_profiles(problem)
-    found = [search(problem, trials=TRIALS, seed=seed, polish_evaluations=0) for seed in SEEDS]
+    found = [search(problem, trials=TRIALS, seed=seed, local_evaluations=0) for seed in SEEDS]
     assert all(result.evaluated <= TRIALS for result in found)
     (volume, part), (least, least_part) = (
         take([scores(result.front, exact.front)[:2] for result in found], axis=0)

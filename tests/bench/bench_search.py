@@ -4,8 +4,9 @@
 
 All get the same genes, repaired in the same way to layouts that exist. Prints, as the median of five seeds (worst in
 brackets), the hypervolume as a share of the best known front's, against a tight reference point, and the distance to
-that front (IGD+ over its spans): at the same number of evaluated plans, ours without start and polish; then at the same
-seconds of one core, ours as `propose` does it. The best known front is that of all runs and of a long one of ours.
+that front (IGD+ over its spans): at the same number of evaluated plans, ours from nothing and without local search;
+then at the same seconds of one core, ours as `propose` does it. The best known front is that of all runs and of a long
+one of ours.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def pymoo(problem: Problem, seed: int, more: More) -> Columns:
 
 
 def ours(problem: Problem, seed: int, more: More) -> Columns:
-    return search(problem, trials=EVALUATIONS, seed=seed, polish_evaluations=0).front
+    return search(problem, trials=EVALUATIONS, seed=seed, local_evaluations=0).front
 
 
 def proposed(problem: Problem, seed: int, more: More) -> Columns:

@@ -38,7 +38,7 @@ def test_a_generation_is_evaluated_in_one_call(problem):
         sizes.append(len(layout))
         return problem.evaluate(layout, clocks)
 
-    search(replace(problem, evaluate=watched), trials=5 * POPULATION, polish_evaluations=0)
+    search(replace(problem, evaluate=watched), trials=5 * POPULATION, local_evaluations=0)
     assert [size for size in sizes if size] == [POPULATION] * 5
 
 
@@ -54,7 +54,7 @@ def test_the_trial_of_a_number_is_the_plan_of_that_row(found):
 
 def test_without_trials_the_answer_is_the_start(problem):
     start = exact_front(problem).front
-    found = search(problem, trials=0, start=start, polish_evaluations=0)
+    found = search(problem, trials=0, start=start, local_evaluations=0)
     assert len(found.plans["slack"]) == found.evaluated == 0
     np.testing.assert_array_equal(found.front["energy_j"], start["energy_j"])
 
@@ -121,7 +121,7 @@ def test_every_plan_of_the_front_is_feasible_when_most_are_not():
 def test_a_space_smaller_than_the_trials_is_searched_to_its_end():
     problem = fake_problem(0, 2, 3, drop=0.8, per_stage_clocks=False)
     size = problem.num_layouts * problem.num_clocks
-    found = search(problem, trials=20 * size, polish_evaluations=0)
+    found = search(problem, trials=20 * size, local_evaluations=0)
     assert 0.9 * size <= len(found.plans["slack"]) <= size
 
 
@@ -133,7 +133,7 @@ def test_progress_counts_trials_up_to_the_last():
 
 
 def test_the_constraint_reaches_optuna():
-    found = search(fake_problem(2, 16, 12, feasible_share=0.3), trials=80, polish_evaluations=0)
+    found = search(fake_problem(2, 16, 12, feasible_share=0.3), trials=80, local_evaluations=0)
     told = [trial.constraints["violation"] for trial in found.study.trials]
     np.testing.assert_array_equal(told, found.plans["violation"])
 

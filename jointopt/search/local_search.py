@@ -24,7 +24,7 @@ RESOLUTION = 1e-3  # relative; finer gains than this from single stages would on
 
 
 @dataclass
-class Polisher:
+class LocalSearch:
     """Local moves from a front, remembering where it has already been; deterministic.
 
     ``spent`` counts evaluations over all calls of `improve`.

@@ -4,8 +4,8 @@ import pytest
 from jointopt.search.exact import exact_front
 from jointopt.search.fake import fake_problem
 from jointopt.search.genome import Genome
+from jointopt.search.local_search import RESOLUTION, LocalSearch, noticeable
 from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
-from jointopt.search.polish import RESOLUTION, Polisher, noticeable
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def random_front(problem, seed=0):
 
 
 @pytest.mark.parametrize("per_stage", [False, True])
-def test_a_polished_front_is_worse_nowhere(problem, per_stage):
+def test_an_improved_front_is_worse_nowhere(problem, per_stage):
     front = random_front(problem)
-    better = Polisher(problem, Genome.of(problem)).improve(front, 5000, per_stage=per_stage)
+    better = LocalSearch(problem, Genome.of(problem)).improve(front, 5000, per_stage=per_stage)
     assert is_covered(*objectives(better), *objectives(front)).all()
     assert not is_covered(*objectives(front), *objectives(better)).all()
 
@@ -29,7 +29,7 @@ def test_a_polished_front_is_worse_nowhere(problem, per_stage):
 def test_no_more_is_spent_than_allowed(problem):
     front = random_front(problem)
     for allowed in (0, 1, 100, 3000):
-        improving, climbing = (Polisher(problem, Genome.of(problem)) for _ in range(2))
+        improving, climbing = (LocalSearch(problem, Genome.of(problem)) for _ in range(2))
         improving.improve(front, allowed, per_stage=True)
         climbing.climb(front, front, allowed)
         assert max(improving.spent, climbing.spent) <= allowed
@@ -39,8 +39,8 @@ def test_climbing_finds_the_best_layout_of_other_degrees():
     problem = fake_problem(1, 64, 24, per_stage_clocks=False)
     degrees = np.stack([problem.layouts[name] for name in ("tp", "pp", "cp")], axis=1)
     exact = exact_front(problem).front
-    polisher = Polisher(problem, Genome.of(problem))
-    front = polisher.climb(random_front(problem), random_front(problem), 40_000)
+    local = LocalSearch(problem, Genome.of(problem))
+    front = local.climb(random_front(problem), random_front(problem), 40_000)
     wanted, found = (np.unique(degrees[plans["layout_index"]], axis=0).tolist() for plans in (exact, front))
     assert all(combination in found for combination in wanted)
     assert is_covered(*objectives(front), *objectives(random_front(problem))).all()
@@ -49,13 +49,13 @@ def test_climbing_finds_the_best_layout_of_other_degrees():
 def test_every_clock_of_a_front_layout_is_tried(problem):
     exact = exact_front(problem).front
     one_each = take(exact, np.unique(exact["layout_index"], return_index=True)[1])
-    better = Polisher(problem, Genome.of(problem)).improve(front_of(one_each), 20_000, per_stage=False)
+    better = LocalSearch(problem, Genome.of(problem)).improve(front_of(one_each), 20_000, per_stage=False)
     assert is_covered(*objectives(better), *objectives(exact)).all()
 
 
 def test_single_stages_move_to_neighbouring_clocks_of_the_grid_only(problem):
     exact = exact_front(problem).front
-    front = Polisher(problem, Genome.of(problem)).improve(exact, 20_000, per_stage=True)
+    front = LocalSearch(problem, Genome.of(problem)).improve(exact, 20_000, per_stage=True)
     clocks = front["stage_clock_mhz"]
     assert np.isin(clocks[np.isfinite(clocks)], problem.clocks_mhz).all()
     stages = np.isfinite(clocks).sum(axis=1)
