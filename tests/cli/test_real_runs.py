@@ -111,6 +111,19 @@ def test_tune_locks_the_clocks_of_each_plan_and_measures_its_energy(driver, fold
     assert [len(trial.values) for trial in study.trials] == [2, 2, 2]
 
 
+def test_without_rights_nothing_runs_unless_clocks_are_left_to_the_driver(driver, folder: Path) -> None:
+    driver.disturb("no-permission")
+    refused = run("tune", "job.yaml", *FEW, "--budget", "1")
+    assert (refused.exit_code, refused.stderr.count("Error: GPU 0 refuses to lock")) == (1, 1), refused.stderr
+    assert "go on at default clocks with --default-clocks" in refused.stderr
+    assert (driver.calls(), len(Store(URL).read())) == ([], 0)
+    tuned = run("tune", "job.yaml", *FEW, "--budget", "1", "--default-clocks")
+    assert tuned.exit_code == 0, tuned.stderr
+    (row,) = Store(URL).read().to_dict("records")
+    assert (row["stage_clock_mhz"], row["energy_j"] > 0) == ("1980", True)
+    assert "at default clocks" in row["notes"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder: Path, number: int) -> None:
     command = [sys.executable, "-m", "jointopt", "tune", "job.yaml", *FEW, "--budget", "2"]
