@@ -108,3 +108,14 @@ def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
         "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'train.py', line 3\n[rank0]: KeyError: 'layers'\n"
     )
     assert failure_of(log, 1, False, 60).reason == "exit code 1: KeyError: 'layers'"
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from((LOGS / "error_recorded.txt").read_text().splitlines())).map("\n".join)
+)
+def test_any_log_is_one_failure_with_one_line(log: str) -> None:
+    failure = failure_of(log, 1, False, 60)
+    assert failure.status in ("failed", "oom")
+    assert failure.reason.splitlines() == [failure.reason]
+    assert len(failure.reason) < 400
