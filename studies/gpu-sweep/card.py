@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import platform
 import subprocess
@@ -47,6 +48,7 @@ class Software:
     gpu: str
 
 
+@functools.cache
 def software_here() -> Software:
     """Asked in another process, so that this one takes no memory of the GPU."""
     done = subprocess.run(

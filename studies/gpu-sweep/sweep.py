@@ -234,31 +234,31 @@ def measure(
     """Runs what the table does not hold yet, while the minutes last."""
     done, began = table.done(), time.monotonic()
     left = [run for run in runs if run.key not in done]
-    launcher = TorchrunLauncher(
-        limit_s=space["limit_s"], iterations=space["iterations"], warmup_iterations=space["warmup_iterations"],
-        logs=table.file.parent / "logs", default_clocks=True,
-    )  # fmt: skip
     print(
         f"{len(runs)} runs, {len(runs) - len(left)} of them done; about {_minutes(left)} min by the physics."
     )
-    failed_in_a_row = 0
+    logs, failed_in_a_row = table.file.parent / "logs", 0
     for number, run in enumerate(left, len(runs) - len(left) + 1):
         spent_s = time.monotonic() - began
         if spent_s + run.expected_s > 60 * minutes:
             print(f"{minutes:g} min are spent; the same command runs the other {len(runs) - number + 1}.")
             return
-        row = _measured(launcher, run, about)
+        row = _measured(run, space, about, logs)
         table.add(row)
         print(f"{number}/{len(runs)} {run.text}: {told(row)} ({row['run_s']:.0f} s)", flush=True)
         failed_in_a_row = failed_in_a_row + 1 if row["status"] in ("failed", "timeout") else 0
         if failed_in_a_row == HOPELESS:
             raise LauncherError(
-                f"{HOPELESS} runs in a row failed, the last one: {row['notes']}. Logs are in {launcher.logs}; when it "
+                f"{HOPELESS} runs in a row failed, the last one: {row['notes']}. Logs are in {logs}; when it "
                 "is mended, go on with --retry-failed."
             )
 
 
-def _measured(launcher: TorchrunLauncher, run: Run, about: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(run: Run, space: Mapping[str, Any], about: Mapping[str, Any], logs: Path) -> dict[str, Any]:
+    launcher = TorchrunLauncher(
+        limit_s=space["limit_s"], iterations=space["iterations"], warmup_iterations=space["warmup_iterations"],
+        logs=logs / run.job.name.replace(" ", "-"), default_clocks=True,
+    )  # fmt: skip
     started = time.monotonic()
     found = launcher.run(run.job, run.question)
     return {**run.question, **about, **found, "run_s": round(time.monotonic() - started, 1)}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jointopt.candidates import searched
+from jointopt.jobfile import parse_job
+from jointopt.measure.torchrun import TorchrunLauncher, train_spec
 from jointopt.measure.trainer.spec import TrainSpec
 
 pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
@@ -69,6 +74,21 @@ def alone(tmp_path: Path, **model: Any) -> list[float]:
     return losses(tmp_path, 1, [model])[0]
 
 
+def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(
+    driver: Any, tmp_path: Path
+) -> None:
+    shape = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 16}
+    training = {"seq_length": 8, "global_batch_size": 1, "framework": "torchtitan"}
+    cluster = {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 1}
+    told = {"model": shape, "training": training, "cluster": cluster, "objectives": ["iteration_time_s"]}
+    job = parse_job(told, "cores", tmp_path)
+    plan = searched(job).question(0)
+    row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, plan)
+    assert (row["status"], row["energy_j"] > 0, driver.calls()) == ("ok", False, [])
+    assert train_spec(job, plan, 1, 0).cores
+    assert train_spec(job, plan, 1, 0).selective_share == 0.5
+
+
 def test_four_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
     expected = alone(tmp_path)
     assert expected[0] > expected[-1] + 0.1
@@ -99,3 +119,50 @@ def test_a_plain_mlp_grouped_queries_and_shared_experts_train_alike(tmp_path: Pa
     expected = alone(tmp_path, **shape)
     found = losses(tmp_path, 4, [shape | {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}])[0]
     assert found == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.fixture
+def alone_here() -> Iterator[None]:
+    """A process group of this process alone, which sends nothing."""
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist = importlib.import_module("torch.distributed")
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def laid_out(spec: TrainSpec) -> Any:
+    """The only stage of ``spec`` on this process."""
+    torch = importlib.import_module("torch")
+    parallel = importlib.import_module("jointopt.measure.trainer.parallel")
+    device = torch.device("cpu")
+    return parallel.stages(spec, parallel.device_mesh(spec, device), device)[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "share", "whole"),
+    [("none", 0.5, ""), ("selective", 0.5, "13"), ("selective", 0.0, ""), ("full", 0.0, "0123")],
+)
+def test_recomputation_runs_the_share_of_layers_that_the_framework_does(
+    alone_here: None, mode: str, share: float, whole: str
+) -> None:
+    stage = laid_out(replace(TINY, recompute=mode, selective_share=share))
+    wrapped = [name for name, layer in stage.layers.items() if hasattr(layer, "_checkpoint_wrapped_module")]
+    cores = [layer.attention.recomputes for layer in stage.layers.values()]
+    assert "".join(wrapped) == whole
+    assert cores == [mode == "selective" and not share] * 4
+
+
+@pytest.mark.parametrize(("zero_stage", "gathered"), [(0, 7), (1, 7), (3, 0)])
+def test_weights_are_gathered_once_an_iteration_unless_they_are_given_back(
+    alone_here: None, zero_stage: int, gathered: int
+) -> None:
+    torch = importlib.import_module("torch")
+    run = importlib.import_module("jointopt.measure.trainer.run")
+    spec = replace(TINY, zero_stage=zero_stage)  # eight micro-batches
+    stage, seen = laid_out(spec), []
+    state = stage.layers["0"]._get_fsdp_state()._fsdp_param_groups[0]
+    stage.register_forward_pre_hook(lambda *_: seen.append(state.is_unsharded))
+    tokens = torch.zeros(8, 32, dtype=torch.int64)
+    run._plain(spec, stage, tokens, tokens)()
+    assert (len(seen), sum(seen)) == (8, gathered)
