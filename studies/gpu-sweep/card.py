@@ -22,7 +22,7 @@ from jointopt.spec.cluster import Gpu
 
 LICENCE = "Apache-2.0"
 _ASK_TORCH = """
-import json, torch
+import json, torch, torch.cuda.nccl
 gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpu and torch.version.cuda else ""
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda or "", "nccl": nccl, "gpu": gpu}))

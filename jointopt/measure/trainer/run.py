@@ -50,8 +50,9 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         if len(seconds) == spec.warmup_iterations:
             begun_s = time.time()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(_mean_loss(spec, mesh, step()))
+        loss = step()
         optimizer.step()
+        losses.append(_mean_loss(spec, mesh, loss))  # last, because it waits for the GPU
         seconds.append(_now(device) - started)
         left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
     measured_s = [begun_s, time.time()]
