@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from jointopt.errors import DeviceError, LauncherError
+from jointopt.measure.failures import failure_of
 from jointopt.measure.meter import Gpus
 from jointopt.measure.process import run_program
 
@@ -134,12 +135,5 @@ def measured_speeds(processes: int) -> Mapping[str, Any]:
         if ended.code == 0 and answer.is_file():
             found: Mapping[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
             return found
-        why = "it took too long" if ended.timed_out else _last_line(ended.tail)
-        raise LauncherError(f"The speeds could not be measured: {why}.")
-
-
-def _last_line(text: str) -> str:
-    """The last line that names an error, else the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"^(\[rank\d+\]: ?)?\w*(Error|Exception)\b", line)]
-    return (errors or lines or ["it said nothing"])[-1].rstrip(".")
+        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).reason
+        raise LauncherError(f"The speeds could not be measured: {why.rstrip('.')}.")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from jointopt.measure.trainer.device import device_name, own_device
+from jointopt.measure.trainer.ending import leave
 
 _SECONDS = 0.5  # that each measurement lasts at least, after one call to warm up
 
@@ -108,3 +109,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()
