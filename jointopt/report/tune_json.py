@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from jointopt.database import without_password
 from jointopt.report.plain import plain
 from jointopt.report.results import Tuned, TunedRun
 
@@ -25,7 +26,7 @@ def tune_document(tuned: Tuned) -> dict[str, Any]:
         "stopped": tuned.stopped,
         "expected_gain_left": plain(tuned.gain_left),
         "spent": asdict(tuned.spent),
-        "storage": tuned.storage,
+        "storage": tuned.storage and without_password(tuned.storage),
         "study": tuned.study_name,
         "notes": list(tuned.notes),
         "fault": tuned.fault or None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from jointopt.report.clocks import short_clocks
 from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -17,14 +17,11 @@ from jointopt.report.table import (
 )
 
 _DEGREES = ("dp", "tp", "pp", "cp", "vpp")
-_STOPPED = {
+_STOPPED = STOPPED | {
     "budget": "The budget is spent.",
     "converged": "Converged: no plan that is left is likely to be better by 1 %.",
     "exhausted": "Exhausted: every plan that can be run has been run.",
-    "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
-    "failed": "Stopped before its time:",
 }
-_RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 
 
 def tuned_text(tuned: Tuned) -> str:
@@ -36,8 +33,7 @@ def tuned_text(tuned: Tuned) -> str:
     )
     table = lay_out(_columns(tuned)) if tuned.runs else ["Nothing was measured."]
     lines = [*wrapped(title), "", *table, "", *wrapped(_legend(tuned)), *wrapped(_STOPPED[tuned.stopped])]
-    for note in tuned.notes:
-        lines += wrapped(note)
+    notes = list(tuned.notes)
     if math.isfinite(tuned.gain_left):
         gain = f"{tuned.gain_left:.1%}"
         what = (
@@ -45,15 +41,8 @@ def tuned_text(tuned: Tuned) -> str:
             if len(tuned.objectives) == 1
             else "is expected to widen the front by"
         )
-        lines += wrapped(f"The best of the plans that are left {what} {gain}.")
-    if tuned.storage:
-        lines.append(f"Measurements: {tuned.storage}")
-    if tuned.study_name:
-        lines.append(f"Study: {tuned.study_name}")
-        lines += wrapped(
-            f"  jointopt dashboard --storage {tuned.storage} --study {tuned.study_name}", "      "
-        )
-    return "\n".join(lines)
+        notes.append(f"The best of the plans that are left {what} {gain}.")
+    return "\n".join([*lines, *kept_lines(notes, tuned.storage, tuned.study_name)])
 
 
 _OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
@@ -61,18 +50,11 @@ _OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
 
 def _columns(tuned: Tuned) -> list[TextColumn]:
     runs = tuned.runs
-    plans = [run.plan for run in runs]
     marks = ["*" if i in tuned.front else " " for i in range(len(runs))]
     return [
         TextColumn("", marks),
         TextColumn("run", _numbers(runs)),
-        *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in _DEGREES),
-        TextColumn("mbs", [str(plan["micro_batch_size"]) for plan in plans]),
-        TextColumn("sp", ["y" if plan["sequence_parallel"] else "-" for plan in plans]),
-        TextColumn("rc", [_RECOMPUTE[plan["recompute"]] for plan in plans]),
-        TextColumn("ZeRO", [str(plan["zero_stage"]) for plan in plans]),
-        TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], 12) for plan in plans]),
-        TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True),
+        *plan_columns(runs, _DEGREES),
         *_measured(runs, "iteration_time_s", "time", TIME_UNITS),
         *_measured(runs, "energy_j", "energy", ENERGY_UNITS),
         TextColumn("best\nΔ%", _against_best([_kept(run, tuned.objectives[0]) for run in runs])),
@@ -118,5 +100,4 @@ def _against_best(values: list[float]) -> list[str]:
 def _legend(tuned: Tuned) -> str:
     first = _OBJECTIVE[tuned.objectives[0]]
     text = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
-    broken = sorted({name for run in tuned.runs for name in run.broken})
-    return text + (f" over: beyond the job's bound on {', '.join(broken)}." if broken else "")
+    return f"{text} {broken_legend(tuned.runs)}".strip()

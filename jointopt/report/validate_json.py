@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jointopt.database import without_password
 from jointopt.intervals import RESULTS
 from jointopt.report.plain import plain
 from jointopt.report.results import Validated, ValidatedRun
@@ -23,7 +24,7 @@ def validate_document(found: Validated) -> dict[str, Any]:
         "measured": [_run(run) for run in found.runs],
         "median_absolute_error": plain(median_errors(found)),
         "stopped": found.stopped,
-        "storage": found.storage,
+        "storage": found.storage and without_password(found.storage),
         "study": found.study_name,
         "notes": list(found.notes),
         "fault": found.fault or None,

@@ -6,8 +6,8 @@ import math
 import statistics
 
 from jointopt.intervals import RESULTS
-from jointopt.report.clocks import short_clocks
 from jointopt.report.results import Validated, ValidatedRun
+from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -19,7 +19,6 @@ from jointopt.report.table import (
 )
 
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp")
-_RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 _NAMES = {
     "iteration_time_s": "time", "energy_j": "energy", "avg_power_w": "power", "peak_memory_gib": "memory",
 }  # fmt: skip
@@ -27,11 +26,6 @@ _UNITS = {
     "iteration_time_s": TIME_UNITS, "energy_j": ENERGY_UNITS, "avg_power_w": ((1.0, "W/GPU"),),
     "peak_memory_gib": ((1.0, "GiB"),),
 }  # fmt: skip
-_STOPPED = {
-    "done": "",
-    "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
-    "failed": "Stopped before its time:",
-}
 
 
 def validated_text(found: Validated) -> str:
@@ -56,14 +50,8 @@ def validated_text(found: Validated) -> str:
             f"{_NAMES[name].capitalize()} is off by {error:.1%} (median); {sum(map(bool, judged))} of {len(judged)} "
             "runs lie in their 90 % interval."
         )
-    lines += wrapped(_STOPPED[found.stopped]) if _STOPPED[found.stopped] else []
-    for note in found.notes:
-        lines += wrapped(note)
-    if found.storage:
-        lines.append(f"Measurements: {found.storage}")
-    if found.study_name:
-        lines.append(f"Study: {found.study_name}")
-    return "\n".join(lines)
+    lines += wrapped(STOPPED[found.stopped]) if found.stopped != "done" else []
+    return "\n".join([*lines, *kept_lines(found.notes, found.storage, found.study_name)])
 
 
 def median_errors(found: Validated) -> dict[str, float]:
@@ -82,17 +70,11 @@ def median_errors(found: Validated) -> dict[str, float]:
 
 def _columns(found: Validated) -> list[TextColumn]:
     runs = found.runs
-    plans = [run.plan for run in runs]
-    shown = [name for name in _DEGREES if name in ("dp", "tp", "pp") or any(plan[name] > 1 for plan in plans)]
+    used = {name for run in runs for name in _DEGREES if run.plan[name] > 1}
+    degrees = [name for name in _DEGREES if name in ("dp", "tp", "pp") or name in used]
     columns = [
         TextColumn("", [_mark(run) for run in runs]),
-        *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in shown),
-        TextColumn("mbs", [str(plan["micro_batch_size"]) for plan in plans]),
-        TextColumn("sp", ["y" if plan["sequence_parallel"] else "-" for plan in plans]),
-        TextColumn("rc", [_RECOMPUTE[plan["recompute"]] for plan in plans]),
-        TextColumn("ZeRO", [str(plan["zero_stage"]) for plan in plans]),
-        TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], 12) for plan in plans]),
-        TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True),
+        *plan_columns(runs, degrees),
     ]
     for name in ("iteration_time_s", "energy_j", "peak_memory_gib"):
         columns += _compared(runs, name)
@@ -134,7 +116,4 @@ def _legend(found: Validated) -> str:
         parts.append("0 measured before, not run again (--again does).")
     if any(not run.in_domain for run in found.runs):
         parts.append("? outside of what the prediction was checked against.")
-    broken = sorted({name for run in found.runs for name in run.broken})
-    if broken:
-        parts.append(f"over: beyond the job's bound on {', '.join(broken)}.")
-    return " ".join(parts)
+    return " ".join([*parts, broken_legend(found.runs)]).strip()

@@ -67,3 +67,10 @@ def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[
     assert failed["status"] == "oom"
     assert failed["iteration_time_s"] is failed["energy_j"] is None
     assert failed["predicted_iteration_time_s"] == 1234.5
+
+
+def test_the_password_of_a_storage_is_not_told(make_tuned: Callable[..., Tuned]) -> None:
+    tuned = make_tuned(storage="postgresql+psycopg://me:secret@host/runs", study_name="a-study")
+    told = tuned_text(tuned)
+    assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in told
+    assert "secret" not in told + str(tune_document(tuned))

@@ -1,0 +1,37 @@
+"""What `validate` prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from jointopt.report.results import Validated, ValidatedRun
+from jointopt.report.validate_json import validate_document
+from jointopt.report.validate_text import validated_text
+from jointopt.spec.job import Job
+
+
+@pytest.fixture
+def found(job: Job) -> Validated:
+    """One run that broke a bound, in a database with a password."""
+    plan = {
+        "dp": 4, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "recompute": "none",
+        "sequence_parallel": False, "zero_stage": 1, "stage_clock_mhz": [1410.0],
+    }  # fmt: skip
+    names = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+    predicted = {f"{name}{end}": 10.0 for name in names for end in ("", "_low", "_high")}
+    row = {"status": "ok", "iteration_time_s": 11.0}
+    run = ValidatedRun(plan, row, predicted, True, False, False, ("energy_j",))
+    storage = "postgresql+psycopg://me:secret@host/runs"
+    return Validated(job, "replay", "none", 1, (run,), "done", storage, "a-study")
+
+
+def test_the_password_of_a_storage_is_not_told(found: Validated) -> None:
+    told = validated_text(found)
+    assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in told
+    assert "secret" not in told + str(validate_document(found))
+
+
+def test_only_degrees_that_some_plan_uses_have_a_column(found: Validated) -> None:
+    header = next(line for line in validated_text(found).splitlines() if "mbs" in line)
+    assert header.split()[:4] == ["dp", "tp", "pp", "mbs"]
+    assert "over: beyond the job's bound on energy_j." in validated_text(found)
