@@ -34,4 +34,8 @@ def test_the_password_of_a_storage_is_not_told(found: Validated) -> None:
 def test_only_degrees_that_some_plan_uses_have_a_column(found: Validated) -> None:
     header = next(line for line in validated_text(found).splitlines() if "mbs" in line)
     assert header.split()[:4] == ["dp", "tp", "pp", "mbs"]
-    assert "over: beyond the job's bound on energy_j." in validated_text(found)
+
+
+def test_a_run_over_a_bound_says_which(found: Validated) -> None:
+    told = " ".join(validated_text(found).split())
+    assert "over: beyond the job's bound on energy_j." in told
