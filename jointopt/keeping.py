@@ -75,7 +75,9 @@ class Record:
         text = dump_job(self._job)
         job_hash = hashlib.sha256(text.encode()).hexdigest()
         note = f"# {self._job.name}, measured\n\n```yaml\n{text}```\n\n"
-        self._study = study = MeasuredStudy(self._url, self._job.name, job_hash, objectives, plans, note)
+        self._study = study = MeasuredStudy(
+            self._url, self._job.name, job_hash, objectives, plans, note, text
+        )
         for plan, row, broken in earlier:
             if not study.holds(plan):
                 study.end(study.begin(plan, {}, round=0), row, broken)

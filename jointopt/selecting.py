@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from jointopt.report.clocks import short_plan
 from jointopt.report.results import Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.search.pareto import take
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.stored import StoredPlans, stored_plans
 
@@ -46,6 +47,8 @@ def select(
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job)
+    if stored.measured and reason != "as asked" and not np.isfinite(stored.plans["energy_j"]).any():
+        objective, reason = "time", "no run measured energy"
     return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
 
 
@@ -55,9 +58,17 @@ def choose(
 ) -> Selection:  # fmt: skip
     """As `select`, of plans at hand; ``limits`` are upper bounds by the name of the job file's constraint."""
     energy = SITE_ENERGY if facility else "energy_j"
+    if stored.measured and objective != "time":
+        stored = _with_energy(stored)
     bounds = {energy if name == "energy_j" else name: bound for name, bound in limits.items()}
     choice = _Choice.of(stored, bounds, objective, energy, at_high_end)
     return _selection(stored, choice, objective, energy, reason, at_high_end)
+
+
+def _with_energy(stored: StoredPlans) -> StoredPlans:
+    """The plans whose runs measured energy; where none did, all of them, and the objective is refused."""
+    rows = np.flatnonzero(np.isfinite(stored.plans["energy_j"]))
+    return replace(stored, plans=take(stored.plans, rows)) if len(rows) else stored
 
 
 def _bound(name: str, value: float) -> float:
@@ -101,7 +112,10 @@ class _Choice:
     ) -> _Choice:
         side = "_high" if at_high_end else ""
         values = {name: _column(stored, f"{name}{side}") for name in bounds}
-        time, joules = _column(stored, "iteration_time_s"), _column(stored, energy)
+        time = _column(stored, "iteration_time_s")
+        joules = _column(stored, energy) if not stored.measured or objective != "time" else (
+            stored.plans.get(energy, np.full(len(time), np.nan))
+        )  # fmt: skip
         score = _score(objective, time, joules)
         ties = (stored.plans["peak_memory_gib"], joules * time)
         return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64))
@@ -144,6 +158,8 @@ def _column(stored: StoredPlans, name: str) -> Floats:
     values = stored.plans.get(name)
     if values is not None and np.isfinite(values).any():
         return np.asarray(values)  # beyond its front, a study has no intervals: unknown keeps no limit
+    if stored.measured:
+        raise UsageError(_not_measured(stored, name))
     if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
         raise UsageError(
             f"{stored.source} holds no 90 % interval of {name.removesuffix('_high')}, which --at-high-end needs; "
@@ -152,6 +168,19 @@ def _column(stored: StoredPlans, name: str) -> Floats:
     raise UsageError(
         f"{stored.source} does not say what {name} is, for want of the job's nodes, host power and PUE; give the job "
         f"that was proposed by --job."
+    )
+
+
+def _not_measured(stored: StoredPlans, name: str) -> str:
+    if name.endswith("_high"):
+        return (
+            f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
+        )
+    if np.isfinite(stored.plans["energy_j"]).any():
+        return f"{stored.source} does not say what {name} is, for want of the job; give the job that was run by --job."
+    return (
+        f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "
+        "where a meter is found (`jointopt doctor` says what is missing)."
     )
 
 
@@ -168,6 +197,7 @@ def _selection(
     return Selection(
         source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
         objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
+        measured=stored.measured,
         limits=limits, ends=(ends[0], ends[1]),
         binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limits),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pandas as pd
 
 from jointopt.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.database import without_password
-from jointopt.errors import JobError, JointOptError, TableError, UsageError
+from jointopt.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
 from jointopt.intervals import RESULTS
 from jointopt.jobfile import parse_job
 from jointopt.physics.facility import SITE_COLUMNS, with_site
@@ -42,6 +42,7 @@ class StoredPlans:
     plans: Columns
     job_name: str
     job: Job | None = None
+    measured: bool = False  # by real runs, and not predicted: what no run measured is NaN
 
 
 def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
@@ -102,16 +103,33 @@ def _of_text(text: str, source: str) -> StoredPlans:
 
 
 def _of_study(name: str, storage: str) -> StoredPlans:
+    from jointopt.search.measured import KIND
     from jointopt.search.reading import read_study
 
     rows, attributes = read_study(storage, name)
     source = f"study {name} in {without_password(storage)}"
+    if attributes.get("kind") == KIND:
+        return _of_runs(rows, source, str(attributes.get("job") or ""))
     plans = _columns(_frame(rows, source), source)
     try:
         job = _job(parse_yaml(str(attributes["job"])), source)
     except JobError as error:
         raise UsageError(f"The job of {source}: {error}") from error
     return StoredPlans(source, plans, job.name, job)
+
+
+def _of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> StoredPlans:
+    """What real runs measured; power follows from energy and time where no meter told it."""
+    if not rows:
+        raise InfeasibleError(
+            f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
+        )
+    plans = _columns(_frame(rows, source), source, blank=RESULTS)
+    gpus = np.prod([plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
+    power = plans["energy_j"] / plans["iteration_time_s"] / gpus
+    plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
+    job = _job(parse_yaml(job_text), source) if job_text else None
+    return StoredPlans(source, plans, "" if job is None else job.name, job, measured=True)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], source: str) -> pd.DataFrame:
@@ -129,8 +147,11 @@ def _job(mapping: Any, source: str) -> Job:
         ) from error
 
 
-def _columns(table: pd.DataFrame, source: str) -> Columns:
-    """Columns of a table of plans; UsageError that names a column that is missing or a cell that makes no sense."""
+def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Columns:
+    """Columns of a table of plans, where those of ``blank`` may have blank cells.
+
+    UsageError that names a column that is missing or a cell that makes no sense.
+    """
     missing = [name for name in _NEEDED if name not in table]
     if missing:
         raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
@@ -142,10 +163,11 @@ def _columns(table: pd.DataFrame, source: str) -> Columns:
         raise TableError(
             f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}."
         )
-    blank = clean[list(_NEEDED)].isna()
-    if blank.to_numpy().any():
-        row, column = np.argwhere(blank.to_numpy())[0]
-        raise TableError(f"{source}: {_NEEDED[column]} of plan {row + 1} is blank; expected a value.")
+    needed = [name for name in _NEEDED if name not in blank]
+    missing_cells = clean[needed].isna().to_numpy()
+    if missing_cells.any():
+        row, column = np.argwhere(missing_cells)[0]
+        raise TableError(f"{source}: {needed[column]} of plan {row + 1} is blank; expected a value.")
     return _plan_columns(clean, source) | _results(clean)
 
 

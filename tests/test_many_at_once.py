@@ -96,6 +96,7 @@ def test_the_runs_of_a_round_are_in_the_queue_together_and_say_what_they_wait_fo
     numbers = running(cluster, 2)
     said = (tmp_path / "said").read_text()
     assert [said.count(f"Slurm job {number} is submitted") for number in numbers] == [1, 1]
+    wait_for(lambda: (tmp_path / "said").read_text().count(" runs on n") == 2, "both are said to run")
     (tmp_path / "go").touch()
     assert [run["status"] for run in document(process)["measured"]] == ["ok", "ok"]
     said = (tmp_path / "said").read_text()

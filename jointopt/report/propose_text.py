@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ _LAYOUT: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     ("recompute", "rc", lambda row: _RECOMPUTE[row["recompute"]]),
     ("ZeRO", "ZeRO", lambda row: str(row["zero_stage"])),
 )
+_SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 _ALWAYS_SHOWN = ("dp", "tp", "pp", "micro-batch")
 
 
@@ -142,19 +144,26 @@ def _mark(row: Row) -> str:
 
 
 def _results(every: Sequence[Row]) -> list[TextColumn]:
-    """Time, its half interval, energy, power, memory, and both objectives against the first row."""
-    time, energy = ([row[name] for row in every] for name in ("iteration_time_s", "energy_j"))
+    """Time, its half interval, energy, power, memory, and both objectives against the first row, as far as known."""
+    time, energy, power, memory = (_known(every, name) for name in _SHOWN)
     second, time_unit = unit_of(min(time), TIME_UNITS)
-    joule, energy_unit = unit_of(min(energy), ENERGY_UNITS)
-    return [
+    least_j = min(filter(math.isfinite, energy), default=math.nan)
+    joule, energy_unit = unit_of(least_j, ENERGY_UNITS)
+    columns = [
         TextColumn(f"time\n{time_unit}", numbers([t / second for t in time], min(time) / second)),
         TextColumn("±\n%", [_half_interval(row) for row in every]),
-        TextColumn(f"energy\n{energy_unit}", numbers([e / joule for e in energy], min(energy) / joule)),
-        TextColumn("power\nW/GPU", [f"{row['avg_power_w']:.0f}" for row in every]),
-        TextColumn("mem\nGiB", [f"{row['peak_memory_gib']:.1f}" for row in every]),
+        TextColumn(f"energy\n{energy_unit}", numbers([e / joule for e in energy], least_j / joule)),
+        TextColumn("power\nW/GPU", numbers(power, 1000.0)),
+        TextColumn("mem\nGiB", [f"{gib:.1f}" if math.isfinite(gib) else "-" for gib in memory]),
         TextColumn("time\nΔ%", _against_first(time)),
         TextColumn("energy\nΔ%", _against_first(energy)),
     ]
+    return [column for column in columns if set(column.cells) != {"-"}]
+
+
+def _known(every: Sequence[Row], name: str) -> list[float]:
+    """A column, NaN where a real run did not measure it."""
+    return [math.nan if row[name] is None else float(row[name]) for row in every]
 
 
 def _half_interval(row: Row) -> str:
@@ -165,7 +174,9 @@ def _half_interval(row: Row) -> str:
 
 
 def _against_first(values: Sequence[float]) -> list[str]:
-    return ["0", *(f"{100 * (value / values[0] - 1):+.1f}" for value in values[1:])]
+    if not math.isfinite(values[0]):
+        return ["-"] * len(values)
+    return ["0", *(f"{100 * (v / values[0] - 1):+.1f}" if math.isfinite(v) else "-" for v in values[1:])]
 
 
 def _title(proposal: Proposal) -> list[str]:

@@ -234,6 +234,7 @@ class Selection:
     limits: tuple[Limit, ...]
     ends: tuple[int, int]  # the fastest and the thriftiest plan within all limits
     binds_together: bool  # no limit alone keeps the best plan away, all of them do
+    measured: bool = False  # the values are of real runs, and not predicted
 
     @property
     def binding(self) -> tuple[str, ...]:

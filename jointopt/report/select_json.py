@@ -25,6 +25,7 @@ def select_document(selection: Selection) -> dict[str, Any]:
             "objective": selection.objective,
             "objective_because": selection.reason,
             "energy": selection.energy,
+            "measured": selection.measured,
             "at_high_end": selection.at_high_end,
             "stored_plans": length(selection.plans),
             "satisfying_plans": selection.satisfying,

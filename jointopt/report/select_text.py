@@ -70,7 +70,8 @@ def _title(selection: Selection) -> list[str]:
     count = length(selection.plans)
     energy = ", hosts and PUE counted as energy" if selection.energy == SITE_ENERGY else ""
     kept = f"; {selection.satisfying:,} keep every limit" if selection.limits else ""
-    plans = f"{count:,} plan{'s' if count > 1 else ''} of {selection.source}{kept}."
+    measured = ", measured by real runs" if selection.measured else ""
+    plans = f"{count:,} plan{'s' if count > 1 else ''} of {selection.source}{measured}{kept}."
     asked = (
         selection.reason
         if selection.reason == "as asked"
@@ -135,7 +136,7 @@ def _remarks(selection: Selection) -> list[str]:
             f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within."
         )
     powers = [limit.name for limit in selection.limits if limit.name in _POWER]
-    if powers:
+    if powers and not selection.measured:
         keys = " and ".join(f"constraints.{name}" for name in powers)
         lines += wrapped(
             f"The search kept plans for time and energy: with {keys} in the job file, `jointopt propose` may find a "

@@ -34,7 +34,7 @@ _UNITS = {
     "iteration_time_s": "s", "energy_j": "J", "avg_power_w": "W per GPU", "peak_power_w": "W",
     "peak_memory_gib": "GiB", "temperature_c": "°C",
 }  # fmt: skip
-_KIND = "measured runs"
+KIND = "measured runs"  # attribute `kind` of such a study
 _GOING, _PROCESS, _LEFT = "going", "process", "left"
 _TIME = ("iteration_time_s",)  # what every run that succeeds has measured
 _EXPLANATION = (
@@ -47,16 +47,17 @@ _EXPLANATION = (
 class MeasuredStudy:
     """A study that minimises what runs measured of one job; it is made where it is missing, else continued.
 
-    ``plans`` are all plans that may become trials, ``text`` (Markdown) says what the job is. UsageError where the
-    database cannot be used.
+    ``plans`` are all plans that may become trials, ``text`` (Markdown) says what the job is, and ``job`` is its file.
+    UsageError where the database cannot be used.
     """
 
     def __init__(
-        self, url: str, name: str, job_hash: str, objectives: tuple[str, ...], plans: Columns, text: str = ""
-    ) -> None:
+        self, url: str, name: str, job_hash: str, objectives: tuple[str, ...], plans: Columns, text: str = "",
+        job: str = "",
+    ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
-        self._text = text
+        self._text, self._job = text, job
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
         made = distributions_of(plans, np.nanmax(plans["stage_clock_mhz"], axis=1))
         self._distributions = {name: kind for name, kind in made.items() if name != "slack"}
@@ -158,14 +159,15 @@ class MeasuredStudy:
                 return self._made(name)
             except optuna.exceptions.DuplicatedStudyError:
                 study = optuna.load_study(study_name=name, storage=self._storage)
-                mine = {"kind": _KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
+                mine = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
                 if mine.items() <= study.user_attrs.items():
+                    study.set_user_attr("job", self._job)
                     return study
 
     def _made(self, name: str) -> optuna.Study:
         minimise = [optuna.study.StudyDirection.MINIMIZE] * len(self.objectives)
         study = optuna.create_study(storage=self._storage, study_name=name, directions=minimise)
-        facts = {"kind": _KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
+        facts = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives), "job": self._job}
         for key, value in facts.items():
             study.set_user_attr(key, value)
         self._set(
