@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from jointopt.catalog.gpus import load_gpu
-from jointopt.errors import DeviceError, TableError
+from jointopt.errors import DeviceError, TableError, UsageError
 
 STUDY = Path(__file__).parents[1] / "studies" / "gpu-sweep"
 SPACE = yaml.safe_load((STUDY / "sweep.yaml").read_text())
@@ -149,3 +149,11 @@ def test_the_report_finds_the_constants_that_made_the_rows(sweep: ModuleType, tm
     assert fit.together == pytest.approx(made, rel=0.05)
     assert fit.together_error < 0.01 < 0.2 < fit.error
     assert fit.held_out < 0.05
+
+
+def test_a_space_with_a_key_too_few_or_too_many_is_refused(sweep: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    for wrong in ({"run": 3}, {}):
+        file.write_text(yaml.safe_dump((SPACE if wrong else {}) | wrong))
+        with pytest.raises(UsageError, match=r"expected the keys models, .*is missing or unknown"):
+            sweep.read_space(file)

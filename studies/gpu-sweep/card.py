@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -52,8 +53,9 @@ class Software:
 def software_here() -> Software:
     """Asked in another process, so that this one takes no memory of the GPU."""
     done = subprocess.run(
-        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=300
-    )
+        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=300,
+        env=os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # as the trainer has it
+    )  # fmt: skip
     return Software(**json.loads(done.stdout.splitlines()[-1]))
 
 

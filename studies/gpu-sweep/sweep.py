@@ -44,6 +44,10 @@ from jointopt.tables import read_table
 HERE = Path(__file__).parent
 NAMES = [*COLUMNS, "run_s"]  # of the table: the project's columns, and what a run took with its start
 KEY = ("model", "seq_length", "global_batch_size", "micro_batch_size", "recompute", "zero_stage")
+SPACE_KEYS = (
+    "models", "seq_lengths", "tokens_per_iteration", "micro_batch_sizes", "recompute", "dtype", "runs",
+    "warmup_iterations", "iterations", "limit_s",
+)  # fmt: skip
 START_S = 20.0  # assumed of a run before its first iteration: Python, PyTorch, CUDA, the weights
 BUSY = 0.1  # utilisation of a GPU on which something else runs
 HOPELESS = 3  # failures in a row that are not for want of memory: something is broken
@@ -71,6 +75,20 @@ class Run:
 def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What tells plans of the sweep apart; clocks are the driver's and do not."""
     return tuple(str(int(v) if isinstance(v, float) else v) for v in (row[name] for name in KEY))
+
+
+def read_space(file: Path) -> dict[str, Any]:
+    """What to run. Raises UsageError where a key is missing or unknown."""
+    try:
+        space = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"{file} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+    wrong = set(space if isinstance(space, dict) else ()) ^ set(SPACE_KEYS)
+    if wrong:
+        raise UsageError(
+            f"{file}: expected the keys {', '.join(SPACE_KEYS)}; {min(wrong)!r} is missing or unknown."
+        )
+    return dict(space)
 
 
 def jobs(space: Mapping[str, Any], gpu: Gpu) -> Iterator[Job]:
@@ -276,8 +294,11 @@ def _minutes(runs: list[Run]) -> int:
     return round(sum(run.expected_s for run in runs) / 60)
 
 
-def checked_software(trial: bool) -> Software:
-    """What PyTorch sees. Raises DeviceError where it sees no GPU: it would train on the processor, unnoticed."""
+def checked_software(trial: bool, name: str) -> Software:
+    """What PyTorch sees. Raises DeviceError where that is not the GPU of that name, whose energy is read.
+
+    Without a GPU it would train on the processor; on a part of a GPU (MIG) the energy would be that of the whole.
+    """
     found = software_here()
     if trial:
         print("--trial: trained on the processor where PyTorch sees no GPU. The figures are worth nothing.")
@@ -285,6 +306,11 @@ def checked_software(trial: bool) -> Software:
         raise DeviceError(
             f"PyTorch {found.torch} sees no GPU; install a build with CUDA (https://pytorch.org), or try the command "
             "without one: --trial."
+        )
+    elif found.gpu != name:
+        raise DeviceError(
+            f"PyTorch trains on {found.gpu!r} and the energy is that of {name!r}; choose one whole GPU by "
+            "CUDA_VISIBLE_DEVICES."
         )
     return found
 
@@ -323,12 +349,12 @@ def show_plan(runs: list[Run]) -> None:
 
 def main() -> None:
     options = arguments()
-    space = yaml.safe_load(options.sweep.read_text(encoding="utf-8"))
+    space = read_space(options.sweep)
     if options.plan:
         show_plan(balanced(feasible_runs(space, load_gpu(options.gpu)), space["runs"]))
         return
     found, gpu = the_gpu()
-    software = checked_software(options.trial)
+    software = checked_software(options.trial, found.name)
     if offer := restore_offer():
         print(offer)
     idle = idle_gpu()
