@@ -26,9 +26,14 @@ surrogate = click.option(
 
 def _table(_context: click.Context, _option: click.Parameter, path: Path | None) -> pd.DataFrame | None:
     """The measurement table in a file, if one is named."""
-    from jointopt.tables import read_table
+    from jointopt.tables import read_table, sound_results
 
-    return None if path is None else read_table(path)
+    if path is None:
+        return None
+    table, said = sound_results(read_table(path))
+    for line in said:
+        remark(f"{path}: {line}")
+    return table
 
 
 measured = click.option(

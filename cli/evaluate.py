@@ -28,4 +28,6 @@ def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
     from jointopt.tables import read_table
 
     scores = evaluate_on(read_table(table), surrogate)
+    for remark in scores.remarks:
+        common.remark(remark)
     click.echo(json_text(scores.to_json()) if as_json else scores.to_text())

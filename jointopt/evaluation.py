@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
-from jointopt.errors import TableError
+from jointopt.errors import TableError, nearest
 from jointopt.learning import with_results
 from jointopt.predicting import predict
+from jointopt.tables import sound_results
 
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 
@@ -25,6 +26,7 @@ class Evaluation:
 
     groups: pd.DataFrame
     overall: dict[str, int | float]
+    remarks: tuple[str, ...] = ()  # rows that were not judged, and why
 
     def to_json(self) -> dict[str, Any]:
         rows = self.groups.to_dict("records")
@@ -49,18 +51,20 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
 
     Raises TableError for a table without measured times. Rows that the surrogate was trained on say nothing about it.
     """
-    table = with_results(table)
+    hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
+    sound, said = sound_results(table)
+    table = with_results(sound)
     if not (table["iteration_time_s"] > 0).any():
         raise TableError(
-            "The table has no measured iteration_time_s to compare with; expected at least one row."
+            f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
         )
-    names = [name for name in ("source", "group") if name == "group" or name in table]
-    said = {name: table[name].astype(object).fillna("") if name in table else "" for name in names}
-    judged = predict(table, surrogate).assign(**said)
+    known = [name for name in ("source", "group") if name == "group" or name in table]
+    names = {name: table[name].astype(object).fillna("") if name in table else "" for name in known}
+    judged = predict(table, surrogate, say=said.append).assign(**names)
     groups = [
-        dict(zip(names, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(names, sort=False)
+        dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)
     ]
-    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False))
+    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), tuple(said))
 
 
 def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:

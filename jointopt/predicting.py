@@ -16,6 +16,7 @@ from jointopt.errors import JointOptError, TableError
 from jointopt.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.schema import Columns, Ints
+from jointopt.tables import sound_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +95,9 @@ def _of_use(measured: pd.DataFrame, asked: set[str], say: Callable[[str], None])
     from jointopt.report.unused import silent_lines
     from jointopt.workloads import workloads
 
+    measured, said = sound_results(measured)
     try:
+        measured = with_results(measured)
         found, reasons = workloads(measured)
     except TableError as error:
         text = str(error)
@@ -103,7 +106,7 @@ def _of_use(measured: pd.DataFrame, asked: set[str], say: Callable[[str], None])
         ) from error
     for reason, count, row in _by_reason(reasons):
         say(f"{_runs(count, len(measured))} teach nothing (row {row + 1}): {reason}")
-    for line in silent_lines(with_results(measured)):
+    for line in [*said, *silent_lines(measured)]:
         say(f"Measured runs: {line}")
     parts = [part for batch in parts_by_source(measured, found, _MOST_ROWS) for part in batch]
     strangers = [part.work for part in parts if part.source not in asked]

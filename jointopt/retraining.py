@@ -26,7 +26,7 @@ from jointopt.learning import timed_runs
 from jointopt.replacing import replace_files
 from jointopt.report.files import check_folder
 from jointopt.surrogate.model import CARD, Surrogate, load, save
-from jointopt.tables import read_table
+from jointopt.tables import read_table, sound_results
 from jointopt.training import train
 
 Errors = dict[str, dict[str, float]]  # by source and kind of held-out prediction
@@ -48,7 +48,7 @@ def retrain(
     """
     _check_folder(out)
     old = _before(out, force)
-    data = _gathered(tables, storage)
+    data, said = sound_results(_gathered(tables, storage))
     surrogate, scores = train(data, seed)
     error = _per_source(scores)
     judged = _judged(scores.attrs.get("rows", {}))
@@ -60,6 +60,7 @@ def retrain(
         report += f"\n\n{_comparison(compared, out)}{_forgotten(data, old)}"
         if not force:
             _refuse_worse(compared, out)
+    report = "\n".join([*said, report])
     card = _card(data, tables, error, seed, licences, storage, out)
     card["error_per_group"] = scores.attrs.get("groups", {})
     _written(replace(surrogate, card=card), judged, out)

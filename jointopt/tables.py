@@ -23,6 +23,7 @@ from jointopt.cells import (
     READERS,
     STRICT_READERS,
     as_table,
+    floats,
     is_known,
     json_rows,
     read_columns,
@@ -38,6 +39,14 @@ _TEXT: dict[Any, Any] = {
 }  # group 007 is no number
 _WHITE = re.compile(r"\s+")
 _SPECIAL = re.compile(r'[",\r\n]')  # what makes a cell need quotes
+_OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_OTHER_FILES = {
+    b"PK\x03\x04": "it is a workbook of a spreadsheet or a zip archive",
+    b"\xd0\xcf\x11\xe0": "it is a workbook of a spreadsheet",
+    b"\xff\xfe": "it is UTF-16 text",
+    b"\xfe\xff": "it is UTF-16 text",
+    b"PAR1": "it is a Parquet file",
+}
 _ROWS_AT_ONCE = 131_072  # whose texts are held while a file is written
 
 
@@ -154,14 +163,21 @@ def _read_text(path: Path) -> str:
             raw = gzip.decompress(raw)
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _unreadable(path, f"byte {error.start:,} is not UTF-8 text") from error
+        what = _kind(raw) or f"byte {error.start:,} is not UTF-8 text"
+        raise _unreadable(path, f"{what}; expected comma-separated UTF-8 text") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or error) from error
     if "\0" in text:
-        raise _unreadable(path, f"character {text.index(chr(0)):,} is a zero, as in a binary file")
+        what = _kind(raw) or f"character {text.index(chr(0)):,} is a zero, as in a binary file"
+        raise _unreadable(path, f"{what}; expected comma-separated UTF-8 text")
     if not text.strip():
         raise _unreadable(path, "the file is empty")
     return text
+
+
+def _kind(raw: bytes) -> str:
+    """What a file is that people take for a CSV file; empty where that is not known."""
+    return next((what for start, what in _OTHER_FILES.items() if raw.startswith(start)), "")
 
 
 def _unreadable(path: Path, reason: object) -> TableError:
@@ -171,6 +187,9 @@ def _unreadable(path: Path, reason: object) -> TableError:
 def _header(text: str, path: Path) -> list[str]:
     _, first = next(_records(text, path, header=True))
     header = [name.strip() for name in first]
+    for mark, word in _OTHER_MARKS.items():
+        if len(header) == 1 and header[0].count(mark) > 1:
+            raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
     named = [name for name in header if name]
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice:
@@ -250,6 +269,32 @@ def check_measurements(
     bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
     good = as_table(json_rows(clean[~bad]), [str(name) for name in table.columns])
     return good, sorted(problems, key=lambda problem: problem.line)
+
+
+def sound_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
+
+    A status is one of `jointopt.schema.STATUSES`, ``unknown`` for a word that is none, or blank; a number beyond the
+    range of its column becomes blank, that of a run that did not finish without a word. Text among the numbers stays.
+    """
+    table = _without_results_of_unfinished(frame)
+    names = [name for name in ("status", *MEASURED) if name in table]
+    clean, faults = read_columns(table, names, STRICT_READERS)
+    said = []
+    for name, wrong, expected in faults:
+        wrong = wrong if name == "status" else wrong & floats(table.reset_index(drop=True)[name]).notna()
+        if wrong.any():
+            row, count = int(wrong.to_numpy().argmax()), int(wrong.sum())
+            said.append(
+                f"{count:,} row{'s' * (count > 1)} whose {name} cannot be (row {row + 1}: expected {expected}, "
+                f"got {shown(table, row, name)}): not used."
+            )
+            kept = table[name].mask(wrong.to_numpy(), "unknown" if name == "status" else np.nan)
+            table = table.assign(**{name: kept})
+    if "status" in table:
+        known = clean["status"].set_axis(table.index)
+        table = table.assign(status=known.where(known.notna(), table["status"]))
+    return table, said
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:

@@ -28,7 +28,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., evaluation.Evaluatio
         middle = np.array(predicted, float)
         told = {PREDICTED: middle, f"{PREDICTED}_low": 0.9 * middle, f"{PREDICTED}_high": 1.1 * middle}
         told["predicted_fits"] = np.ones(len(middle), bool) if fits is None else np.array(fits)
-        monkeypatch.setattr(evaluation, "predict", lambda rows, _: rows.assign(**told))
+        monkeypatch.setattr(evaluation, "predict", lambda rows, _, say: rows.assign(**told))
         return evaluate(table)
 
     return judged
@@ -111,3 +111,28 @@ def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
     assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, 1.0])
     assert found.groups["top1_regret"].tolist() == [0.0, 0.0]
     assert "median error 0.200" in found.to_text()
+
+
+def test_rows_with_results_that_cannot_be_are_told_and_not_judged(synthetic_runs):
+    table = synthetic_runs(factor=1.25, noise=0.0).assign(status="OK")
+    table.loc[[0, 1], "iteration_time_s"] = [-1.0, np.inf]
+    table.loc[2, "status"] = "success"
+    table.loc[3, "clock_mhz"] = 9000.0
+    found = evaluate(table, "none")
+    assert (found.overall["rows"], found.overall["not_predicted"]) == (16, 1)
+    assert found.overall["median_error"] == pytest.approx(0.2)
+    words = (
+        "1 row whose status cannot be",
+        "2 rows whose iteration_time_s",
+        "1 row not predicted (row 4): expected clock",
+    )
+    assert [
+        text for text, start in zip(found.remarks, words, strict=True) if not text.startswith(start)
+    ] == []
+
+
+def test_a_misspelt_column_of_times_is_named(synthetic_runs):
+    with pytest.raises(
+        TableError, match=r"no measured iteration_time_s .* \(did you mean 'iteration_time_ms'\?\)"
+    ):
+        evaluate(synthetic_runs(rows=3).rename(columns={"iteration_time_s": "iteration_time_ms"}))

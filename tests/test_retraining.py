@@ -207,3 +207,12 @@ def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_pa
     pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
     assert "median error unknown (no source has two groups)" in report
+
+
+def test_rows_that_cannot_be_are_told_and_not_trained_on(three_sources, tmp_path):
+    table = three_sources.assign(status="OK")
+    table.loc[0, "iteration_time_s"] = np.inf
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    assert report.startswith("1 row whose iteration_time_s cannot be (row 1: expected a number above 0")
+    assert card(tmp_path / "out")["data"] == {"a100": 19, "h100": 20, "titan": 20}

@@ -1,6 +1,7 @@
 """Files that are tables or are not, and rows that can be true or cannot."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jointopt.tables import (
     problem_lines,
     read_measurements,
     read_table,
+    sound_results,
     write_table,
 )
 
@@ -83,7 +85,7 @@ def test_a_table_longer_than_what_is_written_at_once_is_whole(tmp_path: Path, mo
         (b"", "the file is empty"),
         (b"\xef\xbb\xbf \r\n", "the file is empty"),
         (b"dp,tp\n", "no rows"),
-        (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
+        (b"\xff\xfe\x00", "it is UTF-16"),
         (b"dp\x00,tp\n1,2\n", "zero, as in a binary file"),
         (b"\x1f\x8b\x08\x00broken", "cannot be read"),
         (gzip.compress(b"dp,tp\n1,2\n", mtime=0)[:-9], "cannot be read"),
@@ -305,3 +307,46 @@ def test_no_published_run_is_refused(path: Path) -> None:
     good, problems = read_measurements(path)
     assert problem_lines(problems) == []
     assert len(good) == len(read_table(path))
+
+
+def test_results_that_cannot_be_are_blank_and_told_and_words_of_the_status_are_read() -> None:
+    given = pd.DataFrame({
+        "status": ["OK", " oom ", "success", "failed", None, "ok"],
+        "iteration_time_s": [np.inf, np.nan, 2.0, 0.0, -5.0, 1.5],
+        "peak_memory_gib": [1.0, 1e6, 1e7, 0.0, 2.0, 3.0],
+    }, index=[5, 4, 3, 2, 1, 0])  # fmt: skip
+    sound, said = sound_results(given)
+    assert sound["status"].fillna("").tolist() == ["ok", "oom", "unknown", "failed", "", "ok"]
+    assert sound["iteration_time_s"].dropna().to_dict() == {3: 2.0, 0: 1.5}
+    assert sound["peak_memory_gib"].dropna().tolist() == [1.0, 2.0, 3.0]
+    assert [text.split(" (")[0] for text in said] == [
+        "1 row whose status cannot be", "2 rows whose iteration_time_s cannot be",
+        "2 rows whose peak_memory_gib cannot be",
+    ]  # fmt: skip
+    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in said[1]
+
+
+def test_sound_results_are_left_as_they_are() -> None:
+    runs = table({}, {"status": "failed", "iteration_time_s": None})
+    sound, said = sound_results(runs)
+    assert said == []
+    pd.testing.assert_frame_equal(sound, runs)
+
+
+@pytest.mark.parametrize("read", [read_table, read_measurements])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"dp;tp;pp\n1;2;3\n", "separated by semicolons; expected commas"),
+        (b"dp\ttp\tpp\n1\t2\t3\n", "separated by tabs; expected commas"),
+        ("dp,tp\n1,2\n".encode("utf-16"), "it is UTF-16 text; expected comma-separated UTF-8 text"),
+        (b"PK\x03\x04\x14\0\x06\0", "a workbook of a spreadsheet or a zip archive"),
+        (b"PAR1\x15\x04\x15\xff", "a Parquet file"),
+    ],
+)
+def test_a_file_that_is_no_csv_file_is_named_for_what_it_is(
+    tmp_path: Path, read: Callable[[Path], object], raw: bytes, words: str
+) -> None:
+    (tmp_path / "runs.csv").write_bytes(raw)
+    with pytest.raises(TableError, match=words):
+        read(tmp_path / "runs.csv")
