@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.schema import Columns, Floats, Ints
+from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
 CLOCK_BOUND_SHARE = 0.8  # of a stage's work; the rest waits for memory and does not feel the clock
@@ -27,20 +28,8 @@ def layouts_of(num_gpus: int) -> Columns:
         for recompute, zero in itertools.product((0, 1, 2), (0, 1, 3))
         if num_gpus // (tp * pp * cp) * mbs <= MICRO_BATCHES
     ]
-    names = (
-        "dp",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "vpp",
-        "micro_batch_size",
-        "sequence_parallel",
-        "recompute",
-        "zero_stage",
-    )
     table = np.array(rows, dtype=np.int64)
-    columns: Columns = {name: table[:, i] for i, name in enumerate(names)}
+    columns: Columns = {name: table[:, i] for i, name in enumerate(LAYOUT_COLUMNS)}
     return columns | {"sequence_parallel": columns["sequence_parallel"].astype(bool)}
 
 
@@ -83,15 +72,11 @@ class FakePhysics:
         top = self.clocks_mhz[-1]
         slowest = CLOCK_BOUND_SHARE * top / (allowed - (1.0 - CLOCK_BOUND_SHARE))
         wanted = clock - slack[:, None] * (clock - np.minimum(slowest, clock))
-        grid = np.searchsorted(self.clocks_mhz, np.nan_to_num(wanted) - 1e-9).clip(
-            0, len(self.clocks_mhz) - 1
-        )
-        return np.where(np.isnan(load), np.nan, self.clocks_mhz[grid])
+        grid = np.searchsorted(self.clocks_mhz, np.nan_to_num(wanted) - 1e-9)
+        return np.where(np.isnan(load), np.nan, self.clocks_mhz[grid.clip(0, len(self.clocks_mhz) - 1)])
 
     def _gpus(self) -> int:
-        return int(
-            self.layouts["dp"][0] * self.layouts["tp"][0] * self.layouts["pp"][0] * self.layouts["cp"][0]
-        )
+        return math.prod(int(self.layouts[name][0]) for name in ("dp", "tp", "pp", "cp"))
 
     def _slowdown(self, clock_mhz: Floats) -> Floats:
         slowdown: Floats = CLOCK_BOUND_SHARE * self.clocks_mhz[-1] / clock_mhz + (1.0 - CLOCK_BOUND_SHARE)
@@ -141,21 +126,13 @@ def _physics(layouts: Columns, clocks: Floats, rng: np.random.Generator, limit: 
     overhead = overhead - 0.02 * layouts["sequence_parallel"] + rng.uniform(0.0, 0.02, len(dp))
     count = np.maximum(1.0, MICRO_BATCHES / dp / mbs)
     stages = np.arange(int(pp.max()))[None, :]
-    uneven = (
-        1.0 + 0.2 * rng.random((1, int(pp.max()))) + 0.2 * ((stages == pp[:, None] - 1) & (pp[:, None] > 1))
-    )
+    last = (stages == pp[:, None] - 1) & (pp[:, None] > 1)
+    uneven = 1.0 + 0.2 * rng.random((1, int(pp.max()))) + 0.2 * last
     load = (MICRO_BATCHES / dp / tp / pp / cp * recompute * (1 + overhead) / count)[:, None] * uneven
     load = np.where(stages < pp[:, None], load, np.nan)
-    other = (
-        0.1
-        * taste[4]
-        * np.log2(dp)
-        * np.array([1.0, 0.7, 0.9])[np.searchsorted([0, 1, 3], layouts["zero_stage"])]
-    )
+    sharded = np.array([1.0, 0.7, 0.9])[np.searchsorted([0, 1, 3], layouts["zero_stage"])]
+    other = 0.1 * taste[4] * np.log2(dp) * sharded
     other = other - 0.05 * taste[5] * np.log2(layouts["vpp"])
-    hunger = (
-        0.15 * taste[6] * np.log2(mbs) / (1.0 + 0.3 * np.log2(tp))
-        + 0.1 * taste[7] * np.log2(dp)
-        - 0.1 * np.log2(cp)
-    )
+    hunger = 0.15 * taste[6] * np.log2(mbs) / (1.0 + 0.3 * np.log2(tp))
+    hunger = hunger + 0.1 * taste[7] * np.log2(dp) - 0.1 * np.log2(cp)
     return FakePhysics(layouts, clocks, load, count, other, DYNAMIC_W * np.exp(hunger), limit)
