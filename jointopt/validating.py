@@ -13,7 +13,7 @@ import pandas as pd
 from jointopt.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.earlier import earlier_runs
 from jointopt.errors import DeviceError, InfeasibleError, LauncherError
-from jointopt.informed import inform
+from jointopt.informed import inform_from
 from jointopt.intervals import RESULTS
 from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
@@ -248,12 +248,7 @@ def _stacked(first: Columns, second: Columns) -> Columns:
 def _of_space(job: Job, top: int, surrogate: str, storage: str | None) -> _Chosen:
     """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
     candidates = searched(job)
-    tables = {}
-    if storage is not None and surrogate != "none":
-        from jointopt.store import Store
-
-        tables[storage] = Store(storage).read()
-    informed = inform(job, surrogate, tables)
+    informed = inform_from(job, surrogate, None, storage)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     physics = informed.correct(estimator(job, layouts))
     clocks = candidates.plans["stage_clock_mhz"]
