@@ -8,9 +8,10 @@ Writes report.md, predicted-against-measured.png and readme-snippet.md beside th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,7 +54,8 @@ def _habit(name: str, unit: str, quantity: str, low: float, high: float) -> Cons
     """A constant of the framework's profile."""
 
     def changed(job: Job, value: float) -> Job:
-        framework = replace(job.training.framework, **{name: value})
+        habit: dict[str, Any] = {name: value}
+        framework = replace(job.training.framework, **habit)
         return replace(job, training=replace(job.training, framework=framework))
 
     return Constant(
@@ -70,7 +72,8 @@ def _power(name: str, unit: str, low: float, high: float) -> Constant:
             raise TableError(
                 f"The catalogue has no power model of GPU {gpu.id!r}, whose constants could be checked."
             )
-        power = replace(gpu.power, **{name: value})
+        figure: dict[str, Any] = {name: value}
+        power = replace(gpu.power, **figure)
         return replace(job, cluster=replace(job.cluster, gpu=replace(gpu, power=power)))
 
     return Constant(
@@ -116,12 +119,22 @@ class Fit:
     held_out: float
 
 
-class Physics:
-    """The rows of a table as the physics prices them, with constants changed."""
+def _changed(job: Job, constants: Sequence[Constant], values: Iterable[float]) -> Job:
+    for constant, value in zip(constants, values, strict=True):
+        job = constant.changed(job, float(value))
+    return job
 
-    def __init__(self, table: pd.DataFrame) -> None:
+
+class Physics:
+    """The rows of a table as the physics prices them, with constants changed; those of ``known`` are, for good."""
+
+    def __init__(self, table: pd.DataFrame, known: Fit | None = None) -> None:
         self.table = table
         self.works: list[Workload] = workloads(table)[0]
+        if known is not None:
+            self.works = [
+                replace(work, job=_changed(work.job, known.constants, known.together)) for work in self.works
+            ]
 
     def answers(
         self, quantity: str, constants: Sequence[Constant] = (), values: Sequence[float] = ()
@@ -129,10 +142,7 @@ class Physics:
         """Predictions (n,) in the order of the table; NaN where a row cannot be priced."""
         out = np.full(len(self.table), np.nan)
         for work in self.works:
-            job = work.job
-            for constant, value in zip(constants, values, strict=True):
-                job = constant.changed(job, float(value))
-            priced = PricedPlans.of(replace(work, job=job))
+            priced = PricedPlans.of(replace(work, job=_changed(work.job, constants, values)))
             out[work.rows] = priced.values[quantity][priced.plan_of_row]
         return out
 
@@ -140,8 +150,8 @@ class Physics:
 class Fitting:
     """Constants of one quantity against the rows that tell it (mask ``rows``), by soft L1 of the log error."""
 
-    def __init__(self, table: pd.DataFrame, quantity: str) -> None:
-        self.quantity, self.physics = quantity, Physics(table)
+    def __init__(self, table: pd.DataFrame, quantity: str, known: Fit | None = None) -> None:
+        self.quantity, self.physics = quantity, Physics(table, known)
         self.measured = table[quantity].to_numpy(float)
         ran = (table["status"] == "ok").to_numpy() & (self.measured > 0)
         self.rows = ran & np.isfinite(self.physics.answers(quantity))
@@ -205,9 +215,9 @@ def _cost(log_error: Floats) -> float:
     return float(np.sqrt(1.0 + (log_error / _SOFT) ** 2).sum())
 
 
-def fit_of(table: pd.DataFrame, quantity: str) -> Fit | None:
-    """What constants the rows that ran ask for; None where fewer than `LEAST_ROWS` tell."""
-    fitting = Fitting(table, quantity)
+def fit_of(table: pd.DataFrame, quantity: str, known: Fit | None = None) -> Fit | None:
+    """What constants the rows that ran ask for, those of ``known`` at their best; None below `LEAST_ROWS` rows."""
+    fitting = Fitting(table, quantity, known)
     if fitting.rows.sum() < LEAST_ROWS:
         return None
     constants = fitting.constants
@@ -256,7 +266,7 @@ def constants_table(fits: Sequence[Fit]) -> str:
         for i, constant in enumerate(fit.constants):
             rows.append({
                 "constant": constant.name, "of": QUANTITIES[fit.quantity],
-                "catalogue": _figure(fit.catalogue[i], constant), "best alone": _figure(fit.alone[i], constant),
+                "catalogue": f"{fit.catalogue[i]:.4g} {constant.unit}".strip(), "best alone": _figure(fit.alone[i], constant),
                 "error then": _percent(float(fit.alone_error[i]), ""),
                 "best together": _figure(fit.together[i], constant),
             })  # fmt: skip
@@ -264,10 +274,10 @@ def constants_table(fits: Sequence[Fit]) -> str:
 
 
 def _figure(value: float, constant: Constant) -> str:
-    at_end = (
-        " (at its bound)" if value <= constant.low * 1.001 + 1e-6 or value >= constant.high * 0.999 else ""
-    )
-    return f"{value:.4g} {constant.unit}".strip() + at_end
+    for bound in (constant.low, constant.high):
+        if abs(value - bound) < 1e-3 * (constant.high - constant.low):
+            return f"{bound:.4g} {constant.unit}".strip() + " (its bound)"
+    return f"{value:.4g} {constant.unit}".strip()
 
 
 def report_text(table: pd.DataFrame, judged: pd.DataFrame, fits: Sequence[Fit]) -> str:
@@ -284,7 +294,8 @@ def report_text(table: pd.DataFrame, judged: pd.DataFrame, fits: Sequence[Fit]) 
         "![predicted against measured time, power and memory](predicted-against-measured.png)",
         "## Constants",
         "What the rows ask of each constant: the value that leaves the least residual when it alone is changed, and "
-        "when all of its quantity are. Power constants are judged with the physics' own time.",
+        "when all of its quantity are. Power, which is energy over time, is judged with the constants of time at their "
+        "best.",
         constants_table(fits) if fits else f"Fewer than {LEAST_ROWS} rows were measured: nothing is fitted.",
         "\n".join(_fit_line(fit) for fit in fits),
         "## By group",
@@ -331,6 +342,7 @@ def draw(judged: pd.DataFrame, file: Path) -> None:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     panels = {
         "iteration_time_s": "iteration time (s)",
@@ -354,6 +366,10 @@ def draw(judged: pd.DataFrame, file: Path) -> None:
             axes.fill_between(ends, ends * 0.9, ends * 1.1, color="black", alpha=0.08, lw=0)
         if quantity == "iteration_time_s":
             axes.set(xscale="log", yscale="log")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter("")
         axes.set(xlabel=f"measured {title}", ylabel=f"predicted {title}")
         axes.grid(alpha=0.3)
     all_axes[-1].legend(fontsize=6)
@@ -368,7 +384,8 @@ def write_report(table: pd.DataFrame, folder: Path) -> str:
     if not (table["status"] == "ok").any():
         return f"No run of {len(table)} went well: nothing to compare; the notes in {folder / 'runs.csv'} say why."
     judged = predict(table, "none")
-    found = [fit_of(table, quantity) for quantity in ("iteration_time_s", "avg_power_w", "peak_memory_gib")]
+    time = fit_of(table, "iteration_time_s")
+    found = (time, fit_of(table, "avg_power_w", time), fit_of(table, "peak_memory_gib"))
     fits = [fit for fit in found if fit is not None]
     (folder / "report.md").write_text(report_text(table, judged, fits), encoding="utf-8")
     (folder / "readme-snippet.md").write_text(snippet_text(table, judged, folder), encoding="utf-8")

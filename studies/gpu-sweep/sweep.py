@@ -24,8 +24,8 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from card import Software, software_here, write_card
-from report import SOURCE, TRIAL, write_report
+from card import Software, software_here, write_card  # type: ignore[import-not-found]  # beside this file
+from report import SOURCE, TRIAL, write_report  # type: ignore[import-not-found]
 
 from jointopt.candidates import searched
 from jointopt.catalog.gpus import load_gpu
@@ -72,7 +72,7 @@ class Run:
         return f"{q['model']}, {q['seq_length']} tokens, micro-batch {size}, recompute {mode}"
 
 
-def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+def key_of(row: Mapping[Any, Any]) -> tuple[str, ...]:
     """What tells plans of the sweep apart; clocks are the driver's and do not."""
     return tuple(str(int(v) if isinstance(v, float) else v) for v in (row[name] for name in KEY))
 
