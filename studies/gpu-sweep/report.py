@@ -266,7 +266,8 @@ def constants_table(fits: Sequence[Fit]) -> str:
         for i, constant in enumerate(fit.constants):
             rows.append({
                 "constant": constant.name, "of": QUANTITIES[fit.quantity],
-                "catalogue": f"{fit.catalogue[i]:.4g} {constant.unit}".strip(), "best alone": _figure(fit.alone[i], constant),
+                "catalogue": f"{fit.catalogue[i]:.4g} {constant.unit}".strip(),
+                "best alone": _figure(fit.alone[i], constant),
                 "error then": _percent(float(fit.alone_error[i]), ""),
                 "best together": _figure(fit.together[i], constant),
             })  # fmt: skip
