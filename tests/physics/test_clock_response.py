@@ -16,6 +16,7 @@ from jointopt.physics.clock_response import (
     log_time_s,
     reached_clock,
     switching_shape,
+    take,
 )
 
 SHAPE = Shape(knee=0.77, rise=0.25, softness=0.02, floor=0.2, idle_w=50.0)
@@ -61,3 +62,16 @@ def test_the_prior_of_a_hierarchy_yields_the_first_guesses() -> None:
     assert len(mean) == len(sd) == hierarchy.size
     assert np.exp(hierarchy.work(mean).log_time_s) == pytest.approx([1.0, 2.0, 3.0])
     assert hierarchy.work(mean).switching_w == pytest.approx(300.0)
+
+
+def test_a_reading_changes_with_no_parameter_that_it_does_not_follow() -> None:
+    hierarchy, curve = Hierarchy(np.array([0, 1, 0]), 2), np.array([0, 1, 2, 1])
+    mean, _ = hierarchy.prior(ResponsePrior(), np.zeros(3), np.full(3, 300.0))
+    x, limit_w = np.array([0.5, 0.8, 0.9, 1.0]), np.full(4, 250.0)
+    at = mean + 0.1 * np.eye(hierarchy.size)
+    told = [(hierarchy.shape(theta), take(hierarchy.work(theta), curve)) for theta in (mean, *at)]
+    times, powers = (np.array([law(*one, x, limit_w) for one in told]) for law in (log_time_s, log_power_w))
+    changed = (times[1:] != times[0]) | (powers[1:] != powers[0])
+    followed = (hierarchy.follows(curve)[:, None, :] == np.arange(hierarchy.size)[:, None]).any(axis=0)
+    assert changed.any(axis=1).sum() > hierarchy.curves
+    assert not (changed & ~followed).any()

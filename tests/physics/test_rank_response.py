@@ -1,11 +1,20 @@
 """Pipelines that are made by the law itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from jointopt.physics.clock_response import ResponsePrior, Shape, Work, log_power_w, log_time_s
+from jointopt.physics.clock_response import Hierarchy, ResponsePrior, Shape, Work, log_power_w, log_time_s
 from jointopt.physics.pipeline import simulate_plan
-from jointopt.physics.rank_response import RankRows, fit_ranks, scattered_schedule_s
+from jointopt.physics.rank_response import (
+    RankRows,
+    _follows,
+    _prior,
+    _RankLaw,
+    fit_ranks,
+    scattered_schedule_s,
+)
 from jointopt.schema import Floats
 
 SHAPE = Shape(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
@@ -66,3 +75,15 @@ def test_scatter_makes_a_balanced_pipeline_slower() -> None:
     even = np.full((1, 4), 0.1)
     steady, scattered = (scattered_schedule_s(even, even, 32, np.full((1, 4), s)) for s in (0.0, 0.1))
     assert scattered[0] > 1.02 * steady[0]
+
+
+def test_a_rank_changes_with_no_parameter_that_it_does_not_follow() -> None:
+    rows = measured(PLANS)
+    rows = replace(rows, limit_w=np.where(rows.plan < 3, np.nan, 250.0))
+    hierarchy = Hierarchy(np.repeat([0, 1], 2), 2)
+    mean = _prior(rows, hierarchy, ResponsePrior(limit_w=400.0)).mean
+    law = _RankLaw(rows, hierarchy, rows.time_s, rows.iteration_s)
+    changed = np.array([law(theta) != law(mean) for theta in mean + 0.1 * np.eye(mean.size)])
+    followed = (_follows(rows, hierarchy)[:, None, :] == np.arange(mean.size)[:, None]).any(axis=0)
+    assert changed.any(axis=1).sum() > hierarchy.size / 2
+    assert not (changed & ~followed).any()
