@@ -17,7 +17,7 @@ from jointopt.earlier import Earlier, earlier_runs
 from jointopt.errors import DeviceError, LauncherError
 from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
-from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds
+from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
@@ -123,7 +123,7 @@ class _Loop:
         while True:
             spare = budget.runs_left(self.spent)
             left = self._left()
-            self._tell_objectives()
+            self._tell_unknown()
             belief = self.belief() if left.any() else None
             self._tell_gain(belief, left)
             if not spare:
@@ -183,20 +183,32 @@ class _Loop:
             known = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
         return tuple(known) or TIME
 
-    def _tell_objectives(self) -> None:
-        """Says once which objectives of the job cannot be heeded."""
+    def _tell_unknown(self) -> None:
+        """Says once which objectives of the job cannot be heeded, and which constraints nobody can check."""
         lost = [name for name in self.job.objectives if name not in self.objectives()]
-        if not lost or self._lost == lost:
-            return
-        self._lost, self._basis = lost, ""
-        measured = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
-        why = (
-            "no run measures it"
-            if measured
-            else f"of {self.job.cluster.gpu.id} no power is known to predict it"
-        )
-        kept = " and ".join(self.objectives())
-        self._note(f"The objective {lost[0]} is left out, since {why}; plans are compared by {kept} alone.")
+        if lost != self._lost:
+            self._lost, self._basis = lost, ""  # what predicts best was judged for other objectives
+        good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
+        unchecked = [
+            name for name in (good[0] if good else ()) if all(np.isnan(held[name][0]) for held in good)
+        ]
+        for name in lost:
+            measured = bool(np.isfinite(self.candidates.predicted[name]).any())
+            why = (
+                "no run measures it"
+                if measured
+                else f"no power of {self.job.cluster.gpu.id} is known to predict it"
+            )
+            kept = " and ".join(self.objectives())
+            self._tell_once(
+                f"The objective {name} is left out, since {why}; plans are compared by {kept} alone."
+            )
+        for name in unchecked:
+            self._tell_once(f"The constraint {name} cannot be checked, since no run measures it.")
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self.notes:
+            self._note(text)
 
     def values(self, objectives: tuple[str, ...]) -> Floats:
         """Measured objectives (runs, objectives); NaN where a run failed or broke a constraint of the job."""
@@ -377,15 +389,13 @@ def _words(plan: Mapping[str, Any]) -> str:
 def _outcome(run: TunedRun) -> str:
     if run.status != "ok":
         return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
-    if run.broken:
-        return f"breaks {', '.join(run.broken)}"
     parts = []
     for name in ("iteration_time_s", "energy_j"):
         measured, expected = run.result(name), run.predicted.get(name, float("nan"))
         if np.isfinite(measured):
             told = f" ({_figure(expected, name)} expected)" if np.isfinite(expected) else ""
             parts.append(f"{_figure(measured, name)}{told}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
 
 
 def _figure(value: float, name: str) -> str:

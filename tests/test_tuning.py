@@ -117,6 +117,13 @@ def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(
     assert len(tuned.notes) == 1
 
 
+def test_a_constraint_that_no_run_can_be_held_to_is_said_once(make_runs, timed: Job) -> None:
+    bound = replace(timed, constraints=replace(timed.constraints, energy_j=5.0))
+    tuned = tune(bound, "replay", 3, table=make_runs())
+    told = [note for note in tuned.notes if "constraint energy_j cannot be checked" in note]
+    assert (len(told), len(tuned.front)) == (1, 1)
+
+
 def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     tuned = tune(timed, Interrupted(make_runs()), 9, storage=url)

@@ -83,7 +83,7 @@ def _title(selection: Selection) -> list[str]:
 
 
 def _legend(selection: Selection, others: dict[str, int]) -> list[str]:
-    if selection.limits:
+    if selection.limits or not others:
         words = "= the plan chosen; Δ% is relative to it."
     else:
         words = "= the plan chosen, f the fastest, e that of least energy; Δ% is relative to the first."

@@ -129,6 +129,30 @@ def test_what_no_waiting_ends_is_told_from_a_queue(reason: str, stuck: bool) -> 
     assert parse_job(line).stuck == stuck
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "runs on n[0,2] since 2026-03-01 13:20:34, requeued 1 times"),
+        ({"RUNNING": "PENDING"}, ""),  # Slurm has not looked at it yet
+        ({"RUNNING": "PENDING", "Reason=None": "Reason=Priority", "Restarts=1": "Restarts=0"},
+         "waits (Priority) since 2026-03-01 13:19:33"),
+        ({"RUNNING": "COMPLETING"}, ""),
+        ({"RUNNING": "SUSPENDED"}, "is suspended, requeued 1 times"),
+    ],
+    ids=["runs", "unseen", "waits", "ends", "another state"],
+)  # fmt: skip
+def test_a_state_is_told_with_its_reason_and_since_when(changes: dict[str, str], words: str) -> None:
+    line = RUNNING
+    for old, new in changes.items():
+        line = line.replace(old, new, 1)
+    assert parse_job(line).told == words
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("00:00:04", 4.0), ("1-02:03:04", 93784.0), ("INVALID", 0.0)])
+def test_how_long_a_job_ran_is_read(text: str, seconds: float) -> None:
+    assert parse_job(RUNNING.replace("RunTime=00:00:04", f"RunTime={text}")).ran_s == seconds
+
+
 def test_a_signal_counts_as_an_exit_code_and_unknown_times_as_none() -> None:
     job = parse_job(
         RUNNING.replace("ExitCode=0:0", "ExitCode=0:9").replace(
