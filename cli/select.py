@@ -35,8 +35,8 @@ def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) 
     """Choose the best stored plan under limits, and say which limit binds and what relaxing it by 5 % would buy.
 
     FRONT_OR_STUDY is proposal.json or front.csv of `propose --out`, the folder, the output of `propose --json`, the
-    name of a stored study (of real runs too: values are then those measured), or - for what `propose --json` prints into
-    a pipe.
+    name of a stored study, or - for what `propose --json` prints into a pipe. Of a study of real runs, which `tune` and
+    `validate` store, values are those measured.
 
     \b
     Examples:

@@ -111,6 +111,7 @@ class _Bench:
         others = [(plan, told) for plan, told in self.record.left() if plan not in mine]
         if others:
             self.plans = _joined(self.plans, others, self.job)
+            self.record.open_study(self.plans.columns, self._objectives())  # with room for them
             self._note(
                 f"A validate that was killed had begun {len(others)} more, which are asked for again: what has been "
                 "measured since moved the choice."

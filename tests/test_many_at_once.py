@@ -146,6 +146,20 @@ def test_after_a_kill_runs_are_collected_although_what_was_measured_since_would_
     assert (len(again["measured"]), again["spent"]["runs"]) == (4, 4)
 
 
+def test_after_a_kill_validate_collects_runs_that_it_would_not_choose_any_more(
+    start: Start, cluster: Cluster, tmp_path: Path
+) -> None:
+    first = start(WAIT + RESULT, "validate", "--top", "3")
+    numbers = running(cluster, 3)
+    first.kill()
+    first.wait()
+    (tmp_path / "go").touch()
+    again = document(start(WAIT + RESULT, "validate", "--top", "1"))
+    assert [run["status"] for run in again["measured"]] == ["ok"] * 3
+    assert jobs_of(Store(URL).read()) == numbers
+    assert all(run["predicted_iteration_time_s_high"] > 0 for run in again["measured"])
+
+
 def test_ctrl_c_cancels_all_that_is_on_its_way_and_the_budget_is_left(start: Start, cluster: Cluster) -> None:
     process = start(WAIT + RESULT, *TWO)
     running(cluster, 2)

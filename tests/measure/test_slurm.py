@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from jointopt.errors import LauncherError, UsageError
+from jointopt.measure import slurm_control as control
+from jointopt.measure.command import CommandProgram
 from jointopt.measure.slurm import SlurmLauncher
 from jointopt.spec.job import Job
 from tests.slurm_cluster import NODES, Cluster, wait_for
@@ -214,7 +217,43 @@ def test_a_job_is_found_by_its_name_where_the_tool_died_before_it_noted_the_numb
     process.kill()
     process.wait()
     next(tmp_path.glob("runs/*/1/state.json")).unlink()
+    thread, row = in_background(launcher, job)
     (tmp_path / "go").touch()
+    thread.join(60)
+    assert row["status"] == "ok"
+    assert len(list(tmp_path.glob("runs/*/*/log.txt"))) == 1
+    assert (
+        row["notes"] == "" or f"Slurm job {number} " in row["notes"]
+    )  # over before it was looked for, or after
+
+
+def test_a_result_is_fetched_although_the_number_of_its_job_is_lost_and_the_job_over(
+    make: Make, job: Job, tmp_path: Path
+) -> None:
+    make().run(job, PLAN)
+    next(tmp_path.glob("runs/*/1/state.json")).unlink()
+    row = make().run(job, PLAN)
+    assert (row["status"], row["notes"]) == ("ok", "")
+    assert len(list(tmp_path.glob("runs/*/*/log.txt"))) == 1
+
+
+AWAY = '#!/bin/bash\n[ ! -e {folder}/away ] || exit 1\nexec {real} "$@"\n'
+
+
+def test_a_controller_that_stays_away_is_an_error_and_the_job_is_found_again_later(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text(AWAY.format(folder=tmp_path, real=cluster.run("which", "scontrol")))
+    (tools / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(control, "_PATIENCE_S", 1.0)
+    launcher = make(f"touch {tmp_path}/away; until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
+    with pytest.raises(LauncherError, match="the same command picks them up"):
+        launcher.run(job, PLAN)
+    number = cluster.run("squeue", "--noheader", "--format=%A")
+    (tmp_path / "away").rename(tmp_path / "go")
     assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
 
 
@@ -238,6 +277,56 @@ def test_ctrl_c_cancels_the_job(make: Make, cluster: Cluster, tmp_path: Path, to
     process.send_signal(signal.SIGINT)
     assert process.wait(30) != 0
     wait_for(lambda: not cluster.jobs(), "the job is gone")
+
+
+FEWER = PLAN | {"dp": 4, "tp": 2}
+NOBODY = lambda place, text: None  # noqa: E731
+
+
+def test_an_interrupt_cancels_what_goes_on_and_keeps_what_has_ended(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path
+) -> None:
+    one = replace(job, cluster=replace(job.cluster, nodes=1))
+    turns = "".join(
+        f"mkdir {tmp_path}/{turn} 2> /dev/null && {{ {does}; exit 0; }}; " for turn, does in TURNS
+    )
+    plans = [PLAN | {"dp": 4, "micro_batch_size": size} for size in (1, 2, 4)]
+    runs = make(turns.replace("GO", f"{tmp_path}/go")).run_all(one, plans, NOBODY)
+    assert next(runs).row["status"] == "ok"
+    (tmp_path / "go").touch()
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/1/exit.txt"))) == 2, "the second has ended")
+    assert runs.throw(KeyboardInterrupt()).row["status"] == "ok"
+    with pytest.raises(KeyboardInterrupt):
+        next(runs)
+    wait_for(lambda: not cluster.jobs(), "the third is gone")
+
+
+TURNS = (
+    ("first", RESULT.rstrip("; ")),
+    ("second", "until [ -e GO ]; do sleep 0.1; done; " + RESULT.rstrip("; ")),
+    ("third", "sleep 600"),
+)
+
+
+class FullDisk(CommandProgram):
+    """The second plan finds no room for its files."""
+
+    def prepare(self, job: Job, plan: Any, folder: Path) -> None:
+        if plan["dp"] == FEWER["dp"]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().prepare(job, plan, folder)
+
+
+def test_a_run_that_cannot_be_started_waits_for_those_that_were(make: Make, job: Job) -> None:
+    words = make("sleep 2; " + RESULT).program.template.words  # type: ignore[union-attr]
+    said: list[str] = []
+    runs = make(command=None, program=FullDisk(words)).run_all(
+        job, [PLAN, FEWER], lambda place, text: said.append(f"{place} {text}")
+    )
+    assert next(runs).row["status"] == "ok"
+    assert any(text.startswith("1 ") and "No space left" in text for text in said)
+    with pytest.raises(LauncherError, match="No space left"):
+        next(runs)
 
 
 def test_a_job_that_slurm_forgot_is_told_by_what_it_wrote(make: Make, job: Job, tmp_path: Path) -> None:
