@@ -9,11 +9,15 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
+from jointopt.cells import is_known, spelled
 from jointopt.errors import TableError, nearest
 from jointopt.learning import with_results
 from jointopt.predicting import predict
 from jointopt.tables import sound_results
 
+_ALIKE = (
+    "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
+)  # fmt: skip
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 
 
@@ -58,13 +62,23 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
         raise TableError(
             f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
         )
-    known = [name for name in ("source", "group") if name == "group" or name in table]
-    names = {name: table[name].astype(object).fillna("") if name in table else "" for name in known}
+    names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
+    names["group"] = _groups(table)
+    known = [*names]
     judged = predict(table, surrogate, say=said.append).assign(**names)
     groups = [
         dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)
     ]
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), tuple(said))
+
+
+def _groups(table: pd.DataFrame) -> pd.Series[Any]:
+    """The table's groups; where it names none, runs of one model, GPU, number of GPUs and batch are comparable."""
+    blank = pd.Series(None, index=table.index, dtype=object)
+    given = table["group"].astype(object) if "group" in table else blank
+    alike = table[[name for name in _ALIKE if name in table]]
+    words = alike.apply(lambda run: " ".join(str(spelled(cell)) for cell in run if is_known(cell)), axis=1)
+    return given.fillna(words if len(alike.columns) else "")
 
 
 def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:

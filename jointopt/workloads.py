@@ -13,9 +13,9 @@ from jointopt.catalog.architectures import usual_attention
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import recognise_framework
 from jointopt.catalog.gpus import load_gpu
-from jointopt.catalog.models import load_model
+from jointopt.catalog.models import load_model, model_names
 from jointopt.cells import named_attention, named_dtype, row_codes
-from jointopt.errors import CatalogError, TableError, UsageError
+from jointopt.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.gpu_rules import GPU_RULES
 from jointopt.schema import COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster, Gpu
@@ -84,7 +84,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     runs = _with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
-        hint = " (a catalogue name in the column model stands for it)" if missing[0] in _SHAPE else ""
+        hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
         raise TableError(
             f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted."
         )
@@ -101,6 +101,14 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
         row = min(reasons)
         raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
     return found, reasons
+
+
+def _shape_hint(runs: pd.DataFrame) -> str:
+    """What stands for a column of the model's shape, and why the table's own models do not."""
+    names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
+    if not names:
+        return " (a catalogue name in the column model stands for it)"
+    return f" ({names[0]!r} in the column model is no catalogue name{nearest(names[0], model_names())})"
 
 
 def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
@@ -220,7 +228,7 @@ def _workload(rows: pd.DataFrame) -> Workload:
     for name, mask in guessed.items():
         bits = bits | _bit(name, pd.Series(mask))
     notes, clocks = _named(assumed, bits), _clocks(rows, plans["pp"], gpu)
-    stated = named_dtype(str(first.get("dtype", ""))) or training.dtype
+    stated = named_dtype(str(first["dtype"])) if "dtype" in first else training.dtype
     return Workload(job, rows.index.to_numpy(), plans, clocks, notes, as_stated=training.dtype == stated)
 
 

@@ -136,3 +136,14 @@ def test_a_misspelt_column_of_times_is_named(synthetic_runs):
         TableError, match=r"no measured iteration_time_s .* \(did you mean 'iteration_time_ms'\?\)"
     ):
         evaluate(synthetic_runs(rows=3).rename(columns={"iteration_time_s": "iteration_time_ms"}))
+
+
+def test_without_groups_runs_of_one_model_and_batch_are_ranked_together(synthetic_runs):
+    table = synthetic_runs(factor=1.25, noise=0.0)
+    whole = evaluate(table, "none").groups
+    for unnamed in (table.drop(columns="group"), table.assign(group=None)):
+        found = evaluate(unnamed, "none").groups
+        pd.testing.assert_frame_equal(found.drop(columns="group"), whole.drop(columns="group"))
+        assert found["group"].tolist() == [
+            f"opt-350m 24 1024 megatron-lm a100-sxm4-40gb 8 {batch} 2048 bf16" for batch in (256, 512)
+        ]

@@ -173,7 +173,8 @@ def test_precisions_are_understood_or_the_next_wider_one_is_assumed(
 @pytest.mark.parametrize(
     ("gpu", "dtype", "inside"),
     [("h100-sxm5-80gb", "fp4", False), ("a100-sxm4-80gb", "fp8", False), ("v100-sxm2-16gb", "bf16", False),
-     ("v100-sxm2-16gb", "fp8", False), ("a100-sxm4-80gb", "bf16", True), ("a100-sxm4-80gb", None, True)],
+     ("v100-sxm2-16gb", "fp8", False), ("h100-sxm5-80gb", "int8", False),
+     ("a100-sxm4-80gb", "bf16", True), ("a100-sxm4-80gb", None, True)],
 )  # fmt: skip
 @pytest.mark.parametrize("surrogate", ["none", "default"])
 def test_a_precision_that_the_gpu_lacks_is_never_in_domain(
@@ -350,3 +351,10 @@ def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
     found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))
     assert sorted(int(row) for work in found for row in work.rows) == [0, 2]
     assert reasons == {1: "num_layers is blank."}
+
+
+def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:
+    with pytest.raises(
+        TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"
+    ):
+        predict({"model": "llama-3-8"}, without=("num_layers",))
