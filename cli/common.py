@@ -138,12 +138,6 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
-def fault(text: str) -> None:
-    """Why a command whose result is printed exits with 1, as other errors are told; nothing where ``text`` is empty."""
-    if text:
-        click.echo(f"Error: {text}", err=True)
-
-
 def offer_restore() -> None:
     """Says so where a run that was killed has left GPU clocks set: commands that measure begin with it."""
     from jointopt.measure.clocks import restore_offer

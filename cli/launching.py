@@ -10,6 +10,7 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_FAILED, _INTERRUPTED = 1, 130
 _PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--launcher", {"required": True, "help": "torchrun, megatron, slurm, command, replay, or an added one."}),
@@ -35,6 +36,16 @@ def launcher_options(command: F) -> F:
     for name, settings in reversed(_OPTIONS):
         command = click.option(name, **settings)(command)
     return command
+
+
+def end(ctx: click.Context, stopped: str, fault: str) -> None:
+    """Ends a command whose result is printed, with an exit code.
+
+    130 after an interrupt, 1 where ``fault`` says why nothing was found, or where it ``stopped`` before its time.
+    """
+    if fault:
+        click.echo(f"Error: {fault}", err=True)
+    ctx.exit(_INTERRUPTED if stopped == "interrupted" else _FAILED if fault or stopped == "failed" else 0)
 
 
 def told(options: Mapping[str, Any]) -> dict[str, Any]:

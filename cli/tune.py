@@ -8,7 +8,6 @@ import click
 
 from jointopt.cli import common, launching
 
-_FAILED, _INTERRUPTED = 1, 130
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
@@ -65,11 +64,4 @@ def tune(
         retry_failed=retry_failed, storage=storage, progress=common.remark, **launching.told(options),
     )  # fmt: skip
     click.echo(json_text(tune_document(found)) if as_json else tuned_text(found))
-    common.fault(found.fault)
-    ctx.exit(
-        _INTERRUPTED
-        if found.stopped == "interrupted"
-        else _FAILED
-        if found.fault or found.stopped == "failed"
-        else 0
-    )
+    launching.end(ctx, found.stopped, found.fault)

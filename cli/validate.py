@@ -8,8 +8,6 @@ import click
 
 from jointopt.cli import common, launching
 
-_FAILED, _INTERRUPTED = 1, 130
-
 
 @click.command(short_help="Run the best proposed plans, compare with what was predicted.")
 @click.argument("job")
@@ -49,8 +47,4 @@ def validate(
         progress=common.remark, **launching.told(options),
     )  # fmt: skip
     click.echo(json_text(validate_document(found)) if as_json else validated_text(found))
-    common.fault(found.fault)
-    ran = any(run.status == "ok" for run in found.runs)
-    ctx.exit(
-        _INTERRUPTED if found.stopped == "interrupted" else 0 if ran and found.stopped == "done" else _FAILED
-    )
+    launching.end(ctx, found.stopped, found.fault)

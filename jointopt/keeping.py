@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.errors import LauncherError, UsageError
 from jointopt.jobfile import dump_job
-from jointopt.measure.launcher import Ended, Launcher, Say, run_all
+from jointopt.measure.launcher import Ended, Launcher, ManyAtOnce, Say, run_all
 from jointopt.schema import STATUSES, Columns
 from jointopt.spec.job import Job
 
@@ -98,12 +98,14 @@ class Record:
         """Nothing is left to be continued."""
         self._seen(lambda study: study.go(None))
 
-    def left(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
 
-        They may go on without it, in the queue of a cluster.
+        Only those of a launcher whose runs may go on without it, in the queue of a cluster.
         """
-        trials = [] if self._study is None else self._study.left(self._origin)
+        if self._study is None or not isinstance(launcher, ManyAtOnce):
+            return []
+        trials = self._study.left(self._origin)
         return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
 
     def run_all(

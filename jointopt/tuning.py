@@ -51,8 +51,8 @@ def tune(
     as soon as it ends; an interrupt (SIGINT) loses what is on its way and returns the others. A plan is run at most
     once, failed or not (``retry_failed``: those that failed before may run again, unless for want of memory), and what
     ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an
-    interrupt or a kill the same call goes on with what is left of the budget; runs that a killed process had begun come
-    first, and a cluster may have them still.
+    interrupt or a kill the same call goes on with what is left of the budget; runs that a killed process has left to a
+    cluster come first.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     job = replace(job, objectives=job.measured_objectives)
@@ -140,7 +140,7 @@ class _Loop:
 
     def _left_over(self, left: Bools) -> Ints:
         """Candidates whose runs a killed tune had begun: on a cluster they may go on, and are collected."""
-        known = [plan for plan, _ in self.record.left()]
+        known = [plan for plan, _ in self.record.left(self.launcher)]
         records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
         found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
         if len(found):

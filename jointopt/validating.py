@@ -108,7 +108,7 @@ class _Bench:
     def _go_on(self) -> None:
         """Plans whose runs a killed validate had begun join those chosen: on a cluster they may go on."""
         mine = [self._plan(index) for index in range(len(self.plans.asked))]
-        others = [(plan, told) for plan, told in self.record.left() if plan not in mine]
+        others = [(plan, told) for plan, told in self.record.left(self.launcher) if plan not in mine]
         if others:
             self.plans = _joined(self.plans, others, self.job)
             self.record.open_study(self.plans.columns, self._objectives())  # with room for them

@@ -213,6 +213,18 @@ def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
     assert "Run 1 is not stored: database or disk is full" in tuned.notes[-1]
 
 
+def test_runs_on_their_way_are_told_even_where_one_could_not_be_stored(
+    small: Job, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Store, rows: Any, origin: str) -> None:
+        raise UsageError("database or disk is full.")
+
+    monkeypatch.setattr(Store, "add", full)
+    tuned = tune(small, Both({}), 4, batch=2, storage=url)
+    assert (tuned.stopped, len(tuned.runs)) == ("failed", 2)
+    assert [note.partition(" is not stored")[0] for note in tuned.notes] == ["Run 2", "Run 1"]
+
+
 def test_a_study_that_cannot_be_written_ends_no_tune(make_runs, timed: Job, tmp_path: Path) -> None:
     file = tmp_path / "runs.db"
 

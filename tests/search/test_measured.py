@@ -133,6 +133,22 @@ def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_kno
     assert study.going["spent"] == 3
 
 
+def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_again(
+    url: str, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
+        "s.begin(t.PLAN, {}, origin='tune'); s.lose(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'));"
+        "import os; os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, url, str(Path(__file__).parent)], check=False)
+    study = opened(url)
+    assert [json.loads(trial.user_attrs["plan"]) for trial in study.left("tune")] == [PLAN]
+    assert study.left("validate") == []
+    study.end(study.begin(PLAN, {}, origin="tune"), OK)
+    assert opened(url).left("tune") == []
+
+
 def test_what_a_living_process_tells_is_its_own_until_it_pauses(url: str) -> None:
     study = opened(url)
     study.go({"spent": 1})
