@@ -126,13 +126,12 @@ class _Pipeline:
 def _rank_rows(
     rows: pd.DataFrame, plans: Sequence[Key], ranks: dict[Any, int], micro_batches: int, board: Board
 ) -> RankRows:
-    number = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
     clocks = rows[["forward_clock_mhz_mean", "backward_clock_mhz_mean"]]
     clocks = clocks.T.bfill().ffill().T  # one of both stands for the other
     counts = rows["num_micro_batches"].fillna(micro_batches).to_numpy(float)
     return RankRows(
         rank=rows["rank"].map(ranks).to_numpy(np.int64),
-        plan=np.array([number[plan] for plan in plans], np.int64),
+        plan=_numbers(plans),
         x=(clocks.fillna(board.max_clock_mhz).to_numpy(float) / board.max_clock_mhz).T,
         limit_w=rows["power_limit_w"].to_numpy(float),
         num_micro_batches=micro_batches,
@@ -142,9 +141,15 @@ def _rank_rows(
     )
 
 
+def _numbers(plans: Sequence[Key]) -> Ints:
+    """The plan of every row, numbered as they come."""
+    number = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
+    return np.array([number[plan] for plan in plans], np.int64)
+
+
 def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
     """Positions of rows, whole plans together, about `MOST_ASKED` at a time."""
-    number = pd.factorize(pd.Series(plans, dtype=object))[0] if plans else np.zeros(0, np.int64)
+    number = _numbers(plans)
     order = np.argsort(number, kind="stable")
     start = 0
     while start < len(order):
