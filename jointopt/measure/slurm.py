@@ -132,7 +132,7 @@ class SlurmLauncher:
         name = self.job_name(job, plan)
         known = _noted(folder) or control.named(name)
         if written_in(folder) or (known and _is_named(control.state(known), name)):
-            return known, f"Slurm job {known or ''} was submitted before"
+            return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
         try:
             self.program.prepare(job, plan, folder)
             node_meters.write_plan(plan, folder)
