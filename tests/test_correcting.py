@@ -145,7 +145,7 @@ def test_measured_rows_without_a_time_move_no_time(synthetic_runs, change):
 
 def test_text_among_measured_times_is_named(synthetic_runs):
     table = synthetic_runs()
-    with pytest.raises(TableError, match="Row 1 of the table: iteration_time_s"):
+    with pytest.raises(TableError, match="measured runs: row 1 of the table: iteration_time_s"):
         predict(table, "default", table.assign(iteration_time_s="fast"))
 
 
