@@ -329,7 +329,9 @@ def _row_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, list[tuple
     """(group, log(measured / physics), predicted log) of every run of a group that was held out, by source."""
     found = {s.source: s.group_out for s in scores if s.group_out is not None}
     return {
-        name: list(zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True))
+        name: list(
+            zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True)
+        )
         for name, h in found.items()
     }
 

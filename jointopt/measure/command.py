@@ -16,7 +16,7 @@ import pandas as pd
 from jointopt.errors import PlanError, UsageError, nearest
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of, is_full
-from jointopt.measure.launcher import RESULTS, failed, judged
+from jointopt.measure.launcher import RESULTS, failed, judged, label
 from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, STATUSES, Columns
@@ -154,7 +154,7 @@ class CommandLauncher:
         with files_of_a_run():
             if self.logs is not None:
                 Path(self.logs).mkdir(parents=True, exist_ok=True)
-                folder = Path(tempfile.mkdtemp(prefix=f"{_label(plan)}-", dir=self.logs)).resolve()
+                folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
                 return dict(plan) | self._under_plan(job, plan, folder)
             with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
                 return dict(plan) | self._under_plan(job, plan, Path(scratch))
@@ -278,7 +278,3 @@ def _row(given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         row["notes"] = "; ".join(filter(None, [row["notes"], f"not read: {', '.join(unknown)}"]))
     return row
-
-
-def _label(plan: Mapping[str, Any]) -> str:
-    return "-".join(f"{name}{plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jointopt.errors import UsageError, nearest
@@ -107,6 +110,20 @@ def judged(told: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dic
     if told is not None and (whole or (told["status"] != "ok" and failure.status != "oom")):
         return dict(told)
     return failed(failure.status, failure.reason)
+
+
+def label(plan: Mapping[str, Any]) -> str:
+    """A plan's layout as the beginning of a file's name: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
+    degrees = "".join(f"{name}{plan[name]}-" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
+    return f"{degrees}mbs{plan['micro_batch_size']}-zero{plan['zero_stage']}-{plan['recompute']}-"
+
+
+def new_log(folder: Path, plan: Mapping[str, Any]) -> Path:
+    """An empty file in ``folder`` for the log of one run of ``plan``; logs of earlier runs stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(prefix=label(plan), suffix=".log", dir=folder)
+    os.close(handle)
+    return Path(path)
 
 
 def launcher_names() -> tuple[str, ...]:

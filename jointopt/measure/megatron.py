@@ -15,7 +15,7 @@ from typing import Any
 from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of
-from jointopt.measure.launcher import RESULTS, failed
+from jointopt.measure.launcher import RESULTS, failed, new_log
 from jointopt.measure.process import run_program, tail
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
@@ -280,10 +280,7 @@ class MegatronLauncher:
         self.candidates(job)
         command = self.command(job, plan)
         with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-            folder = self.logs or Path(scratch)
-            folder.mkdir(parents=True, exist_ok=True)
-            log = folder / "megatron.log"
-            log.write_bytes(b"")
+            log = new_log(self.logs or Path(scratch), plan)
             try:
                 with under_plan(plan, self.default_clocks) as conditions:
                     ended = run_program(

@@ -17,7 +17,7 @@ from typing import Any
 from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import Conditions, under_plan
 from jointopt.measure.failures import failure_of
-from jointopt.measure.launcher import RESULTS, failed
+from jointopt.measure.launcher import RESULTS, failed, new_log
 from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.schema import Columns
@@ -63,9 +63,7 @@ class TorchrunLauncher:
         self.candidates(job)
         spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
         with files_of_a_run(), tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-            folder = self.logs or Path(scratch)
-            folder.mkdir(parents=True, exist_ok=True)
-            log = folder / f"{_name(spec)}.log"
+            log = new_log(self.logs or Path(scratch), plan)
             try:
                 with _conditions(spec, plan, self.default_clocks) as conditions:
                     row = self._run(replace(spec, least_s=conditions.measure_s), Path(scratch), log)
@@ -77,7 +75,6 @@ class TorchrunLauncher:
     def _run(self, spec: TrainSpec, scratch: Path, log: Path) -> dict[str, Any]:
         told, answer = scratch / "spec.json", scratch / "result.json"
         spec.write(told)
-        log.write_bytes(b"")
         ended = run_program(
             command(spec.processes, told, answer), log, limit_s=self.limit_s, env=_ENVIRONMENT
         )
@@ -150,8 +147,3 @@ def check_model(model: Model) -> None:
             f"The trainer has no multi-head latent attention, which {model.name} uses; measure it with --launcher "
             "megatron or --launcher command."
         )
-
-
-def _name(spec: TrainSpec) -> str:
-    degrees = "".join(f"{name}{getattr(spec, name)}-" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
-    return f"{degrees}mbs{spec.micro_batch_size}-{spec.recompute}-zero{spec.zero_stage}"

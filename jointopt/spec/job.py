@@ -26,7 +26,8 @@ class Training:
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
     dtype_assumed: bool = False  # nobody stated it; the GPU's 16-bit format stands in
-    attention_assumed: bool = False  # nobody stated it; the GPU's usual kernel stands in
+    # nobody stated it, and the GPU's usual kernel stands in: the same training as if somebody had
+    attention_assumed: bool = field(default=False, compare=False)
     run_tokens: int | None = None  # of the whole training run; None = nobody asks what it takes
 
     @property

@@ -163,7 +163,7 @@ def test_a_command_that_hangs_is_ended_at_its_limit(job: Job) -> None:
 def test_log_and_result_stay_where_a_folder_is_given(job: Job, tmp_path: Path) -> None:
     for _ in range(2):
         run(job, "print('hello');" + writing('{"iteration_time_s": 1}'), logs=tmp_path / "logs")
-    folders = sorted((tmp_path / "logs").glob("dp4-tp1-pp2-micro_batch_size2-*"))
+    folders = sorted((tmp_path / "logs").glob("dp4-tp1-pp2-*"))
     assert [(folder / "log.txt").read_text() for folder in folders] == ["hello\n", "hello\n"]
     assert json.loads((folders[0] / "result.json").read_text()) == {"iteration_time_s": 1}
 

@@ -10,8 +10,9 @@ import pytest
 
 from jointopt.errors import UsageError
 from jointopt.measure import launcher as module
-from jointopt.measure.launcher import launcher_names, load_launcher
+from jointopt.measure.launcher import launcher_names, load_launcher, new_log
 from jointopt.measure.replay import ReplayLauncher
+from jointopt.schema import LAYOUT_COLUMNS
 
 
 def mine(cores: int = 2) -> SimpleNamespace:
@@ -62,3 +63,11 @@ def test_an_option_of_another_launcher_is_refused(installed: None) -> None:
 def test_real_entry_points_have_the_shape_the_test_uses() -> None:
     entry = EntryPoint("mine", "types:SimpleNamespace", "jointopt.launchers")
     assert entry.load() is SimpleNamespace
+
+
+def test_every_run_of_a_plan_has_a_log_of_its_own(tmp_path: Path) -> None:
+    plan = dict.fromkeys(LAYOUT_COLUMNS, 1) | {"dp": 4, "recompute": "none"}
+    first, second = new_log(tmp_path / "logs", plan), new_log(tmp_path / "logs", plan)
+    assert first != second
+    assert first.name.startswith("dp4-tp1-")
+    assert sorted((tmp_path / "logs").iterdir()) == sorted([first, second])
