@@ -82,17 +82,19 @@ class _Ticker:
 
 
 def load_function(name: str) -> Answer:
-    """The function that ``module:function`` names, looked for in the working directory too; UsageError for none."""
+    """The function that ``module:function`` names; UsageError for none.
+
+    The working directory stays on the path: a simulator may import its neighbours when it is first called.
+    """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UsageError(f"--evaluate must be module:function; got {name!r}.")
-    sys.path.insert(0, os.getcwd())
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise UsageError(f"--evaluate: the module {module!r} cannot be imported ({error}).") from error
-    finally:
-        sys.path.pop(0)
     if not callable(found):
         raise UsageError(f"--evaluate: the module {module!r} has no function {attribute!r}.")
     return cast("Answer", found)

@@ -1,5 +1,6 @@
 """Workers on a job: what they evaluate, with what, and what they say."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,7 @@ def url(tmp_path, monkeypatch):
     """A database in a working directory that has a module with functions that evaluate plans."""
     (tmp_path / "a_simulator.py").write_text(SIMULATOR)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     return f"sqlite:///{tmp_path}/shared.db"
 
 
@@ -76,6 +78,16 @@ def test_another_way_to_evaluate_is_another_study(url):
 def test_what_is_no_function_is_one_sentence(url, name, reason):
     with pytest.raises(UsageError, match=reason):
         load_function(name)
+
+
+def test_a_simulator_may_import_its_neighbours_when_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour_of_it.py").write_text("FACTOR = 3")
+    (tmp_path / "lazy_simulator.py").write_text(
+        "def run():\n    import neighbour_of_it\n    return neighbour_of_it.FACTOR"
+    )
+    assert load_function("lazy_simulator:run")() == 3
 
 
 def test_a_function_that_says_too_little_ends_the_worker(url):
