@@ -24,6 +24,7 @@ WANTED = {
     "a100-pcie-80gb",
     "a800-sxm4-80gb",
     "h100-sxm5-80gb",
+    "h800-sxm5-80gb",
     "h100-sxm-96gb",
     "h100-pcie-80gb",
     "h100-nvl-94gb",
