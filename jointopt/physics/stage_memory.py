@@ -45,7 +45,8 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     logits = mem.logits_bytes(
         job.model, lay.tokens, lay.tp, habits.logits_bytes, habits.logits_tensor_parallel
     )
-    other = np.full_like(activations, habits.memory_overhead_gib * GIB)
+    held_gib = job.cluster.gpu.process_memory_gib
+    other = np.full_like(activations, (habits.memory_overhead_gib if held_gib is None else held_gib) * GIB)
     other[:, -1] += logits
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * 2.0 * (params.dense + params.expert) / np.maximum(layers, 1.0)
