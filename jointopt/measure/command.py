@@ -16,7 +16,7 @@ import pandas as pd
 from jointopt.errors import PlanError, UsageError, nearest
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of, is_full
-from jointopt.measure.launcher import RESULTS, failed, judged, label
+from jointopt.measure.launcher import RESULTS, judged, label, result_row
 from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, STATUSES, Columns
@@ -173,7 +173,7 @@ class CommandLauncher:
             with under_plan(plan, self.default_clocks) as conditions:
                 row = self._measure(job, plan, folder)
         except PlanError as error:  # the GPUs here have no such clock
-            return failed("failed", str(error))
+            return result_row("failed", str(error))
         window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
         return conditions.added_to(row, window, iterations)
 
@@ -230,11 +230,11 @@ def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         cause = "the disk is full" if is_full(path.parent) else f"the result file is no JSON: {error}"
-        return failed("failed", cause)
+        return result_row("failed", cause)
     if not isinstance(given, dict):
-        return failed("failed", f"the result file must hold an object of columns; got {given!r:.60}")
+        return result_row("failed", f"the result file must hold an object of columns; got {given!r:.60}")
     wrong = _contradiction(given, num_gpus)
-    return failed("failed", f"the result file is wrong: {wrong}") if wrong else _row(given)
+    return result_row("failed", f"the result file is wrong: {wrong}") if wrong else _row(given)
 
 
 def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
@@ -269,7 +269,7 @@ def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
 def _row(given: Mapping[str, Any]) -> dict[str, Any]:
     cells = _cells(given)
     status = str(cells.pop("status", STATUSES[0])).strip().lower()
-    row = failed(status, str(cells.pop("notes", "")))
+    row = result_row(status, str(cells.pop("notes", "")))
     if status == STATUSES[0]:
         row |= {name: float(value) for name, value in cells.items()}
     if _is_window(given):

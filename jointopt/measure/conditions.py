@@ -23,7 +23,10 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 @dataclass
 class Conditions:
-    """Of one run: its plan, the meter (None: no GPU here), what is held, and whether clocks are the driver's."""
+    """Of one run: its plan, the meter (None: no GPU here), what is held here, what each GPU of the plan is to run at.
+
+    ``default_clocks``: that is left to the driver.
+    """
 
     plan: Mapping[str, Any]
     meter: Meter | None
@@ -41,14 +44,20 @@ class Conditions:
     def added_to(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
     ) -> dict[str, Any]:
-        """``row`` with what the meter saw between two times (seconds since 1970), in which so many iterations ran.
-
-        What the row tells already stays. Without a window it gains peak power and temperature alone. Clocks that were
-        left to the driver are those measured, per stage; blank where nobody measured them.
-        """
+        """``row`` with what the meter saw between two times (seconds since 1970), in which so many iterations ran."""
         if self.meter is None:
             return dict(row)
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
+        return self.with_reading(row, reading, window_s, iterations)
+
+    def with_reading(
+        self, row: Mapping[str, Any], reading: Reading, window_s: Sequence[float] | None, iterations: int
+    ) -> dict[str, Any]:
+        """``row`` with a ``reading`` of all GPUs of the plan, by rank; what the row tells already stays.
+
+        Without a window it gains peak power and temperature alone. Clocks that were left to the driver are those
+        measured, per stage; blank where nobody measured them.
+        """
         results = reading.results(iterations)
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}

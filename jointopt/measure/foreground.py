@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from jointopt.errors import LauncherError
-from jointopt.measure.process import MARK, end_with_parent, kill_program
+from jointopt.measure.process import end_with_parent, environment, kill_program
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
@@ -40,10 +40,7 @@ class _Program:
 
     def start(self, command: Sequence[str]) -> None:
         try:
-            self._running = subprocess.Popen(
-                command, env={**os.environ, MARK: self._mark},
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,
-            )  # fmt: skip
+            self._running = subprocess.Popen(command, env=environment(self._mark), preexec_fn=end_with_parent)
         except OSError as error:
             raise LauncherError(
                 f"{command[0]!r} cannot be started: {error.strerror}; is it installed, and on the PATH?"

@@ -96,9 +96,9 @@ def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:
     return script(job, plan)
 
 
-def failed(status: str, reason: str) -> dict[str, Any]:
-    """The result columns of a run that did not end well; ``reason`` is one sentence."""
-    return dict.fromkeys(RESULTS, math.nan) | {"status": status, "notes": reason}
+def result_row(status: str, notes: str, **known: float) -> dict[str, Any]:
+    """The result columns of a run, blank but for what is ``known``; ``notes`` of one that failed are its reason."""
+    return dict.fromkeys(RESULTS, math.nan) | {"status": status, "notes": notes} | known
 
 
 def judged(told: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def judged(told: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dic
     """
     if told is not None and (whole or (told["status"] != "ok" and failure.status != "oom")):
         return dict(told)
-    return failed(failure.status, failure.reason)
+    return result_row(failure.status, failure.reason)
 
 
 def label(plan: Mapping[str, Any]) -> str:

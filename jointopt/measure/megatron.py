@@ -15,14 +15,16 @@ from typing import Any
 from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of
-from jointopt.measure.launcher import RESULTS, failed, new_log
-from jointopt.measure.process import run_program, tail
+from jointopt.measure.launcher import new_log, result_row
+from jointopt.measure.process import files_of_a_run, run_program, whole
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.units import GIB
 
 SCRIPT = "pretrain_gpt.py"
+# tensor and context parallelism refuse to start with more than one connection before Blackwell
+ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
 
 # --- the command line -----------------------------------------------------------------------------------------------
 
@@ -222,12 +224,12 @@ def measured(log: MegatronLog, num_gpus: int) -> dict[str, Any]:
     notes = f"{len(log.iteration_s)} iterations, spread {spread:.1%}, loss {log.last_loss:.5g}"
     if log.skipped:
         notes += f", {log.skipped} skipped for gradients that were not finite"
-    results: dict[str, Any] = dict.fromkeys(RESULTS, math.nan) | {"status": "ok", "iteration_time_s": seconds}
+    energy = {}
     if log.energy_per_gpu_j > 0:
-        results |= {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
+        energy = {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
     else:
         notes += ", energy not measured"
-    return results | {"peak_memory_gib": log.peak_memory_gib, "notes": notes}
+    return result_row("ok", notes, iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
 
 
 # --- running it -----------------------------------------------------------------------------------------------------
@@ -279,34 +281,23 @@ class MegatronLauncher:
         """The measurement of ``plan``, or how it failed."""
         self.candidates(job)
         command = self.command(job, plan)
-        with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
+        with files_of_a_run(), tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
             log = new_log(self.logs or Path(scratch), plan)
             try:
                 with under_plan(plan, self.default_clocks) as conditions:
                     ended = run_program(
-                        command, log, limit_s=self.limit_s, env=_ENVIRONMENT, cwd=self.script.parent
+                        command, log, limit_s=self.limit_s, env=ENVIRONMENT, cwd=self.script.parent
                     )
             except PlanError as error:  # the GPUs here have no such clock
-                return failed("failed", str(error))
+                return result_row("failed", str(error))
             failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
             return conditions.added_to(self._row(job, log, failure, ended.code))
 
     def _row(self, job: Job, log: Path, failure: Failure, code: int) -> Mapping[str, Any]:
-        """Ranks that fail on the way out have still trained: what counts is whether all iterations are there."""
+        """What the log tells of a run that ended well, else how it failed."""
         if code == 0 and failure.status != "timeout":
             try:
-                return measured(read_log(_whole(log), self.warmup_iterations), job.cluster.num_gpus)
+                return measured(read_log(whole(log), self.warmup_iterations), job.cluster.num_gpus)
             except ValueError as error:
-                failure = Failure("failed", f"the log holds no measured iteration: {error}")
-        return dict.fromkeys(RESULTS, math.nan) | {"status": failure.status, "notes": failure.reason}
-
-
-_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
-_LONGEST_LOG = 64 * 2**20
-
-
-def _whole(log: Path) -> str:
-    """The log, or its end where it is longer than anyone reads."""
-    if log.stat().st_size > _LONGEST_LOG:
-        return tail(log)
-    return log.read_text(encoding="utf-8", errors="backslashreplace")
+                return result_row("failed", f"the log holds no measured iteration: {error}")
+        return result_row(failure.status, failure.reason)

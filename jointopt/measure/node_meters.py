@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from jointopt.errors import LauncherError, TableError
-from jointopt.measure.clocks import stage_of_rank
+from jointopt.measure.clocks import plan_settings
+from jointopt.measure.conditions import Conditions
 from jointopt.measure.reading import Reading, Series, not_measured, together
 from jointopt.schema import COLUMNS
 from jointopt.spec.job import Job
@@ -77,24 +78,14 @@ def check_settable(folder: Path, code: int, log: str) -> None:
 def with_readings(
     row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool
 ) -> dict[str, Any]:
-    """``row`` with what the nodes' meters saw of its window, which it tells as ``measured_s`` and ``iterations``.
-
-    What the row tells already stays. Clocks that were left to the driver are those measured, per stage; blank where
-    nobody measured them.
-    """
+    """``row`` with what the nodes' meters saw of its window, which it tells as ``measured_s`` and ``iterations``."""
     told = dict(row)
     window, iterations = told.pop("measured_s", None), told.pop("iterations", 1)
     reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
-    results = reading.results(iterations)
-    if not window:
-        results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
-    if told["status"] == "ok":
-        told |= {name: value for name, value in results.items() if math.isnan(told[name])}
-    remarks = [f"energy not measured: {reading.reason}"] if reading.reason and window else []
-    if default_clocks:
-        told["stage_clock_mhz"] = _stage_clocks(plan, reading)
-        remarks.append("at default clocks")
-    return told | {"notes": "; ".join(filter(None, [str(told["notes"] or ""), *remarks]))}
+    settings = [] if default_clocks else plan_settings(plan)
+    return Conditions(plan, None, None, settings, default_clocks).with_reading(
+        told, reading, window, iterations
+    )
 
 
 def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:
@@ -106,11 +97,3 @@ def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading
 
 def _reading(folder: Path, node: int | str) -> Path:
     return folder / f"reading-{node}.json"
-
-
-def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | None:
-    """Mean clock of the GPUs of each stage, in MHz."""
-    if not reading.gpus or not np.isfinite(reading.clock_mhz).all():
-        return None
-    stages = stage_of_rank(plan, np.arange(reading.gpus))
-    return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]

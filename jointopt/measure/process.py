@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -22,6 +23,12 @@ MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
 _POLL_S = 0.1
 _TAIL_BYTES = 65_536
+_LONGEST_LOG = 64 * 2**20
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+_GPUS_AS_METERED = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID"
+}  # by PCI bus, as NVML counts them; CUDA's own order is by speed
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,12 @@ def run_program(
     Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
     """
     mark = uuid.uuid4().hex
-    own = {**os.environ, **(env or {}), MARK: mark}
+    own = {**environment(mark), **(env or {})}
     with log.open("ab") as out:
         try:
             program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=cwd,
-                start_new_session=True, preexec_fn=end_with_parent if sys.platform == "linux" else None,
+                start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
         except OSError as error:
             raise LauncherError(
@@ -77,11 +84,18 @@ def files_of_a_run() -> Iterator[None]:
         ) from error
 
 
-def end_with_parent() -> None:
-    """Asks Linux to send SIGTERM when the tool dies, by SIGKILL too (prctl PR_SET_PDEATHSIG)."""
-    import ctypes
+def environment(mark: str) -> dict[str, str]:
+    """That of the programs of a run: they bear its mark, and count GPUs as the meter does unless told otherwise."""
+    return {**_GPUS_AS_METERED, **os.environ, MARK: mark}
 
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+def end_with_parent() -> None:
+    """Asks Linux to send SIGTERM to this child when the tool dies, by SIGKILL too; elsewhere nobody can be asked.
+
+    It runs between fork and exec, beside the threads of a meter: it imports and opens nothing.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _ends_within(program: subprocess.Popen[bytes], limit_s: float) -> bool:
@@ -111,7 +125,7 @@ def kill_program(program: subprocess.Popen[bytes], mark: str) -> None:
     """SIGKILL to the program and to every process that bears its mark."""
     left = list(marked(mark))
     for process in left:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             process.kill()
     if program.poll() is None:
         program.kill()
@@ -132,3 +146,10 @@ def tail(log: Path) -> str:
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return stream.read().decode("utf-8", "backslashreplace")
+
+
+def whole(log: Path) -> str:
+    """A log, or its end where it is longer than anyone reads (64 MiB); bytes that are no text are shown as such."""
+    if log.stat().st_size > _LONGEST_LOG:
+        return tail(log)
+    return log.read_text(encoding="utf-8", errors="backslashreplace")

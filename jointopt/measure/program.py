@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from jointopt.measure import megatron, torchrun
-from jointopt.measure.launcher import failed
 from jointopt.spec.job import Job
 
 NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -31,7 +29,7 @@ class Program(Protocol):
         """Writes into ``folder`` what the command reads there."""
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        """Result columns of a run that ended well, from what it left; None where it left none.
+        """Result columns of a run that ended well, from what it left and its ``log``; None where it left none.
 
         Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
         """
@@ -56,14 +54,7 @@ class TorchrunProgram:
         torchrun.train_spec(job, plan, self.iterations, self.warmup_iterations).write(folder / _SPEC)
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        try:
-            found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
-            window = {"measured_s": found.get("measured_s"), "iterations": len(found["iteration_s"])}
-            return torchrun.measured(found) | window
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            return failed("failed", f"result.json is not what the trainer writes: {error!r}")
+        return torchrun.read_result(folder / _RESULT, job.model)
 
 
 class MegatronProgram:
@@ -77,12 +68,13 @@ class MegatronProgram:
         )
 
     def check(self, job: Job) -> None:
-        pass  # what Megatron-LM has no flag for is said when a plan is prepared
+        """Any job: what Megatron-LM has no flag for is said where its words are made."""
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         launcher = self.launcher
+        own = (f"{name}={value}" for name, value in megatron.ENVIRONMENT.items())
         arguments = megatron.megatron_arguments(job, plan, launcher.warmup_iterations + launcher.iterations)
-        return [*torchrun_words(job), str(launcher.script.resolve()), *arguments]
+        return ["env", *own, *torchrun_words(job), str(launcher.script.resolve()), *arguments]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
         """Nothing: Megatron-LM reads no file."""

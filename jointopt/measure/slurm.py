@@ -20,7 +20,7 @@ from jointopt.measure import node_meters
 from jointopt.measure import slurm_control as control
 from jointopt.measure.command import CommandProgram
 from jointopt.measure.launcher import Ended, Say, judged
-from jointopt.measure.process import tail
+from jointopt.measure.process import tail, whole
 from jointopt.measure.program import MegatronProgram, Program, TorchrunProgram
 from jointopt.measure.slurm_control import NoAnswerError, RefusedError, SlurmJob
 from jointopt.measure.slurm_script import LOG, script
@@ -157,11 +157,11 @@ class SlurmLauncher:
 
     def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
         """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
-        log = tail(folder / LOG) if (folder / LOG).is_file() else ""
-        failure = why_failed(end, log, folder, self.limit_s)
+        log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole, tail))
+        failure = why_failed(end, end_of_log, folder, self.limit_s)
         row = judged(self.program.results(job, folder, log), end.whole, failure)
         if self._metered(job):
-            node_meters.check_settable(folder, end.code, log)
+            node_meters.check_settable(folder, end.code, end_of_log)
             row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
         row = {name: value for name, value in row.items() if name in COLUMNS}
         return dict(plan) | row | {"notes": "; ".join(filter(None, [str(row["notes"] or ""), end.words]))}

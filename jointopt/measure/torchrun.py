@@ -17,7 +17,7 @@ from typing import Any
 from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import Conditions, under_plan
 from jointopt.measure.failures import failure_of
-from jointopt.measure.launcher import RESULTS, failed, new_log
+from jointopt.measure.launcher import judged, new_log, result_row
 from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.schema import Columns
@@ -66,24 +66,23 @@ class TorchrunLauncher:
             log = new_log(self.logs or Path(scratch), plan)
             try:
                 with _conditions(spec, plan, self.default_clocks) as conditions:
-                    row = self._run(replace(spec, least_s=conditions.measure_s), Path(scratch), log)
+                    row = self._run(
+                        replace(spec, least_s=conditions.measure_s), job.model, Path(scratch), log
+                    )
             except PlanError as error:  # the GPUs here have no such clock
-                return failed("failed", str(error))
+                return result_row("failed", str(error))
             window = row.pop("measured_s", None)
             return conditions.added_to(row, window, row.pop("iterations", 1))
 
-    def _run(self, spec: TrainSpec, scratch: Path, log: Path) -> dict[str, Any]:
+    def _run(self, spec: TrainSpec, model: Model, scratch: Path, log: Path) -> dict[str, Any]:
         told, answer = scratch / "spec.json", scratch / "result.json"
         spec.write(told)
         ended = run_program(
             command(spec.processes, told, answer), log, limit_s=self.limit_s, env=_ENVIRONMENT
         )
-        if ended.code == 0 and not ended.timed_out and answer.is_file():
-            found = json.loads(answer.read_text(encoding="utf-8"))
-            about = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
-            return measured(found) | about
+        whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-        return dict.fromkeys(RESULTS, math.nan) | {"status": failure.status, "notes": failure.reason}
+        return judged(read_result(answer, model) if whole else None, whole, failure)
 
 
 def _conditions(
@@ -109,7 +108,22 @@ def command(processes: int, spec: Path, answer: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def measured(found: Mapping[str, Any]) -> dict[str, Any]:
+def read_result(path: Path, model: Model) -> dict[str, Any] | None:
+    """The result columns in a file of the trainer, and its window: ``measured_s``, ``iterations``; None without a file.
+
+    A file that is none of the trainer's is a failed run that says why.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
+        return _measured(found, model) | window
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        return result_row("failed", f"{path.name} is not what the trainer writes: {error!r}")
+
+
+def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """The result columns of a run that ended well; the spread of its iterations stands in ``notes``."""
     seconds, losses = found["iteration_s"], found["loss"]
     middle = statistics.median(seconds)
@@ -117,8 +131,26 @@ def measured(found: Mapping[str, Any]) -> dict[str, Any]:
     notes = f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}"
     if not all(map(math.isfinite, losses)):
         notes += "; the loss is not finite"
-    results = {"status": "ok", "iteration_time_s": middle, "peak_memory_gib": found["peak_memory_gib"]}
-    return dict.fromkeys(RESULTS, math.nan) | results | {"notes": notes}
+    missing = _not_built(model)
+    if missing:
+        notes += f"; not the exact model: trained without its {', '.join(missing)}"
+    return result_row("ok", notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
+
+
+def _not_built(model: Model) -> list[str]:
+    """Parts of ``model`` that the trainer leaves out or replaces: it builds RoPE, RMSNorm, an untied head, no bias."""
+    parts = {
+        "tied embeddings": model.tied_embeddings,
+        f"{model.position_embedding} positions": model.position_embedding != "rope",
+        "LayerNorm": not model.rmsnorm,
+        "norms without weights": not model.norm_weight,
+        "norms of queries and keys": model.qk_norm,
+        "norm of the embedding": model.embedding_norm,
+        "narrower embedding": model.embedding_size not in (0, model.hidden_size),
+        "biases": model.linear_bias or model.qkv_bias,
+        "dropout": model.dropout,
+    }
+    return [part for part, wanted in parts.items() if wanted]
 
 
 def train_spec(job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterations: int) -> TrainSpec:

@@ -12,6 +12,9 @@ import pytest
 import jointopt
 from jointopt.errors import LauncherError
 from jointopt.measure.megatron import MegatronLauncher, measured, megatron_arguments, read_log
+from jointopt.measure.program import MegatronProgram
+from jointopt.measure.slurm import SlurmLauncher
+from jointopt.measure.slurm_watch import End, Written
 from jointopt.spec.job import Job
 
 HERE = Path(__file__).parent
@@ -142,3 +145,28 @@ def test_a_run_that_fails_says_how(
 def test_a_folder_without_megatron_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"holds no pretrain_gpt.py; expected a checkout"):
         MegatronLauncher(tmp_path)
+
+
+def test_without_a_folder_for_its_log_no_run_starts(
+    small: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(
+        LauncherError, match=r"taken.* cannot be written: .*let TMPDIR or --logs name a folder"
+    ):
+        run(small, monkeypatch, "", logs=tmp_path / "taken")
+
+
+def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path: Path) -> None:
+    words = MegatronProgram(HERE).words(llama, PLAN, tmp_path)
+    assert words[:3] == ["env", "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=1"]
+
+
+def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:
+    text = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 5))
+    (tmp_path / "log.txt").write_text(
+        text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000
+    )
+    launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
+    row = launcher.row(llama, PLAN, tmp_path, End(None, Written(0, 60)))
+    assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jointopt.errors import LauncherError
-from jointopt.measure.launcher import failed
+from jointopt.measure.launcher import result_row
 from jointopt.measure.node_meters import check_settable, with_readings, write_plan
 from jointopt.measure.reading import Series
 
@@ -28,7 +28,9 @@ def write_series(folder: Path, node: int, watts: float, clock_mhz: float) -> Non
 
 def row(**told: Any) -> dict[str, Any]:
     return (
-        failed("ok", "") | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10} | told
+        result_row("ok", "")
+        | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10}
+        | told
     )
 
 
@@ -84,3 +86,10 @@ def test_a_plan_of_a_table_is_written_as_exec_reads_it(tmp_path: Path) -> None:
         "sequence_parallel": True,
         "recompute": "none",
     }
+
+
+def test_a_gpu_of_another_node_that_did_not_hold_its_clock_is_told(tmp_path: Path) -> None:
+    write_series(tmp_path, 0, 300.0, 1400.0)
+    write_series(tmp_path, 1, 300.0, 900.0)
+    found = with_readings(row(), PLAN | {"stage_clock_mhz": [1400.0, 1200.0]}, 2, tmp_path, False)
+    assert found["notes"] == "GPU 2 ran at 900 MHz of 1200; GPU 3 ran at 900 MHz of 1200"

@@ -92,3 +92,11 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_do_not_hide_the_rest(tmp_path: Path) -> None:
     garbage = "import sys; sys.stdout.buffer.write(b'\\xff\\xfe loss 3')"
     assert run_program([PYTHON, "-c", garbage], tmp_path / "log", limit_s=30).tail.endswith(" loss 3")
+
+
+def test_programs_count_gpus_as_the_meter_does_unless_told_otherwise(tmp_path: Path, monkeypatch) -> None:
+    ask = [PYTHON, "-c", "import os; print(os.environ['CUDA_DEVICE_ORDER'])"]
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert run_program(ask, tmp_path / "log", limit_s=30).tail == "PCI_BUS_ID\n"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert run_program(ask, tmp_path / "told", limit_s=30).tail == "FASTEST_FIRST\n"

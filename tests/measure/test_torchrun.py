@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import replace
@@ -14,7 +15,7 @@ import yaml
 
 from jointopt.errors import LauncherError
 from jointopt.jobfile import load_job
-from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.measure.torchrun import TorchrunLauncher, read_result
 from jointopt.spec.job import Job
 
 pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
@@ -107,3 +108,15 @@ def test_more_than_one_machine_and_unknown_attention_are_refused(job: Job) -> No
         launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=2)))
     with pytest.raises(LauncherError, match="no multi-head latent attention"):
         launcher.candidates(replace(job, model=replace(job.model, kv_lora_rank=512)))
+
+
+def test_a_model_that_is_built_otherwise_says_what_is_missing(job: Job, tmp_path: Path) -> None:
+    gpt = replace(
+        job.model, tied_embeddings=True, position_embedding="learned", rmsnorm=False, linear_bias=True
+    )
+    found = {"iteration_s": [1.0], "loss": [5.0], "peak_memory_gib": 1.0, "measured_s": [0.0, 1.0]}
+    (tmp_path / "result.json").write_text(json.dumps(found))
+    exact, other = (read_result(tmp_path / "result.json", model) for model in (job.model, gpt))
+    assert "not the exact model" not in exact["notes"]
+    wanted = "not the exact model: trained without its tied embeddings, learned positions, LayerNorm, biases"
+    assert other["notes"].endswith(wanted)
