@@ -105,9 +105,8 @@ class SlurmLauncher:
         words = self.program.words(job, plan, place)
         if self._metered(job):
             words = node_meters.metered_words(words, job, place, self.default_clocks)
-        return script(
-            self.job_name(job, plan), job.cluster, job.slurm, words, place, self.limit_s, _words(plan)
-        )
+        name = self.submission_name(job, plan, place)
+        return script(name, job.cluster, job.slurm, words, place, self.limit_s, _words(plan))
 
     # --- one submission
 
@@ -129,7 +128,7 @@ class SlurmLauncher:
 
         None for one that has left its result and whose number nobody noted.
         """
-        name = self.job_name(job, plan)
+        name = self.submission_name(job, plan, folder)
         known = _noted(folder) or control.named(name)
         if written_in(folder) or (known and _is_named(control.state(known), name)):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
@@ -139,18 +138,22 @@ class SlurmLauncher:
             (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
-        number = control.submit(folder / _SCRIPT)
+        number = _taken(folder / _SCRIPT, name)
         with suppress(OSError):  # without it the job is found by its name
             (folder / _STATE).write_text(json.dumps({"job": number}), encoding="utf-8")
         return number, f"Slurm job {number} is submitted"
 
     def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """The same for the same run in the same folder, whatever process asks; Slurm shows it as the job's name."""
+        """The same for the same run in the same folder, whatever process asks; its submissions are numbered."""
         mapping = job_mapping(job)
         told = {key: mapping[key] for key in ("model", "training", "cluster")}
         asked = {name: _plain(plan[name]) for name in sorted(plan) if _is_asked(name, plan[name])}
         text = json.dumps([str(self.folder), self.program.name, told, asked], sort_keys=True, default=str)
         return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def submission_name(self, job: Job, plan: Mapping[str, Any], folder: Path) -> str:
+        """What Slurm shows as the job's name: that of a run cancelled a moment ago is not that of the next one."""
+        return f"{self.job_name(job, plan)}-{folder.name}"
 
     def _metered(self, job: Job) -> bool:
         return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
@@ -226,15 +229,21 @@ class _Fleet:
                 yield from self._handed_over(place, found)
 
     def cancel(self) -> None:
-        """End all jobs but those that have a result, which stays to be found."""
-        going = [flight for flight in self._flights.values() if written_in(flight.folder) is None]
-        control.cancel(list(filter(None, map(self._number, going))))
-        for flight in going:
-            _close(flight.folder)
+        """End all jobs but those that have a result, which stays to be found, as does a job that goes on."""
+        going = {place: f for place, f in self._flights.items() if written_in(f.folder) is None}
+        numbers = list(filter(None, map(self._number, going.values())))
+        trouble = control.cancel(numbers)
+        for place, flight in going.items():
+            if trouble:
+                self._say(
+                    place, f"Slurm does not cancel it: {trouble}; scancel {' '.join(map(str, numbers))} does"
+                )
+            else:
+                _close(flight.folder)
 
     def _number(self, flight: _Flight) -> int | None:
         if flight.submission is None:  # interrupted while Slurm took it, or not
-            return control.named(self._launcher.job_name(self._job, flight.plan))
+            return control.named(self._launcher.submission_name(self._job, flight.plan, flight.folder))
         return flight.submission.number
 
     def _submit(self) -> None:
@@ -313,6 +322,17 @@ def _noted(folder: Path) -> int | None:
         return int(json.loads((folder / _STATE).read_text(encoding="utf-8"))["job"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _taken(script: Path, name: str) -> int:
+    """The number of a new job. Raises RefusedError, unless Slurm took the job and its answer was lost."""
+    try:
+        return control.submit(script)
+    except RefusedError:
+        number = control.named(name)
+        if number is None:
+            raise
+        return number
 
 
 def _is_named(job: SlurmJob | None, name: str) -> bool:

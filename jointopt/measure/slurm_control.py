@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,10 @@ _NEVER = re.compile(
     r"|Assoc(Grp)?Max\w+PerJob\w*|QOSMax\w+PerJob\w*|JobHeld(User|Admin)|launch_failed_requeued_held|DependencyNeverSatisfied"
     r"|ReservationDeleted)\b"
 )
+# states that only somebody ends, with another command
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_OF_THE_SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+_UNKNOWN = "Invalid job id"
 _PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
 _ANSWER_S = 60.0
 
@@ -69,7 +74,7 @@ class SlurmJob:
     @property
     def stuck(self) -> bool:
         """Whether it waits for something that does not happen by itself."""
-        return self.state == "PENDING" and bool(_NEVER.match(self.reason))
+        return self.state in _HELD or (self.state == "PENDING" and bool(_NEVER.match(self.reason)))
 
 
 def check_installed() -> None:
@@ -87,7 +92,12 @@ def submit(script: Path) -> int:
     done = _call(["sbatch", "--parsable", str(script)])
     if done.returncode:
         raise RefusedError(f"Slurm does not take the job ({script}): {_said(done)}.")
-    return int(done.stdout.strip().partition(";")[0])  # a cluster's name may follow
+    number = re.search(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)  # a cluster's name may follow
+    if number is None:
+        raise RefusedError(
+            f"sbatch answered {done.stdout.strip()!r:.200} for {script}; expected the number of a job."
+        )
+    return int(number[1])
 
 
 def named(name: str) -> int | None:
@@ -99,14 +109,16 @@ def named(name: str) -> int | None:
 
 def state(number: int) -> SlurmJob | None:
     """What Slurm knows of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
-    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], "Invalid job id")
+    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], _UNKNOWN)
     return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
 
 
-def cancel(numbers: Sequence[int]) -> None:
-    """Asks Slurm to end the jobs; one that is over already is no error."""
-    if numbers:
-        _call(["scancel", *map(str, numbers)])
+def cancel(numbers: Sequence[int]) -> str:
+    """Asks Slurm to end the jobs; why it does not, blank where it does. One that is over already is no error."""
+    if not numbers:
+        return ""
+    done = _call(["scancel", *map(str, numbers)])
+    return "" if done.returncode == 0 or _UNKNOWN in done.stderr else _said(done)
 
 
 def parse_job(line: str) -> SlurmJob:
@@ -172,15 +184,27 @@ def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs one command in a session of its own: Ctrl-C is for the tool, not for a submission half done."""
     try:
         return subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
+            words, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, start_new_session=True,
+            stdin=subprocess.DEVNULL, env=_environment(),
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"no answer within {_ANSWER_S:.0f} s")
+    except OSError as error:  # a machine without room for another process, a module that was unloaded
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what filters or words answers, and inside another job without what tells the size of that one.
+
+    sbatch would hand it on, and srun of the new job would heed it.
+    """
+    inside = "SLURM_JOB_ID" in os.environ
+
+    def misleads(name: str) -> bool:
+        told = inside and name.startswith("SLURM_") and name not in _OF_THE_SITE
+        return told or name.startswith("SQUEUE_") or name == "SLURM_TIME_FORMAT"
+
+    return {name: value for name, value in os.environ.items() if not misleads(name)}
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -24,7 +24,7 @@ _TEMPLATE = """\
 # One run of jointopt: {plan}
 folder={folder}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then  # what an attempt left that a failed node ended
-    rm -f "$folder/{result}" "$folder/{exit}"
+    rm -f "$folder/{result}" "$folder/{exit}" "$folder"/reading-*.json
     cp "$folder/{log}" "$folder/attempt-$SLURM_RESTART_COUNT.txt" && : > "$folder/{log}"
 fi
 {setup}
@@ -40,7 +40,7 @@ export -f node
 
 started=$SECONDS
 timeout --kill-after=30 {limit_s} \\
-    srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none bash -c node
+    srun --export=ALL --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none bash -c node
 code=$?
 echo "$code $((SECONDS - started))" > "$folder/part" && mv "$folder/part" "$folder/{exit}"
 exit $code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -117,6 +118,8 @@ class Submission:
 def written_in(folder: Path) -> Written | None:
     """The exit status that a job wrote down; None while there is none that can be read."""
     try:
+        # makes a client of NFS ask anew: a file that it has once missed would be missing for a minute
+        os.listdir(folder)
         code, seconds = (folder / EXIT).read_text(encoding="utf-8").split()
         return Written(int(code), int(seconds))
     except (OSError, ValueError):
@@ -148,7 +151,7 @@ _STATES = {
 
 def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     """Why there is no result, by the best witness: Slurm's state, the exit status, the end of the log."""
-    state = "" if end.job is None else end.job.state
+    state = _state_in(log, end) if end.job is None else end.job.state
     if state in _STATES and failure_of(log, 1, False, limit_s).status != "oom":
         return Failure(*_STATES[state])
     if end.job is not None and not end.job.ended and end.written is None:
@@ -164,6 +167,19 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     # srun returns the largest exit code, often that of the tasks that it ended itself: the first one tells more
     first = _FIRST_TASK.search(log)
     return Failure("failed", first[1]) if first and failure.reason == f"exit code {end.code}" else failure
+
+
+# what slurmstepd writes into the log of a job that it ends
+_ENDED_BY = re.compile(
+    r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?"
+)
+_STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
+
+
+def _state_in(log: str, end: End) -> str:
+    """The state of a job that Slurm has forgotten and that wrote down no end, as its log tells it; else blank."""
+    found = _ENDED_BY.search(log) if end.written is None else None
+    return "" if found is None else _STATE_FOR.get(found[1], "CANCELLED")
 
 
 _FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)

@@ -28,6 +28,7 @@ PLAN: dict[str, Any] = {
 }  # fmt: skip
 RESULT = """[ $NODE_RANK -gt 0 ] || echo '{"iteration_time_s": 1.5}' > "$0"; """
 Make = Callable[..., SlurmLauncher]
+Instead = Callable[[str, str], None]
 
 
 @pytest.fixture
@@ -237,17 +238,24 @@ def test_a_result_is_fetched_although_the_number_of_its_job_is_lost_and_the_job_
     assert len(list(tmp_path.glob("runs/*/*/log.txt"))) == 1
 
 
-AWAY = '#!/bin/bash\n[ ! -e {folder}/away ] || exit 1\nexec {real} "$@"\n'
+@pytest.fixture
+def instead(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a few words of shell in place of a command of Slurm; REAL in them stands for it."""
+
+    def put(command: str, shell: str) -> None:
+        tool = tmp_path / "bin" / command
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/bash\n{shell}\n".replace("REAL", f'{cluster.run("which", command)} "$@"'))
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+    return put
 
 
 def test_a_controller_that_stays_away_is_an_error_and_the_job_is_found_again_later(
-    make: Make, job: Job, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path, instead: Instead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "scontrol").write_text(AWAY.format(folder=tmp_path, real=cluster.run("which", "scontrol")))
-    (tools / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    instead("scontrol", f"[ ! -e {tmp_path}/away ] || exit 1; exec REAL")
     monkeypatch.setattr(control, "_PATIENCE_S", 1.0)
     launcher = make(f"touch {tmp_path}/away; until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
     with pytest.raises(LauncherError, match="the same command picks them up"):
@@ -277,6 +285,67 @@ def test_ctrl_c_cancels_the_job(make: Make, cluster: Cluster, tmp_path: Path, to
     process.send_signal(signal.SIGINT)
     assert process.wait(30) != 0
     wait_for(lambda: not cluster.jobs(), "the job is gone")
+
+
+def interrupt_when_it_runs(place: int, text: str) -> None:
+    if " runs on " in text:
+        raise KeyboardInterrupt
+
+
+def test_a_run_asked_for_while_its_cancelled_job_still_ends_is_a_new_one(make: Make, job: Job) -> None:
+    deaf = make("trap '' TERM; while true; do sleep 0.1; done")
+    with pytest.raises(KeyboardInterrupt):
+        list(deaf.run_all(job, [PLAN], interrupt_when_it_runs))
+    row = make().run(job, PLAN)
+    assert row["status"] == "ok", row["notes"]
+
+
+def test_a_job_that_could_not_be_cancelled_is_told_and_found_again(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path, instead: Instead
+) -> None:
+    instead(
+        "scancel",
+        f"[ ! -e {tmp_path}/away ] || {{ echo 'scancel: error: no answer' >&2; exit 1; }}; exec REAL",
+    )
+    (tmp_path / "away").touch()
+    said: list[str] = []
+    runs = make(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT).run_all(
+        job, [PLAN], lambda place, text: said.append(text) or interrupt_when_it_runs(place, text)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(runs)
+    number = cluster.run("squeue", "--noheader", "--format=%A")
+    assert f"Slurm does not cancel it: scancel: error: no answer; scancel {number} does" in said
+    (tmp_path / "away").rename(tmp_path / "go")
+    assert f"Slurm job {number} " in make().run(job, PLAN)["notes"]
+
+
+@pytest.mark.parametrize(
+    "shell",
+    ["REAL > /dev/null; exit 1", "echo Welcome to the 2nd cluster; exec REAL"],
+    ids=["lost", "banner"],
+)
+def test_a_job_is_known_whatever_becomes_of_the_answer_of_sbatch(
+    make: Make, job: Job, tmp_path: Path, instead: Instead, shell: str
+) -> None:
+    instead("sbatch", shell)
+    row = make().run(job, PLAN)
+    assert row["status"] == "ok", row["notes"]
+    assert len(list(tmp_path.glob("runs/*/*/log.txt"))) == 1
+
+
+def test_a_tool_that_is_started_inside_a_job_does_not_hand_on_its_size(
+    make: Make, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_GPUS"):
+        monkeypatch.setenv(name, "1")
+    row = make().run(job, PLAN)
+    assert row["status"] == "ok", row["notes"]
+
+
+def test_a_site_that_exports_no_environment_runs_all_nodes(make: Make, job: Job) -> None:
+    row = make().run(replace(job, slurm=replace(job.slurm, sbatch=("--export=NONE",))), PLAN)
+    assert row["status"] == "ok", row["notes"]
 
 
 FEWER = PLAN | {"dp": 4, "tp": 2}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jointopt.measure.slurm import SlurmLauncher
 from jointopt.measure.slurm_control import parse_job
 from jointopt.measure.slurm_script import _quoted
+from jointopt.measure.slurm_watch import End, why_failed
 from jointopt.spec.job import Job
 from jointopt.spec.slurm import Slurm
 
@@ -161,3 +162,24 @@ def test_a_signal_counts_as_an_exit_code_and_unknown_times_as_none() -> None:
     )
     assert job.exit_code == 137
     assert job.queued_s != job.queued_s
+
+
+@pytest.mark.parametrize("state", ["REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"])
+def test_a_job_that_somebody_must_release_is_not_waited_for(state: str) -> None:
+    assert parse_job(RUNNING.replace("RUNNING", state)).stuck
+
+
+@pytest.mark.parametrize(
+    ("due", "status"),
+    [
+        (" DUE TO TIME LIMIT", "timeout"),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG", "failed"),
+        ("", "failed"),
+    ],
+)
+def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_told_by_its_log(
+    tmp_path: Path, due: str, status: str
+) -> None:
+    log = f"step 3\nslurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026-03-01T13:20:34{due} ***\n"
+    assert why_failed(End(None, None), log, tmp_path, 60.0).status == status
+    assert "no longer knows the job" in why_failed(End(None, None), "step 3", tmp_path, 60.0).reason
