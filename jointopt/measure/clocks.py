@@ -10,6 +10,7 @@ import atexit
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -322,7 +323,10 @@ def _command() -> str:
 def _records(alive: bool) -> list[Leftover]:
     """Files of this machine whose process lives, or does not any more."""
     found = []
-    for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
+    mine = re.compile(
+        rf"{re.escape(socket.gethostname())}-\d+-[0-9a-f]{{8}}\.json"
+    )  # not those of gpu-2 on gpu
+    for file in sorted(one for one in _folder().glob("*.json") if mine.fullmatch(one.name)):
         with suppress(OSError, ValueError, KeyError, TypeError):  # one that is just being written, or removed
             content = json.loads(file.read_text(encoding="utf-8"))
             record = Leftover(file, content["pid"], content["command"], content["limits_before_w"])

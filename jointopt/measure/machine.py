@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from jointopt.measure.process import run_program
 SLURM_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
 _PROBE_LIMIT_S = 180.0
 _ASK_S = 15.0
-_QUERY = "name,memory.total,clocks.max.sm,power.limit"
+_QUERY = "index,uuid,name,memory.total,clocks.max.sm,power.limit"
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,11 @@ def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
     try:
         gpus = Gpus()
         names = [re.sub(r"^GPU \d+ \((.*)\)$", r"\1", gpus.name(i)) for i in range(len(gpus))]
-        memory = [gpu.memory_gib for gpu in _named_gpus()] or [None] * len(gpus)
-        return tuple(_metered(gpus, i, name, memory[i % len(memory)]) for i, name in enumerate(names)), ""
+        named = _listed()
+        memory = [
+            named[key].memory_gib if (key := str(gpus.number(i))) in named else None for i in range(len(gpus))
+        ]
+        return tuple(_metered(gpus, i, name, memory[i]) for i, name in enumerate(names)), ""
     except DeviceError as error:
         return (), str(error)
 
@@ -85,14 +89,27 @@ def _metered(gpus: Gpus, index: int, name: str, memory_gib: float | None) -> Fou
 
 
 def _named_gpus() -> tuple[FoundGpu, ...]:
-    """GPUs as NVIDIA's own program lists them, which needs no Python package."""
-    lines = _lines(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
-    found = []
-    for line in lines:
-        name, *numbers = (cell.strip() for cell in line.split(","))
-        memory, clock, limit = ([_number(cell) for cell in numbers] + [None] * 3)[:3]
-        found.append(FoundGpu(name, None if memory is None else memory / 1024, None, clock, limit))
-    return tuple(found)
+    """GPUs that programs started here would see, as NVIDIA's own program lists them; it needs no Python package."""
+    listed = _listed()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return tuple(gpu for key, gpu in listed.items() if key.isdigit())
+    keys = [key.strip() for key in shown.split(",")]
+    known = itertools.takewhile(
+        listed.__contains__, keys
+    )  # CUDA stops at the first one that it does not know
+    return tuple(listed[key] for key in known)
+
+
+def _listed() -> dict[str, FoundGpu]:
+    """All GPUs of NVIDIA's driver, each by number and by UUID."""
+    found: dict[str, FoundGpu] = {}
+    for line in _lines(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]):
+        number, uuid, name, *cells = (cell.strip() for cell in line.split(","))
+        memory, clock, limit = ([_number(cell) for cell in cells] + [None] * 3)[:3]
+        gpu = FoundGpu(name, None if memory is None else memory / 1024, None, clock, limit)
+        found |= {number: gpu, uuid: gpu}
+    return found
 
 
 def _number(cell: str) -> float | None:

@@ -231,3 +231,11 @@ def test_a_handler_of_the_program_itself_decides_and_clocks_stay_until_it_ends(d
     finally:
         signal.signal(signal.SIGTERM, before)
     assert driver.held() == {}
+
+
+def test_what_is_left_on_another_host_whose_name_begins_alike_is_its_own_affair(driver, monkeypatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-2")
+    clocks._write_record({"GPU-stand-in-0": None}).close()
+    assert len(clocks.leftovers()) == 1
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu")
+    assert clocks.leftovers() == []
