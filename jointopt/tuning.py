@@ -291,9 +291,10 @@ class _Loop:
         return broken_bounds(self.job, row)
 
     def _measured(self, index: int, row: Mapping[str, Any], number: int, columns: Columns) -> TunedRun:
-        fits = float(columns["probability_fits"][index])
-        plan = self.candidates.record(index)
-        return TunedRun(plan, row, number, _predicted(columns, index), fits, self._broken_by(row))
+        return TunedRun(
+            plan=self.candidates.record(index), row=row, predicted=_predicted(columns, index), round=number,
+            broken=self._broken_by(row), probability_fits=float(columns["probability_fits"][index]),
+        )  # fmt: skip
 
     def _spend(self, seconds: float, budget: Budget) -> None:
         minutes = self._minutes_before + (time.monotonic() - self._started) / 60
@@ -311,8 +312,11 @@ class _Loop:
             if retry_failed and row["status"] in _CURABLE:
                 self._forgotten += 1
                 continue
-            plan, broken = self.candidates.record(index), broken_bounds(self.job, row)
-            self._add(index, TunedRun(plan, row, 0, {}, float("nan"), broken))
+            earlier_run = TunedRun(
+                plan=self.candidates.record(index), row=row, predicted={}, round=0, broken=self._broken_by(row),
+                probability_fits=float("nan"),
+            )  # fmt: skip
+            self._add(index, earlier_run)
         if self.runs:
             plans = (
                 "1 plan of this job was"

@@ -151,8 +151,9 @@ class _Bench:
 
     def _add(self, index: int, row: dict[str, Any], earlier: bool) -> None:
         self._runs[index] = ValidatedRun(
-            self._plan(index), row, self._predicted(index), bool(self.plans.columns["in_domain"][index]),
-            index == self.plans.reference, earlier, self._broken_by(row),
+            plan=self._plan(index), row=row, predicted=self._predicted(index), broken=self._broken_by(row),
+            in_domain=bool(self.plans.columns["in_domain"][index]), reference=index == self.plans.reference,
+            earlier=earlier,
         )  # fmt: skip
 
     def _plan(self, index: int) -> dict[str, Any]:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 from jointopt.outlook import held_to
+from jointopt.report.results import MeasuredRun
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 
 _OF_ONE_RUN = re.compile(r"/\S+|\d+")  # paths and numbers: what two runs that failed alike may differ in
 
 
-class Run(Protocol):
-    """A run of tune or validate."""
-
-    @property
-    def plan(self) -> Mapping[str, Any]: ...
-    @property
-    def row(self) -> Mapping[str, Any]: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def broken(self) -> tuple[str, ...]: ...
-
-
-def why_none(job: Job, runs: Sequence[Run]) -> str:
+def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
     """One sentence: why none of ``runs`` is a plan to use; empty where one is."""
     good = [run for run in runs if run.status == "ok"]
     if any(not run.broken for run in good):
@@ -43,7 +30,7 @@ def _share(count: int) -> str:
     return "The only run did not succeed" if count == 1 else f"None of the {count} runs succeeded"
 
 
-def _commonest(runs: Sequence[Run]) -> str:
+def _commonest(runs: Sequence[MeasuredRun]) -> str:
     """The reason that most runs tell, as the first of them tells it."""
     told = [(run.status, str(run.row.get("notes") or "no reason known").split("; ")[0]) for run in runs]
     alike = [(status, _OF_ONE_RUN.sub("#", reason)) for status, reason in told]
@@ -53,7 +40,7 @@ def _commonest(runs: Sequence[Run]) -> str:
     return f"{share}{status} ({reason.rstrip('.')})"
 
 
-def _beyond(job: Job, good: Sequence[Run]) -> str:
+def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
     """The run whose worst excess is least, and every constraint that it breaks by how much."""
     held = [held_to(job, run.row) for run in good]
     worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]

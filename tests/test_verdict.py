@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 
 from jointopt.outlook import broken_bounds
-from jointopt.report.results import TunedRun
+from jointopt.report.results import MeasuredRun
 from jointopt.spec.job import Job
 from jointopt.verdict import why_none
 
 PLAN = {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, "recompute": "none", "zero_stage": 1}
 
 
-def failed(status: str, notes: str) -> TunedRun:
-    return TunedRun(PLAN, {"status": status, "notes": notes}, 1, {}, 1.0)
+def failed(status: str, notes: str) -> MeasuredRun:
+    return MeasuredRun(plan=PLAN, row={"status": status, "notes": notes}, predicted={})
 
 
-def good(job: Job, time_s: float, energy_j: float) -> TunedRun:
+def good(job: Job, time_s: float, energy_j: float) -> MeasuredRun:
     row = {"status": "ok", "iteration_time_s": time_s, "energy_j": energy_j, "num_gpus": 8}
-    return TunedRun(PLAN, row, 1, {}, 1.0, broken_bounds(job, row))
+    return MeasuredRun(plan=PLAN, row=row, predicted={}, broken=broken_bounds(job, row))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from jointopt.report.clocks import short_clocks
 from jointopt.report.informed import informed_lines
 from jointopt.report.plain import length, plan_entries
 from jointopt.report.results import Proposal
+from jointopt.report.runs_text import PLAN_CELLS
 from jointopt.report.site import asks_for_site, site_table
 from jointopt.report.table import (
     ENERGY_UNITS,
@@ -32,7 +33,6 @@ from jointopt.schema import Columns, Ints
 ROWS_FOR_PEOPLE = 20
 REASONS_FOR_PEOPLE = 8
 _SHORTEST_CLOCKS = 10  # "1200..1410"
-_RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 
 Row = dict[str, Any]
 
@@ -43,10 +43,10 @@ _LAYOUT: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     ("cp", "cp", lambda row: str(row["cp"])),
     ("ep", "ep", lambda row: str(row["ep"])),
     ("vpp", "vpp", lambda row: str(row["vpp"])),
-    ("micro-batch", "mbs", lambda row: str(row["micro_batch_size"])),
-    ("sequence parallel", "sp", lambda row: "y" if row["sequence_parallel"] else "-"),
-    ("recompute", "rc", lambda row: _RECOMPUTE[row["recompute"]]),
-    ("ZeRO", "ZeRO", lambda row: str(row["zero_stage"])),
+    ("micro-batch", "mbs", PLAN_CELLS["mbs"]),
+    ("sequence parallel", "sp", PLAN_CELLS["sp"]),
+    ("recompute", "rc", PLAN_CELLS["rc"]),
+    ("ZeRO", "ZeRO", PLAN_CELLS["ZeRO"]),
 )
 _SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 _ALWAYS_SHOWN = ("dp", "tp", "pp", "micro-batch")

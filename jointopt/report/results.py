@@ -44,15 +44,15 @@ class Proposal:
     assumed: tuple[str, ...] = ()  # sentences: what no source states and what stands in for it
 
 
-@dataclass(frozen=True)
-class TunedRun:
-    """One run of `tune`: what was run, what was expected of it, and what came out."""
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One real run: what was run, what was expected of it, and what came out."""
 
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     row: Mapping[str, Any]  # the measurement, columns of interfaces.md section 3
-    round: int  # from 1; plans of one round were chosen before any of them had run; 0 = measured before this tune
-    predicted: Mapping[str, float]  # objective, and _low and _high of it, when the plan was chosen
-    probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
+    predicted: Mapping[
+        str, float
+    ]  # results, each with _low and _high (90 % interval), when the plan was chosen
     broken: tuple[str, ...] = ()  # constraints of the job that the run did not keep
 
     @property
@@ -63,6 +63,14 @@ class TunedRun:
         """A result column as a number, NaN where unknown or where the run failed."""
         value = self.row.get(name)
         return math.nan if value is None or self.status != "ok" else float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedRun(MeasuredRun):
+    """One run of `tune`; what was predicted are its objectives."""
+
+    round: int  # from 1; plans of one round were chosen before any of them had run; 0 = measured before this tune
+    probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
 
 
 @dataclass(frozen=True)
@@ -88,26 +96,13 @@ class Tuned:
     fault: str = ""  # why no run is a plan to use; empty where one is
 
 
-@dataclass(frozen=True)
-class ValidatedRun:
-    """One proposed plan that was run: what was predicted, and what came out."""
+@dataclass(frozen=True, kw_only=True)
+class ValidatedRun(MeasuredRun):
+    """One proposed plan that was run."""
 
-    plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
-    row: Mapping[str, Any]  # the measurement, columns of interfaces.md section 3
-    predicted: Mapping[str, float]  # results, each with _low and _high (90 % interval)
     in_domain: bool
     reference: bool  # what a job does without jointopt: the fastest plan at the GPU's own clock
     earlier: bool  # the store had measured it, it was not run again
-    broken: tuple[str, ...] = ()  # constraints of the job that the run did not keep
-
-    @property
-    def status(self) -> str:
-        return str(self.row["status"])
-
-    def result(self, name: str) -> float:
-        """A result column as a number, NaN where unknown or where the run failed."""
-        value = self.row.get(name)
-        return math.nan if value is None or self.status != "ok" else float(value)
 
     def error(self, name: str) -> float:
         """How far the prediction lies above the measurement, as a share of the measurement; NaN where unknown."""

@@ -1,12 +1,13 @@
-"""What the answers of `tune` and `validate` have in common for people: how runs are listed, and where they are kept."""
+"""What answers have in common for people: how plans and real runs are listed, and where these are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jointopt.database import without_password
 from jointopt.report.clocks import short_clocks
-from jointopt.report.results import TunedRun, ValidatedRun
+from jointopt.report.results import MeasuredRun
 from jointopt.report.table import TextColumn, wrapped
 
 STOPPED = {
@@ -14,24 +15,27 @@ STOPPED = {
     "failed": "Stopped before its time:",
 }
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
+PLAN_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {  # of one plan, by the head of the column
+    "mbs": lambda plan: str(plan["micro_batch_size"]),
+    "sp": lambda plan: "y" if plan["sequence_parallel"] else "-",
+    "rc": lambda plan: _RECOMPUTE[plan["recompute"]],
+    "ZeRO": lambda plan: str(plan["zero_stage"]),
+}
 _CLOCKS_WIDTH = 12
 
 
-def plan_columns(runs: Sequence[TunedRun | ValidatedRun], degrees: Sequence[str]) -> list[TextColumn]:
+def plan_columns(runs: Sequence[MeasuredRun], degrees: Sequence[str]) -> list[TextColumn]:
     """The plan of every run, ``degrees`` first, and how the run ended."""
     plans = [run.plan for run in runs]
     return [
         *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in degrees),
-        TextColumn("mbs", [str(plan["micro_batch_size"]) for plan in plans]),
-        TextColumn("sp", ["y" if plan["sequence_parallel"] else "-" for plan in plans]),
-        TextColumn("rc", [_RECOMPUTE[plan["recompute"]] for plan in plans]),
-        TextColumn("ZeRO", [str(plan["zero_stage"]) for plan in plans]),
+        *(TextColumn(head, [cell(plan) for plan in plans]) for head, cell in PLAN_CELLS.items()),
         TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], _CLOCKS_WIDTH) for plan in plans]),
         TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True),
     ]
 
 
-def broken_legend(runs: Sequence[TunedRun | ValidatedRun]) -> str:
+def broken_legend(runs: Sequence[MeasuredRun]) -> str:
     """What the status ``over`` means, where a run has it."""
     broken = sorted({name for run in runs for name in run.broken})
     return f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""

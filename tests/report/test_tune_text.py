@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,10 @@ def make_tuned(job: Job) -> Callable[..., Tuned]:
         predicted = {"iteration_time_s": 1234.5, "energy_j": 2.5e9}
         good = {"status": "ok", "iteration_time_s": 1300.25, "energy_j": 2.6e9}
         rows = [good, {"status": "oom"}, good | {"iteration_time_s": 1200.0}]
-        runs = tuple(TunedRun(plan, row, i + 1, predicted, 0.9) for i, row in enumerate(rows))
+        runs = tuple(
+            TunedRun(plan=plan, row=row, predicted=predicted, round=i + 1, probability_fits=0.9)
+            for i, row in enumerate(rows)
+        )
         given = {
             "job": job, "launcher": "replay", "seed": 0, "candidates": 40, "runs": runs, "front": (2,),
             "hypervolume": (0.1, 0.1, 0.2), "stopped": "budget", "objectives": job.objectives,
@@ -48,7 +52,7 @@ def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Call
 
 def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
     runs = make_tuned().runs
-    timed = tuple(TunedRun(r.plan, {**r.row, "energy_j": None}, r.round, r.predicted, 0.9) for r in runs)
+    timed = tuple(replace(r, row={**r.row, "energy_j": None}) for r in runs)
     assert "energy" not in tuned_text(make_tuned(runs=timed, objectives=("iteration_time_s",)))
 
 

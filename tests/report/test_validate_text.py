@@ -20,7 +20,9 @@ def found(job: Job) -> Validated:
     names = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
     predicted = {f"{name}{end}": 10.0 for name in names for end in ("", "_low", "_high")}
     row = {"status": "ok", "iteration_time_s": 11.0}
-    run = ValidatedRun(plan, row, predicted, True, False, False, ("energy_j",))
+    run = ValidatedRun(
+        plan=plan, row=row, predicted=predicted, broken=("energy_j",), in_domain=True, reference=False, earlier=False
+    )  # fmt: skip
     storage = "postgresql+psycopg://me:secret@host/runs"
     return Validated(job, "replay", "none", 1, (run,), "done", storage, "a-study")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import resource
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from jointopt.measure.trainer.device import device_name, own_device
+from jointopt.measure.trainer.device import own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import TrainSpec
@@ -61,7 +60,6 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         "iteration_s": _slowest(seconds, device)[spec.warmup_iterations :],
         "loss": losses,
         "peak_memory_gib": _slowest([_memory_gib(device)], device)[0],
-        "device": device_name(device),
     }
 
 
@@ -173,7 +171,6 @@ def main(spec_path: str, out_path: str) -> None:
     dist.init_process_group("nccl" if cuda else "gloo")
     found = train(spec, device)
     if dist.get_rank() == 0:
-        found["median_s"] = statistics.median(found["iteration_s"])
         Path(out_path).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier(device_ids=[device.index] if cuda else None)
     dist.destroy_process_group()
