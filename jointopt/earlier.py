@@ -16,6 +16,7 @@ from jointopt.surrogate.feasibility import MemoryEvidence
 if TYPE_CHECKING:
     import pandas as pd
 
+UNREAD = "What the store holds of earlier runs is not used, as one of them cannot be read:"
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 
@@ -28,6 +29,7 @@ class Earlier:
     log_factor: Floats | None = None  # (n,) on the predicted time of every candidate, from runs of other jobs
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
     others: int = 0  # timed runs of other jobs behind ``log_factor``
+    unread: str = ""  # why stored runs are not used at all; blank where they are
 
 
 def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "default") -> Earlier:
@@ -45,8 +47,10 @@ def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "de
     try:
         table = with_results(both)
         priced = price(table)
-    except TableError:  # candidates are sound: some stored cell is not, and earlier runs are no condition
-        return Earlier()
+    except (
+        TableError
+    ) as error:  # candidates are sound: some stored cell is not, and earlier runs are no condition
+        return Earlier(unread=str(error))
     place = np.argsort(priced.rows)
     new = place[priced.rows[place] < len(asked)]
     old = place[priced.rows[place] >= len(asked)]

@@ -13,7 +13,7 @@ from typing import Any
 from jointopt.errors import DeviceError, PlanError, UsageError
 from jointopt.measure.clocks import Setting, locked, plan_settings
 from jointopt.measure.foreground import run_in_foreground
-from jointopt.measure.meter import Gpus, metered
+from jointopt.measure.meter import Gpus, Meter, metered
 from jointopt.measure.reading import Reading
 from jointopt.plans.parse import PLAN_KEYS
 
@@ -22,7 +22,7 @@ _DEGREES = ("dp", "tp", "pp")
 
 @dataclass(frozen=True)
 class Executed:
-    """How the program ended, what its GPUs drew, and what could not be put back (blank: nothing)."""
+    """How the program ended, what its GPUs drew, and what could not be put back or written (blank: nothing)."""
 
     code: int
     reading: Reading
@@ -47,9 +47,17 @@ def execute(
         start = time.time()
         code = run_in_foreground(command, grace_s)
         end = time.time()
-    if series is not None:
-        meter.series().write(series)
-    return Executed(code, meter.reading(start, end), held.trouble)
+    unwritten = "" if series is None else _written(meter, series)
+    return Executed(code, meter.reading(start, end), "; ".join(filter(None, [held.trouble, unwritten])))
+
+
+def _written(meter: Meter, file: Path) -> str:
+    """Writes the samples; why it cannot, which must not hide how the program ended."""
+    try:
+        meter.series().write(file)
+    except OSError as error:
+        return f"{file} with the meter's samples cannot be written: {error.strerror}"
+    return ""
 
 
 def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.budget import Budget, Spent, spent_of
 from jointopt.candidates import Candidates, listed, searched
-from jointopt.earlier import Earlier, earlier_runs
+from jointopt.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.errors import DeviceError, LauncherError
 from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
@@ -108,13 +108,15 @@ class _Loop:
         try:
             stopped = self._rounds(budget, batch)
         except KeyboardInterrupt:
-            self.record.pause(self._told(budget))
+            pass
         except (LauncherError, DeviceError) as error:
             if not self._count:
                 raise
             self._note(f"No further run could be started: {error}")
             stopped = "failed"
-        if stopped != "interrupted":
+        if stopped in ("interrupted", "failed"):
+            self.record.pause(self._told(budget))
+        else:
             self.record.finish()
         return stopped
 
@@ -149,7 +151,7 @@ class _Loop:
         return found
 
     def _continue(self, budget: Budget) -> None:
-        """What an interrupted tune has spent of the same budget is spent."""
+        """What a tune that was stopped has spent of the same budget is spent."""
         told = self.record.unfinished()
         if told is not None and told.get("budget") == budget.document():
             # one may have been stored and not told of when the tool was killed
@@ -157,7 +159,8 @@ class _Loop:
                 self._measured_plans - int(told.get("measured", self._measured_plans))
             )
             self._minutes_before = self.spent.minutes
-            self._note(f"Going on after an interrupt: {budget.words(self.spent)} are spent.")
+            if self.spent.runs:
+                self._note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
 
     def _told(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
@@ -329,6 +332,8 @@ class _Loop:
         if self._forgotten:
             plans = "1 plan" if self._forgotten == 1 else f"{self._forgotten} plans"
             self._note(f"{plans} of this job that failed before may be run again.")
+        if earlier.unread:
+            self._note(f"{UNREAD} {earlier.unread}")
         if earlier.others:
             self._note(
                 f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "

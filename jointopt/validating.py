@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.candidates import Candidates, listed, measurement_columns, peeled, searched
-from jointopt.earlier import earlier_runs
+from jointopt.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.errors import DeviceError, InfeasibleError, LauncherError
 from jointopt.informed import inform_from
 from jointopt.intervals import RESULTS
@@ -88,7 +88,10 @@ class _Bench:
         self.record.open_study(self.plans.columns, self._objectives())
         self._go_on()
         store = self.record.store
-        known = {} if store is None or again else _known(self.plans.asked, store.read())
+        earlier = Earlier() if store is None or again else earlier_runs(self.plans.asked, store.read())
+        if earlier.unread:
+            self._note(f"{UNREAD} {earlier.unread}")
+        known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
             self._earlier(index, row)
         try:
@@ -196,12 +199,6 @@ def _joined(
     columns["in_domain"] = np.array([bool(told.get("in_domain")) for _, told in others])
     asked = pd.concat([chosen.asked, measurement_columns(job, columns)], ignore_index=True)
     return replace(chosen, asked=asked, columns=_stacked(chosen.columns, columns))
-
-
-def _known(asked: pd.DataFrame, stored: pd.DataFrame) -> dict[int, dict[str, Any]]:
-    """Measurements of the plans asked for, by row."""
-    earlier = earlier_runs(asked, stored)
-    return dict(zip(earlier.index, earlier.rows, strict=True))
 
 
 def _choose(

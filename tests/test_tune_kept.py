@@ -199,6 +199,8 @@ def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: J
     assert "sbatch is gone" in tuned.notes[-1]
     with pytest.raises(LauncherError, match="sbatch is gone"):
         tune(timed, Ending(make_runs(), 0, LauncherError("sbatch is gone.")), 5)
+    again = tune(timed, "replay", 5, table=make_runs(), storage=url)
+    assert (again.stopped, again.spent.runs, len(again.runs)) == ("budget", 5, 5)
 
 
 def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(

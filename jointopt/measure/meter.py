@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,17 @@ class Gpus:
 
     def name(self, index: int) -> str:
         return f"GPU {index} ({_asked(self._gpus[index].get_name, index)})"
+
+    def check_whole(self, index: int) -> None:
+        """DeviceError where the GPU is cut into instances (MIG): its counter and sensors are those of all of them."""
+        gpu, nvml = self._gpus[index], _nvml()
+        if _is_nvidia(gpu):
+            with suppress(nvml.NVMLError):  # most GPUs cannot be cut
+                if nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
+                    raise DeviceError(
+                        f"{self.name(index)} is cut into instances (MIG), and its energy is that of all of them; for "
+                        "energy use whole GPUs: nvidia-smi -mig 0."
+                    )
 
     def clocks_mhz(self, index: int) -> list[int]:
         """SM clocks that the GPU has at its fastest memory clock, highest first; empty where it does not tell."""
@@ -130,6 +141,8 @@ class Meter:
             if len(wanted) > len(gpus):
                 raise DeviceError(f"{len(wanted)} GPUs are used and the meter sees {len(gpus)}.")
             self._ids = tuple(gpus.ids[i] for i in wanted)
+            for i in wanted:
+                gpus.check_whole(i)
         except DeviceError as error:
             self._reason = str(error).rstrip(".")
             return

@@ -28,6 +28,12 @@ def jointopt(driver, *words: str, **options) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+def test_samples_that_cannot_be_written_do_not_hide_how_the_program_ended(driver, plan: str) -> None:
+    ran = jointopt(driver, "exec", "--plan", plan, "--reading", "/dev/full", "--", "sh", "-c", "exit 7")
+    assert ran.returncode == 7
+    assert "/dev/full with the meter's samples cannot be written: No space left on device" in ran.stderr
+
+
 def test_a_program_runs_under_the_plan_and_its_exit_code_and_energy_are_told(driver, plan: str) -> None:
     ran = jointopt(driver, "exec", "--plan", plan, "--", "sh", "-c", "echo hello; sleep 2.5; exit 7")
     assert (ran.returncode, ran.stdout) == (7, "hello\n")

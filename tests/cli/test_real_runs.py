@@ -137,7 +137,7 @@ def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder:
     assert list(Store(URL).read()["energy_j"].notna()) == [True]
     again = run("tune", "job.yaml", *FEW, "--budget", "2")
     assert again.exit_code == 0, again.stderr
-    assert "Going on after an interrupt: 1 of 2 runs are spent" in again.stderr
+    assert "Going on where a tune was stopped: 1 of 2 runs are spent" in again.stderr
     assert (driver.held(), clocks.leftovers()) == ({}, [])
     rows = Store(URL).read()
     assert len(rows) == len(rows.drop_duplicates(["dp", "tp", "pp", "stage_clock_mhz"])) == 2

@@ -54,6 +54,12 @@ def test_more_ranks_than_gpus_are_not_measured(driver) -> None:
     assert measured(0.0, range(8)).reading().reason == "8 GPUs are used and the meter sees 4"
 
 
+def test_a_gpu_that_is_cut_into_instances_is_not_measured_for_one_of_them(driver) -> None:
+    driver.disturb("cut-2")
+    assert "GPU 2 (NVIDIA H100 80GB HBM3) is cut into instances (MIG)" in measured(0.0).reading().reason
+    assert measured(0.0, [0, 1]).reading().reason != measured(0.0).reading().reason
+
+
 def test_a_gpu_that_disappears_mid_run_leaves_energy_unmeasured_and_says_when(driver) -> None:
     with metered() as meter:
         time.sleep(0.4)

@@ -3,7 +3,7 @@
    It knows GPUs only where STAND_IN_NVML names a folder, which holds their state, so that processes share it:
    `gpuN` (binary), `calls` (what was set, a line each), and files that a test makes to disturb it:
    `no-permission`  nothing may be set            `lost-N`  GPU N is gone
-   `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead
+   `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead     `cut-N`  it is cut (MIG)
    STAND_IN_NVML_GPUS says how many there are (4). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
    up to the limit; the energy counter integrates that over real time and moves every 100 ms, as real ones do. */
 #include <fcntl.h>
@@ -131,6 +131,7 @@ Return nvmlDeviceGetHandleByIndex_v2(unsigned i, Device **d)
 
 Return nvmlDeviceGetName(Device *d, char *text, unsigned n) { (void)d; snprintf(text, n, "NVIDIA H100 80GB HBM3"); return OK; }
 Return nvmlDeviceGetUUID(Device *d, char *text, unsigned n) { snprintf(text, n, "GPU-stand-in-%d", d->index); return OK; }
+Return nvmlDeviceGetMigMode(Device *d, unsigned *now_, unsigned *later) { *now_ = *later = there("cut-", d->index); return OK; }
 Return nvmlDeviceGetArchitecture(Device *d, unsigned *a) { (void)d; *a = 9; return OK; }
 Return nvmlDeviceGetC2cModeInfoV(Device *d, unsigned *info) { (void)d; (void)info; return NOT_SUPPORTED; }
 
