@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 from tests.slurm_cluster import cluster as cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_are_heard() -> None:
+    """Tests started in the background or under nohup inherit that signals are ignored, and hand it down."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture

@@ -31,11 +31,8 @@ with locked([Setting(i, 1410.0, 500.0) for i in range(4)]):
 
 
 def holder(driver, program: str = HOLD) -> subprocess.Popen[str]:
-    # tests under nohup hand down that SIGHUP is ignored
-    return subprocess.Popen(
-        [sys.executable, "-c", program], env=driver.environment, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )  # fmt: skip
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, text=True)
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5))

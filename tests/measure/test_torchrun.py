@@ -41,7 +41,9 @@ def job(tmp_path: Path) -> Job:
     return load_job(tmp_path / "job.yaml")
 
 
-def test_a_run_is_timed_and_learns(job: Job, tmp_path: Path) -> None:
+def test_a_run_is_timed_and_learns_and_energy_without_a_meter_is_unknown_not_zero(
+    job: Job, tmp_path: Path
+) -> None:
     row = TorchrunLauncher(iterations=4, warmup_iterations=1, logs=tmp_path / "logs").run(job, PLAN)
     assert row["status"] == "ok"
     assert 0 < row["iteration_time_s"] < 60
@@ -49,10 +51,6 @@ def test_a_run_is_timed_and_learns(job: Job, tmp_path: Path) -> None:
     first, last = (float(word) for word in row["notes"].split("loss ")[1].split(" to "))
     assert first > last
     assert len(list((tmp_path / "logs").iterdir())) == 1
-
-
-def test_energy_without_a_meter_is_unknown_not_zero(job: Job) -> None:
-    row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, PLAN)
     assert math.isnan(row["energy_j"])
     assert math.isnan(row["avg_power_w"])
 
