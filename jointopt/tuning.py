@@ -19,6 +19,7 @@ from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
 from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.runs_text import plan_words
 from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
@@ -272,7 +273,7 @@ class _Loop:
                 order.append(index)
                 plan = self.candidates.record(index)
                 spent = budget.words(self.spent)
-                self._say(f"run {before + len(order)}: {_words(plan)} ({spent} spent) ...")
+                self._say(f"run {before + len(order)}: {plan_words(plan)} ({spent} spent) ...")
                 yield Asked(self.candidates.question(index), plan, _predicted(columns, index), number)
 
         def tell(place: int, text: str) -> None:
@@ -388,11 +389,6 @@ def volumes(values: Floats) -> list[float]:
 
 def _predicted(columns: Columns, index: int) -> dict[str, float]:
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
-
-
-def _words(plan: Mapping[str, Any]) -> str:
-    degrees = " ".join(f"{name}={plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size"))
-    return f"{degrees} recompute={plan['recompute']} zero_stage={plan['zero_stage']}"
 
 
 def _outcome(run: TunedRun) -> str:

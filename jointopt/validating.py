@@ -21,6 +21,7 @@ from jointopt.outlook import broken_bounds
 from jointopt.plans.parse import plan_records
 from jointopt.predicting import predict
 from jointopt.report.results import Validated, ValidatedRun
+from jointopt.report.runs_text import plan_words
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
@@ -128,7 +129,7 @@ class _Bench:
                 if not kept:
                     return
                 plan = self._plan(index)
-                self._say(f"run {index + 1} of {len(self.plans.asked)}: {_words(plan)} ...")
+                self._say(f"run {index + 1} of {len(self.plans.asked)}: {plan_words(plan)} ...")
                 question = {str(name): value for name, value in self.plans.asked.iloc[index].items()}
                 told = {"in_domain": bool(self.plans.columns["in_domain"][index])}
                 yield Asked(question, plan, self._predicted(index), 1, told)
@@ -170,10 +171,6 @@ class _Bench:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self._say(text)
-
-
-def _words(plan: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={plan[name]}" for name in ("dp", "tp", "pp", "micro_batch_size", "zero_stage"))
 
 
 def _outcome(run: ValidatedRun) -> str:

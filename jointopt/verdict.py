@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from jointopt.outlook import held_to
 from jointopt.report.results import MeasuredRun
+from jointopt.report.runs_text import plan_words
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 
@@ -50,9 +51,7 @@ def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
         for name, (value, bound) in held[best].items()
         if value > bound
     ]
-    names = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
-    plan = " ".join(f"{name}={good[best].plan[name]}" for name in names)
     runs = "The only run that succeeded does not keep" if len(good) == 1 else (
         f"None of the {len(good)} runs that succeeded keeps"
     )  # fmt: skip
-    return f"{runs} the job's constraints; the closest, {plan}, breaks {' and '.join(broken)}."
+    return f"{runs} the job's constraints; the closest, {plan_words(good[best].plan)}, breaks {' and '.join(broken)}."

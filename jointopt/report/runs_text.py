@@ -35,6 +35,12 @@ def plan_columns(runs: Sequence[MeasuredRun], degrees: Sequence[str]) -> list[Te
     ]
 
 
+def plan_words(plan: Mapping[str, Any]) -> str:
+    """What tells most plans of a job apart, for one line."""
+    names = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
+    return " ".join(f"{name}={plan[name]}" for name in names)
+
+
 def broken_legend(runs: Sequence[MeasuredRun]) -> str:
     """What the status ``over`` means, where a run has it."""
     broken = sorted({name for run in runs for name in run.broken})
