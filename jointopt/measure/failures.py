@@ -40,7 +40,7 @@ _ERROR_LINE = re.compile(r"^.*?(\b[A-Z]\w*(?:Error|Exception|Interrupt)\b: .*)$"
 _TORCHRUNS_OWN = re.compile(r"(?:[\w.]*\.)?(?:ChildFailedError|SignalException)\b")
 _TERMINATED = re.compile(
     r"^(?:terminate called after throwing .*\n\s*what\(\):\s*(?P<what>.*)"
-    r"|(?P<bare>terminate called .*|Fatal Python.*))$",
+    r"|(?P<bare>terminate called .*|Fatal Python.*)|(?:\S+: ?)*(?P<unopened>can't open file .*))$",
     re.MULTILINE,
 )
 _ROOT = re.compile(
@@ -142,9 +142,9 @@ def _first_process(log: str) -> str:
 
 
 def _terminated(log: str) -> str:
-    """What C++ or the interpreter said when it gave up."""
+    """What C++ or the interpreter said when it gave up, or that it found no script."""
     found = _TERMINATED.search(log)
-    return (found["what"] or found["bare"]).strip() if found else ""
+    return (found["what"] or found["bare"] or found["unopened"]).strip() if found else ""
 
 
 def _named(causes: tuple[tuple[str, str], ...], text: str) -> str:

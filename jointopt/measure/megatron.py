@@ -84,6 +84,8 @@ def _model(model: Model, seq_length: int) -> list[str]:
         add_qkv_bias=model.qkv_bias, qk_layernorm=model.qk_norm,
         untie_embeddings_and_output_weights=not model.tied_embeddings,
     )  # fmt: skip
+    if not model.dropout:  # Megatron-LM's own are 0.1
+        out += _pairs(attention_dropout=0.0, hidden_dropout=0.0)
     return out + _experts(model)
 
 
@@ -249,7 +251,7 @@ class MegatronLauncher:
         self, checkout: Path, limit_s: float = 1800.0, iterations: int = 10, warmup_iterations: int = 5,
         logs: Path | None = None, default_clocks: bool = False,
     ) -> None:  # fmt: skip
-        self.script = Path(checkout) / SCRIPT
+        self.script = Path(checkout).absolute() / SCRIPT  # runs start in its folder
         if not self.script.is_file():
             raise LauncherError(
                 f"{checkout} holds no {SCRIPT}; expected a checkout of Megatron-LM, given as --checkout."

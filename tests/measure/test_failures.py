@@ -51,6 +51,10 @@ def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
         ),
         ("exitcode  : -9 (pid: 7)", "a process was killed"),
         ("Fatal: \x00\x01\x02", "exit code 7"),
+        (
+            "0: /usr/bin/python: can't open file '/mlm/x.py': [Errno 2] No",
+            "exit code 7: can't open file '/mlm/x.py'",
+        ),
     ],
 )
 def test_other_failures_name_their_first_cause(log: str, words: str) -> None:

@@ -64,6 +64,13 @@ def test_a_plain_plan_says_nothing_of_what_it_does_not_use(llama: Job) -> None:
     assert "--expert-model-parallel-size" not in said
 
 
+def test_a_model_without_dropout_is_trained_without_it(llama: Job) -> None:
+    dropping = replace(llama, model=replace(llama.model, dropout=True))
+    for name in ("--attention-dropout", "--hidden-dropout"):
+        assert option(megatron_arguments(llama, PLAN, 20), name) == "0.0"
+        assert name not in megatron_arguments(dropping, PLAN, 20)  # Megatron-LM's own default
+
+
 def test_experts_are_told_with_their_own_width() -> None:
     mixtral = jointopt.load_job("mixtral-8x22b-8x8-h100")
     said = megatron_arguments(mixtral, PLAN | {"ep": 4}, 20)
@@ -118,10 +125,10 @@ def small(llama: Job) -> Job:
     return replace(llama, cluster=replace(llama.cluster, nodes=1, gpus_per_node=2))
 
 
-def run(job: Job, monkeypatch: pytest.MonkeyPatch, how: str, **options: Any) -> Any:
+def run(job: Job, monkeypatch: pytest.MonkeyPatch, how: str, checkout: Path = HERE, **options: Any) -> Any:
     pytest.importorskip("torch", reason="torchrun comes with PyTorch: pip install 'jointopt[torch]'")
     monkeypatch.setenv("MEGATRON_FAKE", how)
-    return MegatronLauncher(HERE, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
+    return MegatronLauncher(checkout, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
 
 
 def test_the_emitted_line_runs_and_is_measured(
@@ -132,6 +139,12 @@ def test_the_emitted_line_runs_and_is_measured(
     assert row["iteration_time_s"] == pytest.approx(0.8085, abs=0.001)
     assert row["energy_j"] == pytest.approx(2 * 0.6 * 808.5, abs=1.0)
     assert row["peak_memory_gib"] == pytest.approx(41.0)
+
+
+def test_a_checkout_may_be_named_from_where_one_stands(small: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE.parent)
+    row = run(small, monkeypatch, "", checkout=Path(HERE.name))
+    assert row["status"] == "ok", row["notes"]
 
 
 @pytest.mark.parametrize(("how", "limit_s", "status"), [("oom", 60.0, "oom"), ("hang", 10.0, "timeout")])
