@@ -34,6 +34,9 @@ DEFAULT_FOLDER = Path("jointopt-slurm")
 DEFAULT_LIMIT_S = 1800.0
 PROGRAMS = ("torchrun", "megatron", "command")
 _STATE, _DONE, _SCRIPT = "state.json", "done", "job.sh"
+_WHERE = ("python", "setup", "gpu_request", "exclusive", "partition", "constraint", "sbatch")
+# files of a command whose contents say what is run; others may be what it writes
+_SAYING = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 
 
 class SlurmLauncher:
@@ -43,8 +46,8 @@ class SlurmLauncher:
     object of its own. ``folder`` must be seen by all nodes; each run has a folder in it with its script, log and
     result. GPUs run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by
     `jointopt exec` on each node; without ``meter`` the program is started alone. ``limit_s`` is the longest that a run
-    may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by its
-    plan; Ctrl-C cancels it. Several runs are in the queue at once where they are asked for at once.
+    may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by all
+    that is run; Ctrl-C cancels it. Several runs are in the queue at once where they are asked for at once.
     """
 
     name = "slurm"
@@ -105,7 +108,7 @@ class SlurmLauncher:
         words = self.program.words(job, plan, place)
         if self._metered(job):
             words = node_meters.metered_words(words, job, place, self.default_clocks)
-        name = self.submission_name(job, plan, place)
+        name = self.submission_name(place)
         return script(name, job.cluster, job.slurm, words, place, self.limit_s, _words(plan))
 
     # --- one submission
@@ -128,7 +131,7 @@ class SlurmLauncher:
 
         None for one that has left its result and whose number nobody noted.
         """
-        name = self.submission_name(job, plan, folder)
+        name = self.submission_name(folder)
         known = _noted(folder) or control.named(name)
         if written_in(folder) or (known and _is_named(control.state(known), name)):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
@@ -144,16 +147,30 @@ class SlurmLauncher:
         return number, f"Slurm job {number} is submitted"
 
     def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """The same for the same run in the same folder, whatever process asks; its submissions are numbered."""
+        """The same for the same run in the same folder, whatever process asks; its submissions are numbered.
+
+        How long a run may take, and who pays for it, does not tell runs apart; all that is run does.
+        """
         mapping = job_mapping(job)
         told = {key: mapping[key] for key in ("model", "training", "cluster")}
         asked = {name: _plain(plan[name]) for name in sorted(plan) if _is_asked(name, plan[name])}
-        text = json.dumps([str(self.folder), self.program.name, told, asked], sort_keys=True, default=str)
+        parts = [str(self.folder), self.program.name, told, asked, *self._what_is_run(job, plan)]
+        text = json.dumps(parts, sort_keys=True, default=str)
         return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def submission_name(self, job: Job, plan: Mapping[str, Any], folder: Path) -> str:
+    def _what_is_run(self, job: Job, plan: Mapping[str, Any]) -> Iterator[Any]:
+        """Beside the plan: words and settings of the program, the scripts that they name, where it runs."""
+        words = self.program.words(job, plan, self.folder)
+        yield words
+        yield {name: value for name, value in vars(self.program).items() if isinstance(value, int | str)}
+        yield [_digest(word) for word in words]
+        yield [getattr(job.slurm, name) for name in _WHERE]
+        yield [self.default_clocks, self._metered(job)]
+
+    @staticmethod
+    def submission_name(folder: Path) -> str:
         """What Slurm shows as the job's name: that of a run cancelled a moment ago is not that of the next one."""
-        return f"{self.job_name(job, plan)}-{folder.name}"
+        return f"{folder.parent.name}-{folder.name}"
 
     def _metered(self, job: Job) -> bool:
         return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
@@ -243,7 +260,7 @@ class _Fleet:
 
     def _number(self, flight: _Flight) -> int | None:
         if flight.submission is None:  # interrupted while Slurm took it, or not
-            return control.named(self._launcher.submission_name(self._job, flight.plan, flight.folder))
+            return control.named(self._launcher.submission_name(flight.folder))
         return flight.submission.number
 
     def _submit(self) -> None:
@@ -375,6 +392,14 @@ def _program(
             raise UsageError("The launcher slurm needs --checkout for the program megatron.")
         return MegatronProgram(checkout, iterations, warmup_iterations)
     return TorchrunProgram(iterations, warmup_iterations)
+
+
+def _digest(word: str) -> str:
+    """The contents of a script or of settings that a command names, as a hash; blank for any other word."""
+    if word.endswith(_SAYING):
+        with suppress(OSError, ValueError):  # words may be too long for a path, or hold what no path does
+            return hashlib.sha256(Path(word).read_bytes()).hexdigest()
+    return ""
 
 
 def _is_asked(name: str, value: Any) -> bool:

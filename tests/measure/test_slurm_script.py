@@ -183,3 +183,40 @@ def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_told_by_its_log(
     log = f"step 3\nslurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026-03-01T13:20:34{due} ***\n"
     assert why_failed(End(None, None), log, tmp_path, 60.0).status == status
     assert "no longer knows the job" in why_failed(End(None, None), "step 3", tmp_path, 60.0).reason
+
+
+def test_only_the_same_run_is_picked_up_again_after_a_kill(job: Job, tmp_path: Path) -> None:
+    mended = tmp_path / "a.py"
+    mended.write_text("1")
+
+    def name(argument: str = "111", job: Job = job, **options: Any) -> str:
+        words = ["python", str(mended), argument, "{result}"]
+        return SlurmLauncher(tmp_path, **({"command": words} | options)).job_name(job, PLAN)
+
+    assert (
+        name() == name(limit_s=7.0) == name(job=replace(job, slurm=Slurm(account="other", time_limit_min=9)))
+    )
+    assert (
+        len(
+            {
+                name(),
+                name("222"),
+                name(default_clocks=True),
+                name(job=replace(job, slurm=Slurm(setup=("a",)))),
+            }
+        )
+        == 4
+    )
+    before = name()
+    mended.write_text("2")
+    assert name() != before
+
+
+def test_other_iterations_or_another_checkout_are_another_run(job: Job, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "pretrain_gpt.py").touch()
+    options: list[dict[str, Any]] = [{}, {"iterations": 20}, {"warmup_iterations": 1}]
+    options += [{"checkout": tmp_path / folder} for folder in ("a", "b")]
+    names = [SlurmLauncher(tmp_path, **some).job_name(job, PLAN) for some in options]
+    assert len(set(names)) == 5
