@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common, launching
+from jointopt.errors import PlanError
 
 
 @click.command(short_help="Print what would be run for a plan.")
@@ -16,16 +17,21 @@ from jointopt.cli import common, launching
 def script(job: str, plan: str, launcher: str, **options: Any) -> None:
     """Print what a launcher would start for one plan of JOB: the script that Slurm receives, or a command line.
 
-    Nothing is submitted or written. The section slurm of the job file and its cluster fill the script.
+    Nothing is submitted or written, and a plan that is not one of the job's is refused. Clocks that the launcher
+    would set are not part of a command line. The section slurm of the job file and its cluster fill Slurm's script.
 
     \b
-    Example:
+    Examples:
       jointopt script job.yaml --launcher slurm --plan "tp=2 pp=2 mbs=1"
+      jointopt script job.yaml --launcher megatron --checkout Megatron-LM --plan "tp=2"
     """
     from jointopt.measure.launcher import load_launcher, script_of
+    from jointopt.plans.check import check_plan
     from jointopt.plans.parse import parse_plan, plan_records
 
     asked = common.job_of(job, {})
     parsed = parse_plan(plan, asked)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    if broken := check_plan(asked, record):
+        raise PlanError(" ".join(broken))
     click.echo(script_of(load_launcher(launcher, **launching.told(options)), asked, record), nl=False)

@@ -92,7 +92,9 @@ def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:
     """What ``launcher`` would start for ``plan``, as text of a shell. Raises UsageError where it starts nothing."""
     script: Callable[..., str] | None = getattr(launcher, "script", None)
     if script is None or not callable(script):
-        raise UsageError(f"The launcher {launcher.name!r} has no script to show; expected slurm or command.")
+        raise UsageError(
+            f"The launcher {launcher.name!r} has no script to show; expected one that starts runs, such as torchrun."
+        )
     return script(job, plan)
 
 

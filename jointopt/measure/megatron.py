@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import statistics
 import sys
 import tempfile
@@ -251,8 +252,8 @@ class MegatronLauncher:
         self, checkout: Path, limit_s: float = 1800.0, iterations: int = 10, warmup_iterations: int = 5,
         logs: Path | None = None, default_clocks: bool = False,
     ) -> None:  # fmt: skip
-        self.script = Path(checkout).absolute() / SCRIPT  # runs start in its folder
-        if not self.script.is_file():
+        self.script_file = Path(checkout).absolute() / SCRIPT  # runs start in its folder
+        if not self.script_file.is_file():
             raise LauncherError(
                 f"{checkout} holds no {SCRIPT}; expected a checkout of Megatron-LM, given as --checkout."
             )
@@ -277,7 +278,14 @@ class MegatronLauncher:
             "--standalone",
             f"--nproc-per-node={job.cluster.gpus_per_node}",
         ]
-        return [sys.executable, *start, str(self.script), *arguments]
+        return [sys.executable, *start, str(self.script_file), *arguments]
+
+    def script(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """What `run` does for ``plan`` but for the GPUs' clocks, as lines of a shell."""
+        self.candidates(job)
+        variables = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+        folder = shlex.quote(str(self.script_file.parent))
+        return f"cd {folder}\n{variables} {shlex.join(self.command(job, plan))}\n"
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The measurement of ``plan``, or how it failed."""
@@ -288,7 +296,7 @@ class MegatronLauncher:
             try:
                 with under_plan(plan, self.default_clocks) as conditions:
                     ended = run_program(
-                        command, log, limit_s=self.limit_s, env=ENVIRONMENT, cwd=self.script.parent
+                        command, log, limit_s=self.limit_s, env=ENVIRONMENT, cwd=self.script_file.parent
                     )
             except PlanError as error:  # the GPUs here have no such clock
                 return result_row("failed", str(error))

@@ -74,7 +74,7 @@ class MegatronProgram:
         launcher = self.launcher
         own = (f"{name}={value}" for name, value in megatron.ENVIRONMENT.items())
         arguments = megatron.megatron_arguments(job, plan, launcher.warmup_iterations + launcher.iterations)
-        return ["env", *own, *torchrun_words(job), str(launcher.script.resolve()), *arguments]
+        return ["env", *own, *torchrun_words(job), str(launcher.script_file.resolve()), *arguments]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
         """Nothing: Megatron-LM reads no file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shlex
 import statistics
 import sys
 import tempfile
@@ -73,6 +74,15 @@ class TorchrunLauncher:
                 return result_row("failed", str(error))
             window = row.pop("measured_s", None)
             return conditions.added_to(row, window, row.pop("iterations", 1))
+
+    def script(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """What `run` does for ``plan`` but for the GPUs' clocks, as lines of a shell, in a folder of its own."""
+        self.candidates(job)
+        spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
+        words = shlex.join(command(spec.processes, Path("spec.json"), Path("result.json")))
+        variables = " ".join(f"{name}={value}" for name, value in _ENVIRONMENT.items())
+        told = f"cat > spec.json <<'END'\n{spec.text()}\nEND"
+        return f'cd "$(mktemp -d)"\n{told}\n{variables} {words}\ncat result.json\n'
 
     def _run(self, spec: TrainSpec, model: Model, scratch: Path, log: Path) -> dict[str, Any]:
         told, answer = scratch / "spec.json", scratch / "result.json"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 
+CHECKOUT = Path(__file__).parents[1] / "measure"  # a stand-in for Megatron-LM's script
+
 JOB, PLAN = "opt-350m-2x4-a100", "tp=2 pp=2 mbs=1"
+ONE_NODE = """
+model: opt-350m
+training: {global_batch_size: 8, seq_length: 128}
+cluster: {gpu: cpu-core, nodes: 1, gpus_per_node: 4}
+"""
 
 
-def said(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(jointopt, ["script", JOB, "--plan", PLAN, *words])
+def said(*words: str, job: str = JOB, plan: str = PLAN) -> tuple[int, str]:
+    result = CliRunner().invoke(jointopt, ["script", job, "--plan", plan, *words])
     return result.exit_code, result.output
 
 
@@ -32,3 +44,41 @@ def test_a_launcher_that_starts_nothing_has_nothing_to_print() -> None:
     code, text = said("--launcher", "replay", "--table", "runs.csv")
     assert code == 2
     assert text.startswith("Error: ")
+
+
+@pytest.fixture
+def one_node(tmp_path: Path) -> str:
+    (tmp_path / "job.yaml").write_text(ONE_NODE)
+    return str(tmp_path / "job.yaml")
+
+
+def test_the_command_line_of_megatron_is_printed(one_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CHECKOUT.parent)
+    code, text = said("--launcher", "megatron", "--checkout", CHECKOUT.name, job=one_node)
+    assert code == 0, text
+    assert text.startswith(f"cd {CHECKOUT}\nCUDA_DEVICE_MAX_CONNECTIONS=1 ")
+    assert f"--nproc-per-node=4 {CHECKOUT}/pretrain_gpt.py --num-layers 24" in text
+
+
+def test_the_lines_of_torchrun_are_whole_and_run_as_they_are(one_node: str) -> None:
+    pytest.importorskip("torch", reason="the trainer needs PyTorch: pip install 'jointopt[torch]'")
+    code, text = said("--launcher", "torchrun", job=one_node)
+    assert code == 0, text
+    lines = text.replace("-m torch.distributed.run", "-c 'import sys; print(sys.argv)'")
+    lines = lines.replace("cat result.json", "cat spec.json")
+    shown = subprocess.run(["bash", "-e"], input=lines, capture_output=True, text=True, check=True).stdout
+    words, spec = shown.split("\n", 1)
+    assert words.endswith("'-m', 'jointopt.measure.trainer', 'spec.json', 'result.json']")
+    assert (json.loads(spec)["tp"], json.loads(spec)["dp"]) == (2, 1)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_a_plan_that_is_none_of_the_job_is_refused_with_reasons(one_node: str, launcher: str) -> None:
+    code, text = said("--launcher", launcher, job=one_node, plan="tp=3")
+    assert code == 2
+    assert "dp*tp*pp*cp is 3; it must be the cluster's 4 GPUs. tp 3 does not divide the 16" in text
+
+
+def test_what_the_launcher_would_not_run_has_no_script() -> None:
+    code, text = said("--launcher", "megatron", "--checkout", str(CHECKOUT))
+    assert (code, "runs on one machine, and job" in text) == (1, True)

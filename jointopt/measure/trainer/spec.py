@@ -53,8 +53,12 @@ class TrainSpec:
     def processes(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
+    def text(self) -> str:
+        """The JSON document that `read` reads."""
+        return json.dumps(asdict(self), indent=1)
+
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        path.write_text(self.text(), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> TrainSpec:
