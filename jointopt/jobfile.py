@@ -25,6 +25,7 @@ from jointopt.spec.job import (
     DTYPES,
     OBJECTIVES,
     SITE_ENERGY,
+    TIME_ALONE,
     Constraints,
     Job,
     Search,
@@ -43,6 +44,7 @@ _PANDAS_ROW = (
     "object"  # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables do it
 )
 _MOST_GPUS = 10_000_000
+_OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
 
 
 def load_job(path: str | Path) -> Job:
@@ -103,8 +105,8 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         training=training,
         cluster=cluster,
         search=search,
-        constraints=_constraints(section),
-        objectives=_objectives(section),
+        constraints=_constraints(section, cluster.gpu),
+        objectives=_objectives(section, cluster.gpu),
         slurm=read_slurm(section),
     )
 
@@ -276,20 +278,30 @@ def _words(section: Section, key: str) -> tuple[str, ...] | None:
     return tuple(mode for mode in RECOMPUTE_NAMES if mode in chosen)
 
 
-def _constraints(section: Section) -> Constraints:
+def _constraints(section: Section, gpu: Gpu) -> Constraints:
     bounds = section.section("constraints", _CONSTRAINT_KEYS)
+    for key in _OF_POWER:
+        if bounds.has(key) and gpu.power is None:
+            raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
     highest = {"memory_fraction": 1.0}
     return Constraints(
         **{key: bounds.number(key, highest.get(key, 1e15)) for key in _CONSTRAINT_KEYS if bounds.has(key)}
     )
 
 
-def _objectives(section: Section) -> tuple[str, ...]:
+def _objectives(section: Section, gpu: Gpu) -> tuple[str, ...]:
+    """Time and energy by default; time alone where nothing is known of the GPU's power."""
     if not section.has("objectives"):
-        return OBJECTIVES
+        return OBJECTIVES if gpu.power else TIME_ALONE
     items = _items(section, "objectives", "an objective")
-    chosen = [item.choice("objectives", (*OBJECTIVES, SITE_ENERGY)) for item in items]
-    return tuple(dict.fromkeys(chosen))
+    chosen = tuple(dict.fromkeys(item.choice("objectives", (*OBJECTIVES, SITE_ENERGY)) for item in items))
+    if chosen != TIME_ALONE and gpu.power is None:
+        raise JobError(f"objectives: {_powerless(gpu)}; expected [{', '.join(TIME_ALONE)}], or leave it out.")
+    return chosen
+
+
+def _powerless(gpu: Gpu) -> str:
+    return f"nothing is known of the power of GPU {gpu.id!r}, so that no energy can be predicted"
 
 
 # --- back into YAML
@@ -353,6 +365,8 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     stated = {key: _plain(getattr(cluster, key)) for key in FIGURES if key not in assumed}
     needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
     site = {key: _plain(getattr(cluster, key)) for key in SITE if getattr(cluster, key) is not None}
+    if cluster.gpu.memory_gib != load_gpu(cluster.gpu.id).memory_gib:
+        site["memory_gib"] = _plain(cluster.gpu.memory_gib)
     mapping = {"name": cluster.name} | sizes | needed | site
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
 

@@ -32,7 +32,7 @@ from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import front_of, front_order, take
 from jointopt.search.problem import Problem
-from jointopt.spec.job import Job
+from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.units import GIB
 
 if TYPE_CHECKING:
@@ -83,25 +83,26 @@ def propose(
     stored study is called ``study`` (by default the job's name and version; a name that is taken gets a suffix).
     ``surrogate`` is a shipped one's name, a folder, or none; runs on the same kind of cluster, in ``measured`` and in
     the measurements of ``storage``, move its predictions.
-    With one objective the front is the one best plan. Raises InfeasibleError with the commonest reasons and the
-    smallest change that would help, CatalogError for a GPU whose power nobody states.
+    With one objective the front is the one best plan. Where nobody states the GPU's power, that is the fastest, no
+    energy is told and no study is stored. Raises InfeasibleError with the commonest reasons and the
+    smallest change that would help, CatalogError where energy of a GPU is wanted whose power nobody states.
     """
     watch = _Stopwatch(progress)
     _need_power(job)
     with watch.phase("learn", "reading what was measured"):
         informed = inform_from(job, surrogate, measured, storage)
     space, layouts, dropped = _feasible(job, watch, informed.memory_factor)
-    kept = storage is not None and _can_keep(storage, watch)
+    kept = storage is not None and job.cluster.gpu.power is not None and _can_keep(storage, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = informed.correct(estimator(job, layouts))
         problem = _problem(job, physics, space.clocks_mhz)
-    count = problem.num_layouts * problem.num_clocks
-    with watch.phase("exact", f"exact front of {count:,} plans with one clock, and with slack used"):
-        exact = exact_front_of_profiles(problem)
+    exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
-    with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
-        front, seen = _search(problem, exact, trials, seed, watch)
+    front, seen = exact.front, take(exact.front, np.zeros(0, np.int64))
+    if job.cluster.gpu.power is not None:
+        with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
+            front, seen = _search(problem, exact, trials, seed, watch)
     reference, answer = _reference(physics), _answer(informed, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=surrogate, informed_by=informed.told, considered=space.considered,
@@ -124,7 +125,8 @@ def _can_keep(storage: str, watch: _Stopwatch) -> bool:
 
 
 def _need_power(job: Job) -> None:
-    if job.cluster.gpu.power is None:
+    """CatalogError where the job wants energies that nobody can predict; those of a job of time alone are NaN."""
+    if job.cluster.gpu.power is None and job.objectives != TIME_ALONE:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
@@ -150,8 +152,7 @@ def priced_problem(job: Job) -> Problem:
 
     Where time is all that the job is about, the GPU's power need not be known: energies are then NaN.
     """
-    if job.objectives != ("iteration_time_s",):
-        _need_power(job)
+    _need_power(job)
     space, layouts, _ = _feasible(job, _Stopwatch(None))
     return _problem(job, estimator(job, layouts), space.clocks_mhz)
 
@@ -177,6 +178,26 @@ def _wanted(job: Job, front: Columns) -> Columns:
     objectives = with_site(job, front)
     first, second = (objectives[name] for name in (*job.objectives, *job.objectives)[:2])
     return take(front, np.sort(front_order(first, second)))
+
+
+def _exact(job: Job, problem: Problem, watch: _Stopwatch) -> ExactFront:
+    """The exact front of what can be counted; of time alone, the fastest plan, where energies are not known."""
+    count = problem.num_layouts * problem.num_clocks
+    if job.cluster.gpu.power is None:
+        with watch.phase("exact", f"the fastest of {count:,} plans"):
+            return _fastest(problem)
+    with watch.phase("exact", f"exact front of {count:,} plans with one clock, and with slack used"):
+        return exact_front_of_profiles(problem)
+
+
+def _fastest(problem: Problem) -> ExactFront:
+    """The fastest feasible plan as a front of one; no lower clock is ever faster."""
+    layouts = np.arange(problem.num_layouts)
+    plans = problem.plans(layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts)))
+    feasible = np.flatnonzero(plans["violation"] <= 0.0)
+    best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
+    covered = problem.num_layouts * problem.num_clocks
+    return ExactFront(take(plans, best), covered, len(layouts), covered - len(layouts))
 
 
 def _bounds(answer: Columns, count: int) -> Columns:

@@ -449,3 +449,28 @@ def test_a_gpu_without_a_usual_network_needs_the_option_that_its_error_names() -
         job_from_options("opt-350m", "l40s", 8, 64, 2048, **size)
     job = job_from_options("opt-350m", "l40s", 8, 64, 2048, **size, inter_node_gbytes_per_s=12.5)
     assert job.cluster.inter_node_gbytes_per_s == 12.5
+
+
+CORES = {**SMALL, "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4}}
+
+
+def test_where_nothing_is_known_of_power_the_objective_is_time_alone_and_said_to_be() -> None:
+    job = parse(CORES)
+    assert job.objectives == ("iteration_time_s",)
+    assert any("time is the only objective" in said for said in job.cluster.assumed)
+    assert parse(parse_yaml(dump_job(job))) == job
+
+
+@pytest.mark.parametrize("key", ["objectives", "constraints.energy_j", "constraints.avg_power_w"])
+def test_energy_of_cores_is_refused_in_one_sentence(key: str) -> None:
+    value = ["iteration_time_s", "energy_j"] if key == "objectives" else 100
+    with pytest.raises(JobError, match=f"{key}: nothing is known of the power of GPU 'cpu-core'"):
+        parse(changed(CORES, key, value))
+
+
+def test_a_job_may_state_the_memory_of_its_gpus() -> None:
+    job = parse(changed(CORES, "cluster.memory_gib", 11.5))
+    assert job.cluster.gpu.memory_gib == 11.5
+    assert parse(parse_yaml(dump_job(job))) == job
+    with pytest.raises(JobError, match=r"cluster\.memory_gib"):
+        parse(changed(CORES, "cluster.memory_gib", -1))

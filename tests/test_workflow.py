@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -10,7 +11,11 @@ import pandas as pd
 import pytest
 
 import jointopt
-from jointopt.errors import PlanError, UsageError
+from jointopt.errors import CatalogError, PlanError, UsageError
+from jointopt.report.explain_text import explanation_text
+from jointopt.report.plain import json_text
+from jointopt.report.propose_json import propose_document
+from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Proposal
 from jointopt.workflow import NO_MEMORY, explain, priced_problem, propose
 
@@ -137,3 +142,23 @@ def test_a_long_search_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch)
     said: list[str] = []
     propose(jointopt.load_job(JOB), trials=80, progress=said.append)
     assert [line for line in said if line.startswith(("40 of 80 plans, ", "80 of 80 plans, "))] == said[-2:]
+
+
+def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energy() -> None:
+    job = jointopt.job_from_options("gpt2", "cpu-core", 4, 16, 128)
+    found = propose(job, trials=10, storage="sqlite://")
+    (best,) = found.front["iteration_time_s"]
+    problem = priced_problem(job)
+    layouts, top = np.arange(problem.num_layouts), np.zeros(problem.num_layouts, np.int64)
+    times = problem.plans(layouts, top, np.zeros(len(layouts)))["iteration_time_s"]
+    assert best == pytest.approx(times.min())
+    told = explanation_text(explain(job, "dp=2 pp=2 mbs=1"))
+    for text in (proposal_text(found), told, json_text(propose_document(found))):
+        assert "nan" not in text.lower()
+    assert "Energy" not in told
+
+
+def test_energy_of_cores_is_refused_wherever_a_job_comes_from() -> None:
+    job = jointopt.job_from_options("gpt2", "cpu-core", 4, 16, 128)
+    with pytest.raises(CatalogError, match="predict power and energy"):
+        propose(dataclasses.replace(job, objectives=("iteration_time_s", "energy_j")), trials=10)

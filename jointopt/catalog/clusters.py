@@ -6,6 +6,7 @@ that starts with the key. No figure is silent.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,8 +34,9 @@ SITE = (
     "price_per_kwh",
     "currency",
 )  # what the site's electricity brings along; all optional
-KEYS = ("catalog", "name", *SIZES, *FIGURES, *SITE)
+KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE)
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
+_MOST_MEMORY_GIB = 65_536.0
 _HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0, "inter_node_latency_us": 1e6}
 _MAY_BE_ZERO = (
     *(f for f in FIGURES if "_pj_" in f),
@@ -69,8 +71,9 @@ def load_cluster(name: str) -> Cluster:
 def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster:
     """The cluster that a job file describes: ``gpu``, ``nodes``, ``gpus_per_node``, any of `FIGURES`.
 
-    ``catalog`` starts from a catalogue entry, which the other keys override. Raises JobError for a bad key or
-    value, CatalogError for an unknown name or for a figure that neither the job nor the catalogue states.
+    ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry, which other keys override.
+    Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
+    the catalogue states.
     """
     section = _with_entry(Section(mapping, where).only(KEYS))
     gpu = _gpu(section)
@@ -115,10 +118,14 @@ def _with_entry(section: Section) -> Section:
 
 
 def _gpu(section: Section) -> Gpu:
+    """The catalogue's GPU, with the memory that the job states."""
     try:
-        return load_gpu(section.text("gpu"))
+        gpu = load_gpu(section.text("gpu"))
     except CatalogError as error:
         raise CatalogError(f"{section.at('gpu')}: {error}") from error
+    if not section.has("memory_gib"):
+        return gpu
+    return dataclasses.replace(gpu, memory_gib=section.number("memory_gib", _MOST_MEMORY_GIB))
 
 
 def _gpus_per_node(section: Section, gpu: Gpu) -> tuple[int, tuple[str, ...]]:
@@ -182,7 +189,10 @@ def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
 
 def _power_limit(gpu: Gpu, nodes: int, per_node: int) -> _Open:
     if gpu.architecture == "CPU":  # nothing here caps its power, and nothing says what it is
-        return float("inf"), f"nothing is known of the power of a {gpu.id}; only times are predicted"
+        return (
+            float("inf"),
+            f"nothing is known of the power of a {gpu.id}; only times are predicted, and time is the only objective",
+        )
     return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
 
 

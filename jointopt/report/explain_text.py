@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,11 @@ from jointopt.schema import LAYOUT_COLUMNS
 
 
 def explanation_text(explanation: Explanation) -> str:
-    """Totals, the three breakdowns with percentages, the stages, and what makes the plan infeasible."""
+    """Totals, the three breakdowns with percentages, the stages, and what makes the plan infeasible.
+
+    Where nothing is known of the GPU's power, what is about energy is left out.
+    """
+    energy_known = math.isfinite(explanation.energy_j)
     second, time_unit = unit_of(explanation.iteration_time_s, TIME_UNITS)
     joule, energy_unit = unit_of(explanation.energy_j, ENERGY_UNITS)
     lines = [
@@ -33,16 +38,17 @@ def explanation_text(explanation: Explanation) -> str:
         "",
         *breakdown("Time on the critical path", explanation.time_s, second, time_unit),
         "",
-        *energy_table(explanation, joule, energy_unit),
-        "",
-        *_site(explanation),
-        "",
+        *(
+            [*energy_table(explanation, joule, energy_unit), "", *_site(explanation), ""]
+            if energy_known
+            else []
+        ),
         *breakdown("Memory of the fullest GPU", explanation.memory_gib, 1.0, "GiB"),
         "",
         *stage_table(explanation.stages, (second, time_unit), (joule, energy_unit)),
         *held_back(explanation),
     ]
-    by_stage = stage_energy_table(explanation.stages)
+    by_stage = stage_energy_table(explanation.stages) if energy_known else []
     lines += ["", *by_stage] if by_stage else []
     if explanation.assumed:
         lines += ["", *assumptions(explanation.assumed)]
@@ -65,15 +71,19 @@ def _title(explanation: Explanation) -> list[str]:
     second, s = unit_of(explanation.iteration_time_s, TIME_UNITS)
     joule, j = unit_of(explanation.energy_j, ENERGY_UNITS)
     time, energy = explanation.iteration_time_s / second, explanation.energy_j / joule
+    took = f"{numbers([time], time)[0]} {s}"
+    if math.isfinite(energy):
+        took += (
+            f" and {numbers([energy], energy)[0]} {j} per iteration, {explanation.avg_power_w:.0f} W per GPU"
+        )
+    else:
+        took += " per iteration"
     lines = [
         *wrapped(
             f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
         ),
         *wrapped(f"Plan: {_plan(explanation.plan)}"),
-        *wrapped(
-            f"{numbers([time], time)[0]} {s} and {numbers([energy], energy)[0]} {j} per iteration, "
-            f"{explanation.avg_power_w:.0f} W per GPU, {explanation.peak_memory_gib:.1f} GiB on the fullest GPU."
-        ),
+        *wrapped(f"{took}, {explanation.peak_memory_gib:.1f} GiB on the fullest GPU."),
     ]
     lines += _certainty(explanation)
     if explanation.feasible:
@@ -89,11 +99,13 @@ def _certainty(explanation: Explanation) -> list[str]:
     """How far off time and energy may be, and where that comes from."""
     if not explanation.intervals:
         return []
-    time, energy = (explanation.intervals[name] for name in ("iteration_time_s", "energy_j"))
-    words = (
-        f"90 % intervals: time {_around(time, explanation.iteration_time_s)}, "
-        f"energy {_around(energy, explanation.energy_j)}."
-    )
+    said = {"time": "iteration_time_s", "energy": "energy_j"}
+    ranges = [
+        f"{word} {_around(explanation.intervals[name], value)}"
+        for word, name in said.items()
+        if math.isfinite(value := getattr(explanation, name))
+    ]
+    words = f"90 % interval{'s' if len(ranges) > 1 else ''}: {', '.join(ranges)}."
     if not explanation.in_domain:
         words += " No recorded runs support such a plan (cluster, model, framework or clocks)."
     return [*wrapped(words), *informed_lines(explanation.informed_by)]
@@ -153,6 +165,7 @@ def stage_table(
     kept = [
         TextColumn(head, cells if head == _MEMORY else [cells[run[0]] for run in runs])
         for head, cells in columns.items()
+        if set(cells) != {"-"}
     ]
     return lay_out([TextColumn("stage", names), *kept], gap="  ")
 
@@ -167,4 +180,4 @@ def _range(cells: Sequence[str]) -> str:
 
 
 def _optional(value: float | None, decimals: int) -> str:
-    return "-" if value is None else f"{value:.{decimals}f}"
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{decimals}f}"

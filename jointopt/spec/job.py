@@ -12,6 +12,7 @@ from jointopt.spec.model import Model
 from jointopt.spec.slurm import Slurm
 
 OBJECTIVES = ("iteration_time_s", "energy_j")
+TIME_ALONE = ("iteration_time_s",)
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 
 
