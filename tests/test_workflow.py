@@ -12,6 +12,7 @@ import pytest
 
 import jointopt
 from jointopt.errors import CatalogError, PlanError, UsageError
+from jointopt.jobfile import job_from_options
 from jointopt.report.explain_text import explanation_text
 from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
@@ -145,7 +146,7 @@ def test_a_long_search_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energy() -> None:
-    job = jointopt.job_from_options("gpt2", "cpu-core", 4, 16, 128)
+    job = job_from_options("gpt2", "cpu-core", 4, 16, 128)
     found = propose(job, trials=10, storage="sqlite://")
     (best,) = found.front["iteration_time_s"]
     problem = priced_problem(job)
@@ -159,6 +160,6 @@ def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energ
 
 
 def test_energy_of_cores_is_refused_wherever_a_job_comes_from() -> None:
-    job = jointopt.job_from_options("gpt2", "cpu-core", 4, 16, 128)
+    job = job_from_options("gpt2", "cpu-core", 4, 16, 128)
     with pytest.raises(CatalogError, match="predict power and energy"):
         propose(dataclasses.replace(job, objectives=("iteration_time_s", "energy_j")), trials=10)

@@ -71,7 +71,7 @@ def load_cluster(name: str) -> Cluster:
 def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster:
     """The cluster that a job file describes: ``gpu``, ``nodes``, ``gpus_per_node``, any of `FIGURES`.
 
-    ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry, which other keys override.
+    ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry that other keys override.
     Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
     the catalogue states.
     """

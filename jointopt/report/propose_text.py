@@ -86,7 +86,7 @@ def _same_plan(row: Row, other: Row) -> bool:
 def _site(proposal: Proposal) -> list[str]:
     """What the site pays for the reference, the fastest plan and the one that takes least of it, if the job asks."""
     job, front = proposal.job, proposal.front
-    if not asks_for_site(job) or job.cluster.gpu.power is None:  # whose energy nobody knows
+    if not asks_for_site(job) or not np.isfinite(front["energy_j"]).any():
         return []
     least = int(with_site(job, front)["facility_energy_j"].argmin())
     rows = {"fastest": 0, "least energy": least}
