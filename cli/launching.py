@@ -11,18 +11,33 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FAILED, _INTERRUPTED = 1, 130
+_TAKEN = (
+    "name",
+    "progress",
+    "spread",
+    "set",
+)  # what the functions behind the commands are told beside options
 _PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--launcher", {"required": True, "help": "torchrun, megatron, slurm, command, replay, or an added one."}),
     ("--table", {"type": _PATH, "help": "Recorded runs, for replay."}),
     ("--checkout", {"type": _PATH, "help": "Folder of Megatron-LM, for megatron."}),
-    ("--command", {"help": "For command: a program whose words hold {dp}, {tp}, ... and {result}."}),
+    ("--command", {"help": "For command and slurm: a program whose words hold {dp}, {tp}, ... and {result}."}),
     ("--program", {"help": "What slurm runs: torchrun, megatron or command."}),
     ("--folder", {"type": _PATH, "help": "Shared folder for the files of slurm."}),
-    ("--limit-s", {"type": click.FloatRange(min=0, min_open=True), "help": "Time limit of a run, in seconds."}),
-    ("--iterations", {"type": click.IntRange(min=1), "help": "Iterations that are measured."}),
-    ("--warmup-iterations", {"type": click.IntRange(min=0), "help": "Iterations before those."}),
-    ("--logs", {"type": _PATH, "help": "Folder that keeps the log of each run."}),
+    (
+        "--limit-s",
+        {
+            "type": click.FloatRange(min=0, min_open=True),
+            "help": "Time limit of a run, in seconds; default: 600 for torchrun, else 1800.",
+        },
+    ),
+    ("--iterations", {"type": click.IntRange(min=1), "help": "Iterations that are measured; default: 10."}),
+    (
+        "--warmup-iterations",
+        {"type": click.IntRange(min=0), "help": "Iterations before those; default: 5 for megatron, else 3."},
+    ),
+    ("--logs", {"type": _PATH, "help": "Folder that keeps the log of each run; slurm has them in --folder."}),
     (
         "--default-clocks",
         {"is_flag": True, "default": None, "help": "Leave GPU clocks to the driver; rows hold those measured."},
@@ -50,12 +65,29 @@ def end(ctx: click.Context, stopped: str, fault: str) -> None:
 
 def told(options: Mapping[str, Any]) -> dict[str, Any]:
     """What a launcher is made with: the options given, those of ``--set`` read as YAML reads a value."""
-    import yaml
-
     given = {name: value for name, value in options.items() if value is not None and name != "set"}
     for pair in options["set"]:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
+        name, equals, text = pair.partition("=")
+        if not (name and equals and text.strip()):
             raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}.", param_hint="--set")
-        given[name.replace("-", "_")] = yaml.safe_load(value)
+        name = name.replace("-", "_")
+        if name in {*click.get_current_context().params, *_TAKEN} - options.keys():
+            raise click.BadParameter(f"{name!r} is no option of a launcher.", param_hint="--set")
+        given[name] = _value(name, text)
     return given
+
+
+def _value(name: str, text: str) -> Any:
+    """A value of ``--set``, by the rules of the option of that name where there is one."""
+    import yaml
+
+    kind = dict(_OPTIONS).get("--" + name.replace("_", "-"), {}).get("type")
+    try:
+        return yaml.safe_load(text) if kind is None else kind.convert(text, None, None)
+    except yaml.YAMLError as error:
+        raise click.BadParameter(
+            f"{text!r} for {name} is no value that YAML can read; brackets, braces and quotes come in pairs.",
+            param_hint="--set",
+        ) from error
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{name}: {error.message}", param_hint="--set") from error

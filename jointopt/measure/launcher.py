@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jointopt.errors import UsageError, nearest
 from jointopt.measure.failures import Failure
+from jointopt.measure.options import checked_options
 from jointopt.schema import COLUMNS, Columns
 from jointopt.spec.job import Job
 
@@ -136,20 +136,11 @@ def launcher_names() -> tuple[str, ...]:
 def load_launcher(name: str, **options: Any) -> Launcher:
     """The launcher of that name, made with ``options`` (those that are None are left out).
 
-    Raises UsageError for an unknown name, an option that the launcher does not have, or one that it needs.
+    Raises UsageError for an unknown name, and as `checked_options` does.
     """
     make = _factory(name)
     given = {key: value for key, value in options.items() if value is not None}
-    parameters = inspect.signature(make).parameters
-    for key in given:
-        if key not in parameters:
-            raise UsageError(f"The launcher {name!r} has no option {key!r}{nearest(key, parameters)}.")
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in given:
-            raise UsageError(
-                f"The launcher {name!r} needs {key!r}; on the command line --{key.replace('_', '-')}."
-            )
-    return make(**given)
+    return make(**checked_options(name, make, given))
 
 
 def _factory(name: str) -> Callable[..., Launcher]:

@@ -10,6 +10,7 @@ import pytest
 
 from jointopt.errors import UsageError
 from jointopt.measure import launcher as module
+from jointopt.measure.command import CommandProgram
 from jointopt.measure.launcher import launcher_names, load_launcher, new_log
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.schema import LAYOUT_COLUMNS
@@ -58,6 +59,35 @@ def test_a_missing_option_is_named_as_on_the_command_line() -> None:
 def test_an_option_of_another_launcher_is_refused(installed: None) -> None:
     with pytest.raises(UsageError, match=r"has no option 'core' .did you mean 'cores'"):
         load_launcher("mine", core=4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("limit_s", -3, "a number of seconds above 0"),
+        ("limit_s", "abc", "a number of seconds above 0"),
+        ("limit_s", float("nan"), "a number of seconds above 0"),
+        ("iterations", "abc", "a whole number from 0 on"),
+        ("default_clocks", "maybe", "true or false"),
+        ("logs", 7, "a path"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_before_anything_starts(
+    option: str, value: object, expected: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{option} of the launcher 'megatron' must be {expected}; got"):
+        load_launcher("megatron", checkout=Path(__file__).parent, **{option: value})
+
+
+def test_a_path_in_words_is_a_path_and_objects_are_taken_as_they_are(tmp_path: Path) -> None:
+    assert load_launcher("command", command=["a", "{result}"], logs=str(tmp_path)).logs == tmp_path
+    program = CommandProgram("a {result}")
+    assert load_launcher("slurm", program=program, limit_s=5).program is program
+
+
+def test_slurm_says_where_its_logs_are() -> None:
+    with pytest.raises(UsageError, match="has no option 'logs': logs lie in the folder that is given as"):
+        load_launcher("slurm", logs=Path("x"))
 
 
 def test_real_entry_points_have_the_shape_the_test_uses() -> None:

@@ -1,0 +1,55 @@
+"""Options of the launchers on the command line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+from jointopt.measure.command import CommandLauncher
+from jointopt.measure.megatron import MegatronLauncher
+from jointopt.measure.slurm import SlurmLauncher
+from jointopt.measure.torchrun import TorchrunLauncher
+
+
+def said(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(jointopt, list(words))
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["tune", "validate", "script"])
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("poll_s=[1,2", "'[1,2' for poll_s is no value that YAML can read"),
+        ("poll_s=-3", "poll_s of the launcher 'slurm' must be a number of seconds above 0; got -3"),
+        ("iterations=abc", "iterations: 'abc' is not a valid integer range"),
+        ("limit-s=", "expected NAME=VALUE"),
+        ("progress=1", "'progress' is no option of a launcher"),
+        ("job=1", "'job' is no option of a launcher"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_bad_usage(command: str, pair: str, words: str) -> None:
+    needed = {"tune": ["--budget", "1"], "script": ["--plan", "tp=2"]}.get(command, [])
+    launcher = ["--launcher", "slurm", "--set", pair]
+    code, text = said(command, "opt-350m-2x4-a100", *launcher, *needed)
+    assert code == 2
+    assert words in text
+
+
+def test_the_help_states_the_defaults_that_the_launchers_have() -> None:
+    text = said("tune", "--help")[1]
+    stated = {}
+    for name in ("limit-s", "iterations", "warmup-iterations"):
+        stated[name.replace("-", "_")] = re.search(
+            rf"--{name} .*?default: (?:(\d+) for (\w+), else )?(\d+)\.", text
+        )
+    for launcher in (CommandLauncher, MegatronLauncher, SlurmLauncher, TorchrunLauncher):
+        own = inspect.signature(launcher).parameters
+        for name, found in stated.items():
+            assert found is not None, name
+            expected = found[1] if found[2] == launcher.name else found[3]
+            assert name not in own or own[name].default == float(expected)
