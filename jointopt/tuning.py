@@ -15,7 +15,7 @@ from jointopt.budget import Budget, Spent, spent_of
 from jointopt.candidates import Candidates, listed, searched
 from jointopt.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.errors import DeviceError, LauncherError
-from jointopt.keeping import Asked, Record
+from jointopt.keeping import Asked, Done, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
 from jointopt.report.results import Tuned, TunedRun
@@ -26,7 +26,7 @@ from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
 from jointopt.surrogate.local import ROUGH, Spread
-from jointopt.verdict import why_none
+from jointopt.verdict import same_cause, why_none
 
 Say = Callable[[str], None]
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
@@ -52,8 +52,8 @@ def tune(
     as soon as it ends; an interrupt (SIGINT) loses what is on its way and returns the others. A plan is run at most
     once, failed or not (``retry_failed``: those that failed before may run again, unless for want of memory), and what
     ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an
-    interrupt or a kill the same call goes on with what is left of the budget; runs that a killed process has left to a
-    cluster come first.
+    interrupt or a kill, or where three runs in a row failed for one cause and none succeeded, which ends it too, the
+    same call goes on with what is left of the budget; runs that a killed process has left to a cluster come first.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     job = replace(job, objectives=job.measured_objectives)
@@ -70,7 +70,8 @@ def tune(
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
         objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
         gain_left=loop.gain_left, spent=loop.spent,
-        fault="" if stopped == "interrupted" else why_none(job, loop.runs),
+        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.reason,
+        unstored=loop.unstored,
     )  # fmt: skip
 
 
@@ -84,6 +85,9 @@ class _Loop:
         self.job, self.launcher, self.candidates = job, launcher, candidates
         self.runs: list[TunedRun] = []
         self.notes: list[str] = []
+        self.reason = ""  # why no further run is begun although the budget has room
+        self.unstored = 0
+        self._ended: list[Mapping[str, Any]] = []  # rows of this tune, in the order in which they ended
         self._index: list[int] = []  # of each run among the candidates
         self._lost: list[str] = []  # objectives that cannot be heeded
         self._forgotten = 0  # plans that failed before and may run again
@@ -113,7 +117,7 @@ class _Loop:
         except (LauncherError, DeviceError) as error:
             if not self._count:
                 raise
-            self._note(f"No further run could be started: {error}")
+            self._give_up(f"No further run could be started: {error}")
             stopped = "failed"
         if stopped in ("interrupted", "failed"):
             self.record.pause(self._told(budget))
@@ -255,20 +259,20 @@ class _Loop:
         return costs
 
     def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:
-        """Run candidates, several at once where the launcher can; whether all that they measured is kept.
+        """Run candidates, several at once where the launcher can; whether others may follow.
 
-        None begins after one that was not kept, nor beyond the budget, those on their way counted; unless an earlier
-        process had ``begun`` them all.
+        None begins once there is a reason to give up, nor beyond the budget, those on their way counted; unless an
+        earlier process had ``begun`` them all.
         """
         base, number = len(self.runs), self._round + 1
-        before, kept = self._count, True
+        before = self.spent.runs
         order: list[int] = []  # of those that have begun
         ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
 
         def asked() -> Iterator[Asked]:
             for index in indices.tolist():
                 allowed = begun or budget.runs_left(self.spent) > len(order) - len(ended)
-                if not (kept and allowed):
+                if self.reason or not allowed:
                     return
                 order.append(index)
                 plan = self.candidates.record(index)
@@ -286,10 +290,21 @@ class _Loop:
                 insort(ended, place)
                 self._spend(done.seconds, budget)
                 tell(place, _outcome(run))
-                if done.trouble:
-                    kept = False
-                    self._note(f"Run {before + place + 1} is not stored: {done.trouble}")
-        return kept
+                self._judge(done, before + place + 1)
+        return not self.reason
+
+    def _judge(self, done: Done, number: int) -> None:
+        """Whether runs go on after one that has ended."""
+        self._ended.append(done.row)
+        if done.trouble:
+            self.unstored += 1
+            self._give_up(f"Run {number} is not stored: {done.trouble}")
+        elif not self.reason and (cause := same_cause(self._ended, self.launcher, "--retry-failed")):
+            self._give_up(cause)
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._note(reason)
 
     def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return broken_bounds(self.job, row)
@@ -327,8 +342,10 @@ class _Loop:
                 if len(self.runs) == 1
                 else f"{len(self.runs)} plans of this job were"
             )
+            failed = sum(run.status in _CURABLE for run in self.runs)
+            again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
             self._note(
-                f"{plans} measured before (run 0) and {'is' if len(self.runs) == 1 else 'are'} not run again."
+                f"{plans} measured before (run -) and {'is' if len(self.runs) == 1 else 'are'} not run again.{again}"
             )
         if self._forgotten:
             plans = "1 plan" if self._forgotten == 1 else f"{self._forgotten} plans"

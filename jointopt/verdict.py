@@ -1,10 +1,11 @@
-"""What is to be said where real runs have found no plan to use."""
+"""What is to be said where real runs have found no plan to use, or all end for the same cause."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jointopt.outlook import held_to
 from jointopt.report.results import MeasuredRun
@@ -12,6 +13,7 @@ from jointopt.report.runs_text import plan_words
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 
+_ALIKE = 3  # failures in a row for one cause: a fourth would tell nothing new
 _OF_ONE_RUN = re.compile(r"/\S+|\d+")  # paths and numbers: what two runs that failed alike may differ in
 
 
@@ -27,14 +29,50 @@ def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
     return f"{_share(len(runs))}: {_commonest(runs)}."
 
 
+def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
+    """Sentences, where the last three of ``rows`` (runs as they ended) failed for one cause and none succeeded.
+
+    Runs out of memory do not count: they tell which plans fit. Blank elsewhere, and where no cause is known.
+    ``retry`` is the option with which plans that failed are run again.
+    """
+    failures = [row for row in rows if row["status"] != "oom"]
+    if len(failures) < _ALIKE or any(row["status"] == "ok" for row in failures):
+        return ""
+    status, cause = failures[-1]["status"], _first_cause(failures[-1])
+    if not cause or len({(row["status"], _general(_first_cause(row))) for row in failures[-_ALIKE:]}) > 1:
+        return ""
+    return (
+        f"{_ALIKE} runs in a row failed for the same cause and none has succeeded, so no other is begun: {status} "
+        f"({cause.rstrip('.')}). {_where_logs_are(launcher)}Mend the cause, then run the same command with {retry}."
+    )
+
+
+def _first_cause(row: Mapping[str, Any]) -> str:
+    notes = row.get("notes")
+    return notes.split("; ")[0] if isinstance(notes, str) else ""
+
+
+def _general(cause: str) -> str:
+    return _OF_ONE_RUN.sub("#", cause)
+
+
+def _where_logs_are(launcher: object) -> str:
+    """Of the launchers that start programs; nothing of others."""
+    if hasattr(launcher, "logs"):
+        kept = launcher.logs
+        return f"The logs are in {kept}. " if kept else "No log was kept; --logs FOLDER keeps them. "
+    folder = getattr(launcher, "folder", None)
+    return f"The logs are in {folder}/*/*/log.txt. " if folder else ""
+
+
 def _share(count: int) -> str:
     return "The only run did not succeed" if count == 1 else f"None of the {count} runs succeeded"
 
 
 def _commonest(runs: Sequence[MeasuredRun]) -> str:
     """The reason that most runs tell, as the first of them tells it."""
-    told = [(run.status, str(run.row.get("notes") or "no reason known").split("; ")[0]) for run in runs]
-    alike = [(status, _OF_ONE_RUN.sub("#", reason)) for status, reason in told]
+    told = [(run.status, _first_cause(run.row) or "no reason known") for run in runs]
+    alike = [(status, _general(reason)) for status, reason in told]
     key, count = Counter(alike).most_common(1)[0]
     status, reason = told[alike.index(key)]
     share = f"{count} of them " if 1 < count < len(runs) else "the commonest is " if count < len(runs) else ""

@@ -18,6 +18,7 @@ from jointopt.jobfile import parse_job
 from jointopt.keeping import Record
 from jointopt.measure.launcher import Ended, Say
 from jointopt.measure.replay import ReplayLauncher
+from jointopt.report.tune_text import tuned_text
 from jointopt.spec.job import Job
 from jointopt.store import Store
 from jointopt.tuning import tune
@@ -80,6 +81,13 @@ class Slow:
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"status": "ok", "iteration_time_s": self.seconds[str(dict(plan))]}
+
+
+class Failing(Slow):
+    """Every run ends alike, with the plan's number in its last words."""
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"status": "failed", "notes": f"exit code 1: no such module, rank {plan['dp']}"}
 
 
 class Both:
@@ -203,6 +211,21 @@ def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: J
     assert (again.stopped, again.spent.runs, len(again.runs)) == ("budget", 5, 5)
 
 
+def test_failures_for_one_cause_end_a_tune_and_the_next_one_is_told_how_to_repeat_them(
+    small: Job, url: str
+) -> None:
+    tuned = tune(small, Failing({}), 12, storage=url)
+    assert (tuned.stopped, len(tuned.runs)) == ("failed", 3)
+    assert "with --retry-failed" in tuned.reason
+    assert f"Stopped before its time: {tuned.reason[:20]}" in tuned_text(tuned)
+    assert "no other run is better" not in tuned_text(tuned)
+    again = tune(small, Failing({}), 12, storage=url)
+    assert "3 of them failed; --retry-failed lets such plans run again" in again.notes[0]
+    assert [line.split()[0] for line in tuned_text(again).splitlines() if " failed" in line][:6] == [
+        *"---456"
+    ]
+
+
 def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
     make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +236,8 @@ def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
     tuned = tune(timed, "replay", 5, table=make_runs(), storage=url)
     assert (tuned.stopped, len(tuned.runs)) == ("failed", 1)
     assert "Run 1 is not stored: database or disk is full" in tuned.notes[-1]
+    assert "its time: Run 1 is not stored" in tuned_text(tuned)
+    assert "Measurements:" not in tuned_text(tuned)
 
 
 def test_runs_on_their_way_are_told_even_where_one_could_not_be_stored(

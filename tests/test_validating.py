@@ -92,6 +92,15 @@ def test_a_launcher_that_runs_nothing_is_an_error_and_one_that_breaks_down_later
     assert found.notes == ("No further run could be started: gone.",)
 
 
+def test_three_failures_for_one_cause_end_it(small: Job) -> None:
+    broken = {"status": "failed", "notes": "a Python module is missing: No module named 'a'"}
+    launcher = Simulated(dict.fromkeys(range(1, 9), broken))
+    found = validate(small, launcher, 5, surrogate="none")
+    assert (found.stopped, launcher.runs) == ("failed", 3)
+    assert "with --again" in found.reason
+    assert "Stopped before its time: 3 runs in a row failed" in validated_text(found)
+
+
 def test_of_a_table_the_rows_that_are_predicted_best_are_run(make_runs, job: Job) -> None:
     timed = replace(job, objectives=("iteration_time_s",))
     found = validate(timed, "replay", 3, surrogate="none", table=make_runs())

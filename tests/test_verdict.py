@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from jointopt.measure.command import CommandLauncher
 from jointopt.outlook import broken_bounds
 from jointopt.report.results import MeasuredRun
 from jointopt.spec.job import Job
-from jointopt.verdict import why_none
+from jointopt.verdict import same_cause, why_none
 
 PLAN = {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, "recompute": "none", "zero_stage": 1}
 
@@ -56,3 +58,30 @@ def test_the_commonest_reason_is_told_whatever_numbers_and_paths_the_runs_name(j
 
 def test_where_nothing_ran_that_is_said(job: Job) -> None:
     assert "No plan was run" in why_none(job, [])
+
+
+MISSING = {"status": "failed", "notes": "exit code 2: can't open file '/home/a.py'; Slurm job 7 on n0"}
+AGAIN = MISSING | {"notes": "exit code 2: can't open file '/home/b.py'; Slurm job 8 on n1"}
+OOM, OK = {"status": "oom", "notes": "out of memory"}, {"status": "ok", "notes": ""}
+
+
+def test_three_failures_for_one_cause_are_told_with_the_logs_and_what_to_do() -> None:
+    said = same_cause(
+        [OOM, MISSING, AGAIN, OOM, MISSING], CommandLauncher("a {result}", logs=Path("logs")), "--again"
+    )
+    assert "failed (exit code 2: can't open file '/home/a.py')" in said
+    assert "The logs are in logs." in said
+    assert said.endswith("run the same command with --again.")
+    assert "--logs FOLDER keeps them" in same_cause([MISSING] * 3, CommandLauncher("a {result}"), "")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[MISSING] * 2, [OK, *[MISSING] * 3], [OOM] * 3, [MISSING, MISSING, {"status": "timeout", "notes": "slow"}],
+     [{"status": "failed", "notes": None}] * 3],
+    ids=["two", "success", "oom", "other", "unknown"],
+)  # fmt: skip
+def test_fewer_failures_others_and_those_beside_a_success_are_no_pattern(
+    rows: list[dict[str, object]],
+) -> None:
+    assert same_cause(rows, None, "--again") == ""

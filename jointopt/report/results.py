@@ -94,6 +94,8 @@ class Tuned:
     )  # share by which the plans that are left are expected to better what was measured
     spent: Spent = field(default_factory=Spent)
     fault: str = ""  # why no run is a plan to use; empty where one is
+    reason: str = ""  # why it failed, one of the notes
+    unstored: int = 0  # runs that could not be stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,8 @@ class Validated:
     study_name: str | None = None
     notes: tuple[str, ...] = ()
     fault: str = ""  # why no run is a plan to use; empty where one is
+    reason: str = ""  # why it failed, one of the notes
+    unstored: int = 0  # runs that could not be stored
 
 
 @dataclass(frozen=True)

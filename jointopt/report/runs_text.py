@@ -12,7 +12,7 @@ from jointopt.report.table import TextColumn, wrapped
 
 STOPPED = {
     "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
-    "failed": "Stopped before its time:",
+    "failed": "Stopped before its time:",  # and why
 }
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 PLAN_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {  # of one plan, by the head of the column
@@ -41,18 +41,29 @@ def plan_words(plan: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={plan[name]}" for name in names)
 
 
+def stopped_lines(stopped: str, reason: str) -> list[str]:
+    """Why there are no further runs; ``reason`` where it was not to be expected."""
+    return wrapped(f"{stopped} {reason}".strip())
+
+
 def broken_legend(runs: Sequence[MeasuredRun]) -> str:
     """What the status ``over`` means, where a run has it."""
     broken = sorted({name for run in runs for name in run.broken})
     return f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
 
 
-def kept_lines(notes: Sequence[str], storage: str | None, study_name: str | None) -> list[str]:
-    """The notes, then where measurements and study are and how to open the study; no password is told."""
+def kept_lines(
+    notes: Sequence[str], storage: str | None, study_name: str | None, kept: int = 1, unstored: int = 0
+) -> list[str]:
+    """The notes, then where measurements and study are and how to open the study; no password is told.
+
+    ``unstored`` runs could not be stored; where none of the others is ``kept`` nothing is there.
+    """
     lines = [line for note in notes for line in wrapped(note)]
     place = without_password(storage) if storage else ""
-    if place:
-        lines.append(f"Measurements: {place}")
+    if place and (kept or not unstored):
+        without = f", without the {unstored} that could not be stored" if unstored else ""
+        lines.append(f"Measurements: {place}{without}")
     if study_name:
         lines.append(f"Study: {study_name}")
         lines += wrapped(f"  jointopt dashboard --storage {place} --study {study_name}", "      ")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns
+from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns, stopped_lines
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -32,8 +33,9 @@ def tuned_text(tuned: Tuned) -> str:
         f"for {' and '.join(_OBJECTIVE[name] for name in tuned.objectives)}."
     )
     table = lay_out(_columns(tuned)) if tuned.runs else ["Nothing was measured."]
-    lines = [*wrapped(title), "", *table, "", *wrapped(_legend(tuned)), *wrapped(_STOPPED[tuned.stopped])]
-    notes = list(tuned.notes)
+    legend, ended = _legend(tuned), stopped_lines(_STOPPED[tuned.stopped], tuned.reason)
+    lines = [*wrapped(title), "", *table, "", *(wrapped(legend) if legend else []), *ended]
+    notes = [note for note in tuned.notes if note != tuned.reason]
     if math.isfinite(tuned.gain_left):
         gain = f"{tuned.gain_left:.1%}"
         what = (
@@ -42,7 +44,8 @@ def tuned_text(tuned: Tuned) -> str:
             else "is expected to widen the front by"
         )
         notes.append(f"The best of the plans that are left {what} {gain}.")
-    return "\n".join([*lines, *kept_lines(notes, tuned.storage, tuned.study_name)])
+    stored = len(tuned.runs) - tuned.unstored
+    return "\n".join([*lines, *kept_lines(notes, tuned.storage, tuned.study_name, stored, tuned.unstored)])
 
 
 _OBJECTIVE = {"iteration_time_s": "iteration time", "energy_j": "energy"}
@@ -53,7 +56,7 @@ def _columns(tuned: Tuned) -> list[TextColumn]:
     marks = ["*" if i in tuned.front else " " for i in range(len(runs))]
     return [
         TextColumn("", marks),
-        TextColumn("run", _numbers(runs)),
+        TextColumn("run", _numbers(tuned)),
         *plan_columns(runs, _DEGREES),
         *_measured(runs, "iteration_time_s", "time", TIME_UNITS),
         *_measured(runs, "energy_j", "energy", ENERGY_UNITS),
@@ -61,13 +64,11 @@ def _columns(tuned: Tuned) -> list[TextColumn]:
     ]
 
 
-def _numbers(runs: tuple[TunedRun, ...]) -> list[str]:
-    """Runs of this tune from 1; those measured before are 0."""
-    out, count = [], 0
-    for run in runs:
-        count += run.round > 0
-        out.append(str(count if run.round > 0 else 0))
-    return out
+def _numbers(tuned: Tuned) -> list[str]:
+    """Runs of this tune, numbered on from what one before it has spent of the budget; - are those before it."""
+    count = sum(run.round > 0 for run in tuned.runs)
+    numbers = itertools.count(max(tuned.spent.runs - count, 0) + 1)
+    return [str(next(numbers)) if run.round > 0 else "-" for run in tuned.runs]
 
 
 def _kept(run: TunedRun, name: str) -> float:
@@ -99,5 +100,5 @@ def _against_best(values: list[float]) -> list[str]:
 
 def _legend(tuned: Tuned) -> str:
     first = _OBJECTIVE[tuned.objectives[0]]
-    text = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
-    return f"{text} {broken_legend(tuned.runs)}".strip()
+    best = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
+    return f"{best if tuned.front else ''} {broken_legend(tuned.runs)}".strip()

@@ -7,7 +7,7 @@ import statistics
 
 from jointopt.intervals import RESULTS
 from jointopt.report.results import Validated, ValidatedRun
-from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns
+from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns, stopped_lines
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -50,8 +50,10 @@ def validated_text(found: Validated) -> str:
             f"{_NAMES[name].capitalize()} is off by {error:.1%} (median); {sum(map(bool, judged))} of {len(judged)} "
             "runs lie in their 90 % interval."
         )
-    lines += wrapped(STOPPED[found.stopped]) if found.stopped != "done" else []
-    return "\n".join([*lines, *kept_lines(found.notes, found.storage, found.study_name)])
+    lines += stopped_lines(STOPPED[found.stopped], found.reason) if found.stopped != "done" else []
+    notes = [note for note in found.notes if note != found.reason]
+    stored = len(found.runs) - found.unstored
+    return "\n".join([*lines, *kept_lines(notes, found.storage, found.study_name, stored, found.unstored)])
 
 
 def median_errors(found: Validated) -> dict[str, float]:
