@@ -12,10 +12,15 @@ from pathlib import Path
 # what PyTorch, CUDA, Megatron-LM and the kernel say when memory is short
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|torch\.OutOfMemoryError|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|HIP out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom[-_ ]kill|Out Of Memory"
-    r"|CUDNN_STATUS_ALLOC_FAILED|NCCL.*out of memory",
+    r"|HIP out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc|Out Of Memory"
+    r"|CUDNN_STATUS_ALLOC_FAILED|(?:NCCL|Cuda failure).*out of memory|\bMemoryError\b",
     re.IGNORECASE,
 )
+# what the kernel and Slurm say of a process that they killed for its memory
+_KILLED = re.compile(
+    r"^.*(?:oom[-_ ]kill event|OOM Killed|Out of memory: Kill).*$", re.MULTILINE | re.IGNORECASE
+)
+_REMARK = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|Warning:")  # of a program that goes on
 _FULL = "No space left on device"
 # what ranks say of one that is gone: where another error stands in the log, that one came first
 _FOLLOWING: tuple[tuple[str, str], ...] = (
@@ -25,6 +30,7 @@ _FOLLOWING: tuple[tuple[str, str], ...] = (
         r"|Broken pipe",
         "processes lost touch",
     ),
+    (r"CalledProcessError", "a program that it started failed"),
 )
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"No module named ['\"]?([\w.]+)", "a Python module is missing"),
@@ -61,8 +67,8 @@ class Failure:
 
 def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
     """What ended a program that did not succeed, from the end of its log and its exit code."""
-    if _OUT_OF_MEMORY.search(log):
-        return Failure("oom", "out of memory" + _quoted(_first(log, _OUT_OF_MEMORY) or _first(log)))
+    if said := _short_of_memory(log):
+        return Failure("oom", "out of memory" + _quoted(said))
     if timed_out:
         return Failure("timeout", f"did not end within {limit_s:.0f} s")
     return Failure("failed", _cause(log, code))
@@ -71,6 +77,21 @@ def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
 def is_full(folder: Path) -> bool:
     """Whether nothing more can be written to the file system of a folder."""
     return shutil.disk_usage(folder).free < _BLOCK
+
+
+def _short_of_memory(log: str) -> str:
+    """Who says that memory ran out: the kernel, or the error that ended the run; blank where neither does.
+
+    A run without an error of its own ended by what its lines speak of, unless they are remarks of one that goes on.
+    """
+    if killed := _KILLED.search(log):
+        return killed[0]
+    errors = [(rank, text) for rank, text in _errors(log) if not _named(_FOLLOWING, text)]
+    of_first = [text for rank, text in errors if rank == _first_rank(log)]
+    if said := of_first or [text for _, text in errors]:
+        return next(filter(_OUT_OF_MEMORY.search, said), "")
+    lines = (line for line in log.splitlines() if not _REMARK.search(line))
+    return next(filter(_OUT_OF_MEMORY.search, lines), "")
 
 
 def _cause(log: str, code: int) -> str:
@@ -93,14 +114,25 @@ def _first(log: str, of: re.Pattern[str] | None = None) -> str:
 
     Ranks that lose touch with one that failed end with errors of their own, and may write them first.
     """
-    found = _python_errors(log) or [("", line) for line in _ERROR_LINE.findall(log)]
+    found = [text for _, text in _errors(log) if of is None or of.search(text)]
+    return found[0] if found else ""
+
+
+def _errors(log: str) -> list[tuple[str, str]]:
+    """(rank, last line) of each error of the program, the ones that the others follow from first."""
+    found = _python_errors(log)
     found = [(rank, text) for rank, text in found if not _TORCHRUNS_OWN.match(text)]
-    if of is not None:
-        found = [(rank, text) for rank, text in found if of.search(text)]
+    if not found:
+        lines = [line for line in _ERROR_LINE.finditer(log) if not _REMARK.search(line[0])]
+        found = [("", line[1]) for line in lines if not _TORCHRUNS_OWN.match(line[1])]
+    first = _first_rank(log)
+    return sorted(found, key=lambda one: (bool(_named(_FOLLOWING, one[1])), one[0] != first))
+
+
+def _first_rank(log: str) -> str:
+    """The rank whose end torchrun saw first; blank where it does not tell."""
     root = _ROOT.search(log)
-    first_rank = root["rank"] if root else ""
-    found.sort(key=lambda one: (bool(_named(_FOLLOWING, one[1])), one[0] != first_rank))
-    return found[0][1] if found else ""
+    return root["rank"] if root else ""
 
 
 def _python_errors(log: str) -> list[tuple[str, str]]:

@@ -30,10 +30,41 @@ NCCL = (
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
         "terminate called after throwing an instance of 'std::bad_alloc'",
+        "[Fri Nov 21] Out of memory: Killed process 4711 (python) total-vm:1kB",
+        f"n0:7:7 [3] NCCL WARN Cuda failure 2 'out of memory'\n{NCCL}",
+        f"Traceback (most recent call last):\n{CUDA[9:]}\nTraceback (most recent call last):\n"
+        "subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.",
     ],
 )
 def test_words_of_short_memory_are_oom(log: str) -> None:
     assert failure_of(log, 1, False, 60).status == "oom"
+
+
+@pytest.mark.parametrize(
+    ("before", "error"),
+    [
+        ("INFO guard against CUDA out of memory is on", "ValueError: bad flag"),
+        (
+            "guard against CUDA out of memory is on",
+            "Traceback (most recent call last):\nValueError: bad flag",
+        ),
+        ("WARNING OutOfMemoryError: CUDA out of memory; batch 3 is skipped", "ValueError: bad flag"),
+        ("[INFO] oom_kill guard: on", "exit"),
+        ("UserWarning: CUDA out of memory was near", "train.py: bad flag"),
+    ],
+)
+def test_a_line_that_speaks_of_memory_is_not_what_ended_a_run(before: str, error: str) -> None:
+    failure = failure_of(f"{before}\n{error}\n", 1, False, 60)
+    assert failure.status == "failed"
+    assert "memory" not in failure.reason
+
+
+def test_the_rank_that_failed_first_tells_whether_memory_ran_out() -> None:
+    log = (LOGS / "one_rank_raises.txt").read_text()
+    late = f"[rank1]: Traceback (most recent call last):\n{CUDA.replace('rank3', 'rank1')}\n"
+    assert failure_of(late + log, 1, False, 60).status == "failed"
+    first = log.replace("ValueError: tp 2", "torch.OutOfMemoryError: CUDA out of memory. tp 2")
+    assert failure_of(first, 1, False, 60).reason.startswith("out of memory: torch.OutOfMemoryError: CUDA")
 
 
 def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
