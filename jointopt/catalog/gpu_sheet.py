@@ -48,10 +48,15 @@ def gpu_sheet(name: str) -> Gpu:
     return _gpu(_resolve(str(name)))
 
 
-def _resolve(name: str) -> str:
+def fitting_gpus(name: str) -> tuple[str, ...]:
+    """Ids of the GPUs that a driver's name, or a shorter one, may mean; none where the catalogue knows no such GPU."""
     words, known = _words(name), _known_words()
-    exact = [gpu_id for gpu_id, names in known.items() if words in names]
-    found = exact or [gpu_id for gpu_id in known if words and set(words) <= set(_words(gpu_id))]
+    exact = tuple(gpu_id for gpu_id, names in known.items() if words in names)
+    return exact or tuple(gpu_id for gpu_id in known if words and set(words) <= set(_words(gpu_id)))
+
+
+def _resolve(name: str) -> str:
+    found, known = fitting_gpus(name), _known_words()
     if len(found) == 1:
         return found[0]
     if found:

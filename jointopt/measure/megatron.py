@@ -15,6 +15,7 @@ from typing import Any
 
 from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import under_plan
+from jointopt.measure.devices import check_devices
 from jointopt.measure.failures import Failure, failure_of
 from jointopt.measure.launcher import new_log, result_row
 from jointopt.measure.process import files_of_a_run, run_program, whole
@@ -290,6 +291,7 @@ class MegatronLauncher:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The measurement of ``plan``, or how it failed."""
         self.candidates(job)
+        check_devices(job)
         command = self.command(job, plan)
         with files_of_a_run(), tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
             log = new_log(self.logs or Path(scratch), plan)

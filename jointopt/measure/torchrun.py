@@ -17,6 +17,7 @@ from typing import Any
 
 from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import Conditions, under_plan
+from jointopt.measure.devices import check_devices
 from jointopt.measure.failures import failure_of
 from jointopt.measure.launcher import judged, new_log, result_row
 from jointopt.measure.process import files_of_a_run, run_program
@@ -29,7 +30,7 @@ DEFAULT_LIMIT_S = 600.0
 
 
 class TorchrunLauncher:
-    """Runs a plan as processes of this machine, one per GPU of the job (gloo on CPUs where there is no GPU).
+    """Runs a plan as processes of this machine, one per GPU of the job, or per core (gloo) where that is cpu-core.
 
     ``limit_s`` is the longest that a run may take, ``iterations`` are measured after ``warmup_iterations``; the log of
     each run stays in ``logs`` where a folder is given. GPUs run at the clock of their stage, or at what
@@ -62,6 +63,7 @@ class TorchrunLauncher:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The measurement of ``plan``: median time of the measured iterations, memory, or how it failed."""
         self.candidates(job)
+        check_devices(job)
         spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
         with files_of_a_run(), tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
             log = new_log(self.logs or Path(scratch), plan)
@@ -144,6 +146,7 @@ def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
     missing = _not_built(model)
     if missing:
         notes += f"; not the exact model: trained without its {', '.join(missing)}"
+    notes = "; ".join([notes, *map(str, found.get("remarks", []))])
     return result_row("ok", notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
 
 
@@ -178,7 +181,7 @@ def train_spec(job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterat
         num_dense_layers=m.num_dense_layers, seq_length=t.seq_length, global_batch_size=t.global_batch_size,
         dtype=t.dtype, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
         iterations=iterations, warmup_iterations=warmup_iterations, cores=job.cluster.gpu.id == "cpu-core",
-        selective_share=t.framework.selective_share, **degrees,
+        gpu=job.cluster.gpu.id, selective_share=t.framework.selective_share, **degrees,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from jointopt.candidates import searched
 from jointopt.jobfile import load_job
+from jointopt.measure.devices import FOR_TESTS
 from jointopt.measure.torchrun import TorchrunLauncher
 from jointopt.spec.job import Job
 from jointopt.surrogate.local import ROUGH, Spread
@@ -53,7 +54,7 @@ def with_stand_in(folder: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
     (folder / "gpus").mkdir()
     own = {"STAND_IN_NVML": str(folder / "gpus"), "XDG_STATE_HOME": str(folder / "state")}
-    own |= {"LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1"}
+    own |= {"LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1", FOR_TESTS: "1"}
     subprocess.run([sys.executable, *sys.argv], env={**os.environ, **own}, check=True)
 
 

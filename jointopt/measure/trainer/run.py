@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from jointopt.measure.trainer.device import own_device
+from jointopt.errors import LauncherError
+from jointopt.measure.devices import remarks, wrong_device
+from jointopt.measure.trainer.device import device_name, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import TrainSpec
@@ -162,14 +164,20 @@ def _memory_gib(device: torch.device) -> float:
 
 
 def main(spec_path: str, out_path: str) -> None:
-    """Run the spec in this process, one of torchrun's; rank 0 writes the results."""
+    """Run the spec in this process, one of torchrun's; rank 0 writes the results.
+
+    LauncherError where the device here is not the GPU that the spec names.
+    """
     spec = TrainSpec.read(Path(spec_path))
     device = own_device(spec.cores)
     cuda = device.type == "cuda"
+    name = device_name(device) if cuda else ""
+    if spec.gpu and (wrong := wrong_device(spec.gpu, [name] if name else [])):
+        raise LauncherError(wrong)
     if not cuda:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
-    found = train(spec, device)
+    found = train(spec, device) | {"remarks": remarks(spec.gpu, spec.dtype, name)}
     if dist.get_rank() == 0:
         Path(out_path).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier(device_ids=[device.index] if cuda else None)

@@ -40,6 +40,9 @@ class TrainSpec:
     warmup_iterations: int = 3
     iterations: int = 10
     least_s: float = 0.0  # measure more iterations where these take less
+    gpu: str = (
+        ""  # of the catalogue: training on another one, or on cores, is refused; blank = whatever is there
+    )
     cores: bool = False  # train on the processor, whether or not there is a GPU
     selective_share: float = 0.0  # of the layers selective recomputation runs whole; 0: only attention cores
     seed: int = 0
