@@ -174,10 +174,11 @@ def test_precisions_are_understood_or_the_next_wider_one_is_assumed(
     ("gpu", "dtype", "inside"),
     [("h100-sxm5-80gb", "fp4", False), ("a100-sxm4-80gb", "fp8", False), ("v100-sxm2-16gb", "bf16", False),
      ("v100-sxm2-16gb", "fp8", False), ("h100-sxm5-80gb", "int8", False),
-     ("a100-sxm4-80gb", "bf16", True), ("a100-sxm4-80gb", None, True)],
+     ("h100-sxm5-80gb", "mixed", False), ("h100-sxm5-80gb", None, False), ("a100-sxm4-80gb", " ", False),
+     ("a100-sxm4-80gb", "bf16", True)],
 )  # fmt: skip
 @pytest.mark.parametrize("surrogate", ["none", "default"])
-def test_a_precision_that_the_gpu_lacks_is_never_in_domain(
+def test_a_precision_that_nobody_said_or_the_gpu_lacks_is_never_in_domain(
     gpu: str, dtype: str | None, inside: bool, surrogate: str
 ) -> None:
     run = {"gpu": gpu, "attention": "fused", "framework": "megatron-lm"}
@@ -202,6 +203,34 @@ def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, ass
     )
     assert found.assumed[0] == assumed
     assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "inside"),
+    [("banana", False), ("flash3", False), ("flash2", True), ("sdpa", True), ("flash", True), (None, True)],
+)
+@pytest.mark.parametrize("surrogate", ["none", "default"])
+def test_a_kernel_that_means_nothing_or_does_not_run_there_is_out_of_domain_and_a_blank_one_is_not(
+    word: str | None, inside: bool, surrogate: str
+) -> None:
+    found = jointopt.predict(table({"attention": word, "framework": "megatron-lm"}), surrogate)
+    assert found.in_domain.tolist() == [inside]
+    assert found.assumed.tolist() == ["" if word == "flash2" else "attention"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "kernel"),
+    [("h100-sxm5-80gb", "bf16", "flash2"), ("gb200", "fp8", "flash2"), ("gh200-96gb", None, "flash2"),
+     ("l40s", "bf16", "flash2"), ("mi300x", "bf16", "flash2"), ("h100-sxm5-80gb", "fp32", "fused"),
+     ("a100-sxm4-80gb", "bf16", "fused"), ("v100-sxm2-16gb", "fp16", "fused")],
+)  # fmt: skip
+def test_a_blank_kernel_is_a_flash_one_where_gpus_are_as_new_and_the_habit_of_the_profile_elsewhere(
+    gpu: str, dtype: str | None, kernel: str
+) -> None:
+    change = {"gpu": gpu, "dtype": dtype, "attention": None, "framework": "megatron-lm"}
+    (found,), _ = workloads(table(change))
+    assert found.job.training.attention == kernel
+    assert "attention" in found.assumed[0]
 
 
 @pytest.mark.parametrize("gpu", gpu_ids())

@@ -45,6 +45,16 @@ def usual_attention(gpu: Gpu, wanted: str = "flash2") -> str:
     return next(kernel for kernel in (wanted, "flash2", "fused") if kernel in able)
 
 
+def habitual_attention(gpu: Gpu, dtype: str, habit: str) -> str:
+    """The kernel that runs on a GPU used where nobody names one: flash2 where it is usual, else the ``habit``.
+
+    Profiles of frameworks were fitted to runs of their time, those with the habit ``fused`` to runs of 2021 and 2022 on
+    A100 and V100. Whoever has a Hopper GPU or a later one has libraries that bring flash kernels and choose them by
+    themselves. These take 16 bit and less (FlashAttention's README), so the habit stays in fp32.
+    """
+    return "flash2" if _row(gpu).get("flash_is_usual") and dtype != "fp32" else habit
+
+
 def training_factor(gpu: Gpu) -> float:
     """Time of products within a training step over that of the same products timed alone."""
     return float(_row(gpu)["training_factor"])
