@@ -19,7 +19,7 @@ from jointopt.keeping import Asked, Done, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import plan_words
+from jointopt.report.runs_text import differing, gain_words, plan_words
 from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
@@ -87,6 +87,7 @@ class _Loop:
         self.notes: list[str] = []
         self.reason = ""  # why no further run is begun although the budget has room
         self.unstored = 0
+        self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._ended: list[Mapping[str, Any]] = []  # rows of this tune, in the order in which they ended
         self._index: list[int] = []  # of each run among the candidates
         self._lost: list[str] = []  # objectives that cannot be heeded
@@ -180,8 +181,9 @@ class _Loop:
         if self._count:
             best = float(measured[objectives[0]].min())
             words = f"best so far {_figure(best, objectives[0])}"
-            gain = f"{self.gain_left:.1%} {'faster' if objectives == TIME else 'more'}"
-            self._say(f"{words}; the {left.sum()} plans left are expected to bring {gain}")
+            self._say(
+                f"{words}; {gain_words(self.gain_left, len(objectives), f'the {left.sum()} plans left')}"
+            )
 
     def objectives(self) -> tuple[str, ...]:
         """Of the job's objectives those that are predicted, and measured where a run has succeeded; else the time."""
@@ -277,7 +279,9 @@ class _Loop:
                 order.append(index)
                 plan = self.candidates.record(index)
                 spent = budget.words(self.spent)
-                self._say(f"run {before + len(order)}: {plan_words(plan)} ({spent} spent) ...")
+                self._say(
+                    f"run {before + len(order)}: {plan_words(plan, self._differing)} ({spent} spent) ..."
+                )
                 yield Asked(self.candidates.question(index), plan, _predicted(columns, index), number)
 
         def tell(place: int, text: str) -> None:

@@ -21,7 +21,7 @@ from jointopt.outlook import broken_bounds
 from jointopt.plans.parse import plan_records
 from jointopt.predicting import predict
 from jointopt.report.results import Validated, ValidatedRun
-from jointopt.report.runs_text import plan_words
+from jointopt.report.runs_text import differing, plan_words
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
@@ -126,12 +126,14 @@ class _Bench:
             )
 
     def _run(self, indices: list[int]) -> str:
+        apart = differing(self._plan(index) for index in range(len(self.plans.asked)))
+
         def asked() -> Iterator[Asked]:
             for index in indices:
                 if self.reason:
                     return
                 plan = self._plan(index)
-                self._say(f"run {index + 1} of {len(self.plans.asked)}: {plan_words(plan)} ...")
+                self._say(f"run {index + 1} of {len(self.plans.asked)}: {plan_words(plan, apart)} ...")
                 question = {str(name): value for name, value in self.plans.asked.iloc[index].items()}
                 told = {"in_domain": bool(self.plans.columns["in_domain"][index])}
                 yield Asked(question, plan, self._predicted(index), 1, told)

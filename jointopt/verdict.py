@@ -9,7 +9,7 @@ from typing import Any
 
 from jointopt.outlook import held_to
 from jointopt.report.results import MeasuredRun
-from jointopt.report.runs_text import plan_words
+from jointopt.report.runs_text import differing, plan_words
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 
@@ -92,4 +92,8 @@ def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
     runs = "The only run that succeeded does not keep" if len(good) == 1 else (
         f"None of the {len(good)} runs that succeeded keeps"
     )  # fmt: skip
-    return f"{runs} the job's constraints; the closest, {plan_words(good[best].plan)}, breaks {' and '.join(broken)}."
+    return f"{runs} the job's constraints; the closest, {_words(good[best], good)}, breaks {' and '.join(broken)}."
+
+
+def _words(run: MeasuredRun, beside: Sequence[MeasuredRun]) -> str:
+    return plan_words(run.plan, differing(other.plan for other in beside))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jointopt.database import without_password
@@ -22,6 +23,16 @@ PLAN_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {  # of one plan, by
     "ZeRO": lambda plan: str(plan["zero_stage"]),
 }
 _CLOCKS_WIDTH = 12
+_LINE_WIDTH = 40  # of the clocks in a line of words
+_WORDS = (
+    "dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
+    "stage_clock_mhz",
+)  # fmt: skip
+_ALWAYS = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
+_HEADS = {  # as in the tables
+    "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
+    "stage_clock_mhz": "clock",
+}  # fmt: skip
 
 
 def plan_columns(runs: Sequence[MeasuredRun], degrees: Sequence[str]) -> list[TextColumn]:
@@ -35,10 +46,35 @@ def plan_columns(runs: Sequence[MeasuredRun], degrees: Sequence[str]) -> list[Te
     ]
 
 
-def plan_words(plan: Mapping[str, Any]) -> str:
-    """What tells most plans of a job apart, for one line."""
-    names = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
-    return " ".join(f"{name}={plan[name]}" for name in names)
+def differing(plans: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Plan columns in which ``plans`` (records) differ."""
+    met: dict[str, set[str]] = {}
+    for plan in plans:
+        for name, value in plan.items():
+            met.setdefault(name, set()).add(str(value))
+    return frozenset(name for name, values in met.items() if len(values) > 1)
+
+
+def plan_words(plan: Mapping[str, Any], differing: Collection[str]) -> str:
+    """A plan in one line: what most plans are told apart by, and all in which those beside it are ``differing``."""
+    shown = [name for name in _WORDS if name in _ALWAYS or name in differing]
+    return " ".join(f"{_HEADS.get(name, name)}={_word(plan[name])}" for name in shown)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, list | tuple):
+        return f"{short_clocks(value, _LINE_WIDTH)} MHz"
+    return str(value)
+
+
+def gain_words(gain: float, objectives: int, plans: str) -> str:
+    """What ``plans`` are expected to bring: a share ``gain`` of the time, or of the front; NaN = nobody can tell."""
+    if math.isnan(gain):
+        return f"what {plans} bring cannot be told yet (too few runs)"
+    what = "be faster by" if objectives == 1 else "widen the front by"
+    return f"{plans} are expected to {what} {gain:.1%}"
 
 
 def stopped_lines(stopped: str, reason: str) -> list[str]:

@@ -6,7 +6,14 @@ import itertools
 import math
 
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns, stopped_lines
+from jointopt.report.runs_text import (
+    STOPPED,
+    broken_legend,
+    gain_words,
+    kept_lines,
+    plan_columns,
+    stopped_lines,
+)
 from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
@@ -36,14 +43,9 @@ def tuned_text(tuned: Tuned) -> str:
     legend, ended = _legend(tuned), stopped_lines(_STOPPED[tuned.stopped], tuned.reason)
     lines = [*wrapped(title), "", *table, "", *(wrapped(legend) if legend else []), *ended]
     notes = [note for note in tuned.notes if note != tuned.reason]
-    if math.isfinite(tuned.gain_left):
-        gain = f"{tuned.gain_left:.1%}"
-        what = (
-            "is expected to be faster by"
-            if len(tuned.objectives) == 1
-            else "is expected to widen the front by"
-        )
-        notes.append(f"The best of the plans that are left {what} {gain}.")
+    if tuned.front:
+        words = gain_words(tuned.gain_left, len(tuned.objectives), "the plans that are left")
+        notes.append(f"{words[0].upper()}{words[1:]}.")
     stored = len(tuned.runs) - tuned.unstored
     return "\n".join([*lines, *kept_lines(notes, tuned.storage, tuned.study_name, stored, tuned.unstored)])
 

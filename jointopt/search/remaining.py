@@ -7,9 +7,14 @@ import numpy as np
 from jointopt.schema import Bools, Columns, Floats
 from jointopt.search.pareto import front_order, hypervolume, nadir
 
+_TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
+
 
 def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], left: Bools) -> float:
-    """Expected gain if every plan that is left were run: a share, NaN before the first run that succeeded.
+    """Expected gain if every plan that is left were run: a share, NaN where nobody can tell.
+
+    That is before the first run that succeeded, and where twice as much as was measured seems to be left: such a hope
+    says how little the runs so far tell, and not how much is to come.
 
     ``draws`` (n, s) are joint draws of the objectives, and ``fits``; ``measured`` (m) the objectives of the runs that
     succeeded. One objective: by how much the best value falls. Two: by how much the volume under the front grows, in
@@ -24,8 +29,12 @@ def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], le
     values[~draws["fits"][left]] = np.inf
     if len(objectives) == 1:
         better = np.maximum(known.min() - values[:, :, 0].min(axis=0), 0.0)
-        return float(1.0 - np.exp(-better).mean())
-    return _volume_gain(known, values)
+        return _believable(float(1.0 - np.exp(-better).mean()), _TWICE_AS_GOOD)
+    return _believable(_volume_gain(known, values), _TWICE_AS_WIDE)
+
+
+def _believable(gain: float, most: float) -> float:
+    return gain if gain <= most else float("nan")
 
 
 def _volume_gain(known: Floats, values: Floats) -> float:

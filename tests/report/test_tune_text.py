@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.runs_text import differing, plan_words
 from jointopt.report.tune_json import tune_document
 from jointopt.report.tune_text import tuned_text
 from jointopt.spec.job import Job
@@ -60,6 +61,23 @@ def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tun
 def test_every_reason_to_stop_is_said(make_tuned: Callable[..., Tuned], stopped: str) -> None:
     said = tuned_text(make_tuned(stopped=stopped)).lower()
     assert stopped in said
+
+
+def test_what_cannot_be_told_yet_has_no_figure(make_tuned: Callable[..., Tuned]) -> None:
+    assert "bring cannot be told yet (too few runs)" in tuned_text(make_tuned())
+    assert "are expected to widen the front by 2.0%" in tuned_text(make_tuned(gain_left=0.02))
+
+
+def test_a_line_of_words_has_all_in_which_plans_differ() -> None:
+    plan = {
+        "dp": 4, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": True,
+        "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [1485.0],
+    }  # fmt: skip
+    plain = "dp=4 tp=2 pp=1 mbs=1 rc=none ZeRO=1"
+    assert plan_words(plan, differing([plan])) == plain
+    others = [plan | {"stage_clock_mhz": [1980.0]}, plan | {"sequence_parallel": False}]
+    said = plan_words(plan, differing([plan, *others]))
+    assert said == "dp=4 tp=2 pp=1 mbs=1 sp=y rc=none ZeRO=1 clock=1485 MHz"
 
 
 def test_nothing_measured_is_said(make_tuned: Callable[..., Tuned]) -> None:

@@ -45,7 +45,7 @@ def test_a_plan_that_may_not_fit_brings_less() -> None:
 
 
 def test_with_two_objectives_a_plan_beyond_the_front_widens_it_and_one_behind_does_not() -> None:
-    measured = {"iteration_time_s": np.array([1.0, 2.0]), "energy_j": np.array([2.0, 1.0])}
+    measured = {"iteration_time_s": np.array([1.0, 1.3, 2.0]), "energy_j": np.array([2.0, 1.3, 1.0])}
     ahead, behind = drawn([1.2], [1.2]), drawn([2.5], [2.5])
     assert gain_left(ahead, measured, BOTH, left(ahead)) > 0.0
     assert gain_left(behind, measured, BOTH, left(behind)) == pytest.approx(0.0)
@@ -53,3 +53,10 @@ def test_with_two_objectives_a_plan_beyond_the_front_widens_it_and_one_behind_do
 
 def test_before_the_first_success_nobody_knows() -> None:
     assert math.isnan(gain_left(drawn([1.0]), {"iteration_time_s": np.empty(0)}, TIME, np.array([True])))
+
+
+def test_a_hope_beyond_twice_as_much_says_that_nobody_can_tell_yet() -> None:
+    measured = {"iteration_time_s": np.array([4.0]), "energy_j": np.array([4.0])}
+    hope = drawn([1.0, 5.0], [1.0, 5.0])
+    assert math.isnan(gain_left(hope, measured, TIME, left(hope)))
+    assert math.isnan(gain_left(hope, measured, BOTH, left(hope)))
