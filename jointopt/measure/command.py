@@ -244,6 +244,9 @@ def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
         return f"{nested} must be one value, got {given[nested]!r:.60}"
     cells = _cells(given)
     if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
+        if "iteration_time_s" in given:
+            said = json.dumps(given["iteration_time_s"])
+            return f"iteration_time_s must be a number of seconds; got {said:.60}"
         near = next((hint for key in given if (hint := nearest(key, ["iteration_time_s"]))), "")
         return f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"[:200] + (
             "; iteration_time_s is how it is spelled" if near else ""
