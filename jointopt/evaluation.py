@@ -11,6 +11,7 @@ from scipy.stats import kendalltau
 
 from jointopt.cells import is_known, spelled
 from jointopt.errors import TableError, nearest
+from jointopt.gpu_rules import RESULT_RULES
 from jointopt.learning import with_results
 from jointopt.predicting import predict
 from jointopt.tables import sound_results
@@ -56,7 +57,7 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
     Raises TableError for a table without measured times. Rows that the surrogate was trained on say nothing about it.
     """
     hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
-    sound, said = sound_results(table)
+    sound, said = sound_results(table, RESULT_RULES)
     table = with_results(sound)
     if not (table["iteration_time_s"] > 0).any():
         raise TableError(

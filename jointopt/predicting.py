@@ -13,6 +13,7 @@ import numpy as np
 from jointopt.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.correcting import Correction, Move, correct_memory, load_surrogate
 from jointopt.errors import JointOptError, TableError
+from jointopt.gpu_rules import RESULT_RULES
 from jointopt.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.schema import Columns, Ints
@@ -95,7 +96,7 @@ def _of_use(measured: pd.DataFrame, asked: set[str], say: Callable[[str], None])
     from jointopt.report.unused import silent_lines
     from jointopt.workloads import workloads
 
-    measured, said = sound_results(measured)
+    measured, said = sound_results(measured, RESULT_RULES)
     try:
         measured = with_results(measured)
         found, reasons = workloads(measured)

@@ -22,6 +22,7 @@ import pandas as pd
 from jointopt.correcting import load_surrogate
 from jointopt.database import without_password
 from jointopt.errors import InfeasibleError, TableError, UsageError
+from jointopt.gpu_rules import RESULT_RULES
 from jointopt.learning import timed_runs
 from jointopt.replacing import replace_files
 from jointopt.report.files import check_folder
@@ -48,7 +49,7 @@ def retrain(
     """
     _check_folder(out)
     old = _before(out, force)
-    data, said = sound_results(_gathered(tables, storage))
+    data, said = sound_results(_gathered(tables, storage), RESULT_RULES)
     surrogate, scores = train(data, seed)
     error = _per_source(scores)
     judged = _judged(scores.attrs.get("rows", {}))

@@ -271,11 +271,12 @@ def check_measurements(
     return good, sorted(problems, key=lambda problem: problem.line)
 
 
-def sound_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.DataFrame, list[str]]:
     """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
 
     A status is one of `jointopt.schema.STATUSES`, ``unknown`` for a word that is none, or blank; a number beyond the
     range of its column becomes blank, that of a run that did not finish without a word. Text among the numbers stays.
+    ``rules`` blame a result each: it becomes blank where it breaks one.
     """
     table = _without_results_of_unfinished(frame)
     names = [name for name in ("status", *MEASURED) if name in table]
@@ -294,6 +295,21 @@ def sound_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if "status" in table:
         known = clean["status"].set_axis(table.index)
         table = table.assign(status=known.where(known.notna(), table["status"]))
+    return _held_to(table, rules, said)
+
+
+def _held_to(table: pd.DataFrame, rules: Iterable[Rule], said: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The table with results blank that break a rule, and what is ``said`` with a sentence on each such rule."""
+    judged = [rule for rule in rules if rule.columns[0] in table]
+    clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)
+    for rule, broken in broken_rules(clean, judged):
+        rows = np.flatnonzero(broken)
+        if len(rows):
+            said.append(
+                f"{len(rows):,} row{'s' * (len(rows) > 1)} whose {rule.columns[0]} cannot be (row {rows[0] + 1}: "
+                f"{rule.complaint(clean.iloc[rows[0]])}): not used."
+            )
+            table = table.assign(**{rule.columns[0]: table[rule.columns[0]].mask(broken.to_numpy(bool))})
     return table, said
 
 
