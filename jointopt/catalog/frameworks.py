@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 from jointopt.catalog.gpu_sheet import read_yaml
@@ -39,8 +40,24 @@ def load_framework(name: str) -> Framework:
 
 def recognise_framework(text: str) -> tuple[Framework, bool]:
     """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
-    low = text.lower()
+    low = text.strip().lower()
     for profile in _profiles().values():
-        if low == profile.name or any(alias in low for alias in profile.aliases):
+        if low == profile.name or any(_says(low, alias) for alias in profile.aliases):
             return profile, True
     return load_framework("generic"), False
+
+
+_DENIED = re.compile(
+    r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$"
+)
+
+
+def _says(text: str, alias: str) -> bool:
+    """Whether lower-case ``text`` names ``alias``: "megatron_lm 2.4" does; "not Megatron", "Megatron-like" do not."""
+    return any(not _DENIED.search(text[: found.start()]) for found in _whole_words(alias).finditer(text))
+
+
+@functools.cache
+def _whole_words(alias: str) -> re.Pattern[str]:
+    words = r"[\s_-]*".join(map(re.escape, alias.split("-")))
+    return re.compile(rf"(?<![a-z0-9]){words}(?![a-z])(?![\s-]*(like|style|inspired)\b)")

@@ -10,7 +10,7 @@ class Framework:
     """A profile of habits; the defaults are a middling PyTorch stack. Fractions are 0..1, seconds per GPU."""
 
     name: str = "generic"
-    aliases: tuple[str, ...] = ()  # lower-case fragments that identify the framework in a table
+    aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table
 
     # what the framework can do, and what it does when a table leaves the cell blank
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)

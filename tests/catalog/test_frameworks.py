@@ -42,27 +42,57 @@ def test_the_figures_of_a_profile_have_the_types_of_the_dataclass(name: str) -> 
         assert isinstance(value, wanted), field.name
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("Megatron-LM", "megatron-lm"),
-        ("Megatron-DeepSpeed", "megatron-deepspeed"),
-        ("DeepSpeed 0.14", "deepspeed"),
-        ("AA-Scaling (Aleph Alpha, Megatron-like)", "aa-scaling"),
-        ("NVIDIA NeMo Framework Release 25.04", "nemo"),
-        ("PyTorch NVIDIA Release 23.09", "nemo"),
-        ("Composer FSDP (MPT)", "composer"),
-        ("PyTorch FSDP (HSDP)", "fsdp"),
-        ("torchtitan", "torchtitan"),
-        ("nanotron", "nanotron"),
-    ],
-)
+# Every framework that the recorded runs name, and spellings of the same.
+RECOGNISED = [
+    ("AA-Scaling (Aleph Alpha, Megatron-like)", "aa-scaling"),
+    ("Composer FSDP (MPT)", "composer"),
+    ("InternEvo", "internevo"),
+    ("MXNet NVIDIA Release 24.04 or PyTorch NVIDIA Release 24.04", "nemo"),
+    ("Megatron-DeepSpeed", "megatron-deepspeed"),
+    ("Megatron-LM", "megatron-lm"),
+    ("NVIDIA NEMO", "nemo"),
+    ("NVIDIA NeMo Framework Release 23.09", "nemo"),
+    ("NVIDIA NeMo Framework Release 24.04", "nemo"),
+    ("NVIDIA NeMo Framework Release 24.09", "nemo"),
+    ("NVIDIA NeMo Framework Release 25.01", "nemo"),
+    ("NVIDIA NeMo Framework Release 25.04", "nemo"),
+    ("NeMo 24.03.01", "nemo"),
+    ("NeMo 24.07 or doc revision 08264fe348", "nemo"),
+    ("NeMo 24.07 or doc revision ccef6aab5a", "nemo"),
+    ("NeMo 24.07 or doc revision e2de75c15e", "nemo"),
+    ("NeMo 25.02", "nemo"),
+    ("NeMo 25.04", "nemo"),
+    ("NeMo 25.07", "nemo"),
+    ("OneFlow", "oneflow"),
+    ("PyTorch FSDP (FSDP)", "fsdp"),
+    ("PyTorch FSDP (HSDP)", "fsdp"),
+    ("PyTorch NVIDIA Release 23.09", "nemo"),
+    ("nanotron", "nanotron"),
+    ("torchtitan", "torchtitan"),
+    ("DeepSpeed 0.14", "deepspeed"),
+    ("Megatron DeepSpeed", "megatron-deepspeed"),
+    ("MegatronLM core_v0.9", "megatron-lm"),
+    ("megatron_core", "megatron-lm"),
+    ("NeMo2.0", "nemo"),
+    ("FSDP2", "fsdp"),
+    ("MosaicML LLM Foundry", "composer"),
+    ("not DeepSpeed, Megatron-LM", "megatron-lm"),
+    (" torchtitan ", "torchtitan"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), RECOGNISED)
 def test_what_tables_call_a_framework_is_recognised(text: str, name: str) -> None:
     profile, known = recognise_framework(text)
     assert (profile.name, known) == (name, True)
 
 
-@pytest.mark.parametrize("text", ["", "Colossal-AI", "in-house"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "Colossal-AI", "in-house", "MaxText JAX on NVIDIA cluster", "NVIDIA", "nemotron in-house", "nemotron",
+     "not Megatron (own code)", "non-Megatron", "in-house, not based on Megatron-LM", "isn't NeMo", "Megatron-like",
+     "JAX instead of NeMo", "decomposer", "Azure foundry"],
+)  # fmt: skip
 def test_an_unknown_framework_is_the_generic_one_and_said_to_be_unknown(text: str) -> None:
     profile, known = recognise_framework(text)
     assert (profile.name, known) == ("generic", False)
