@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jointopt.jobfile import job_mapping
 from jointopt.measure import node_meters
 from jointopt.measure import slurm_control as control
 from jointopt.measure.command import CommandProgram
-from jointopt.measure.launcher import Ended, Say, judged
+from jointopt.measure.launcher import Ended, Say, judged, with_log
 from jointopt.measure.process import tail, whole
 from jointopt.measure.program import MegatronProgram, Program, TorchrunProgram
 from jointopt.measure.slurm_control import NoAnswerError, RefusedError, SlurmJob
@@ -126,14 +127,17 @@ class SlurmLauncher:
             raise _unwritable(self.folder, error) from error
         return base / str(last + 1)
 
-    def submitted(self, job: Job, plan: Mapping[str, Any], folder: Path) -> tuple[int | None, str]:
+    def submitted(
+        self, job: Job, plan: Mapping[str, Any], folder: Path, say: control.Say
+    ) -> tuple[int | None, str]:
         """The Slurm job of the folder, and how it was found: one of an earlier process, or a new one.
 
-        None for one that has left its result and whose number nobody noted.
+        ``say`` is told where Slurm does not answer. None for one that has left its result and that has no number
+        any more.
         """
         name = self.submission_name(folder)
-        known = _noted(folder) or control.named(name)
-        if written_in(folder) or (known and _is_named(control.state(known), name)):
+        known = _noted(folder) or control.named(name, say)
+        if written_in(folder) or (known and _is_named(control.state(known, say), name)):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
         try:
             self.program.prepare(job, plan, folder)
@@ -141,7 +145,7 @@ class SlurmLauncher:
             (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
-        number = _taken(folder / _SCRIPT, name)
+        number = _taken(folder / _SCRIPT, name, say)
         with suppress(OSError):  # without it the job is found by its name
             (folder / _STATE).write_text(json.dumps({"job": number}), encoding="utf-8")
         return number, f"Slurm job {number} is submitted"
@@ -179,7 +183,7 @@ class SlurmLauncher:
         """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
         log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole, tail))
         failure = why_failed(end, end_of_log, folder, self.limit_s)
-        row = judged(self.program.results(job, folder, log), end.whole, failure)
+        row = with_log(judged(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True)
         if self._metered(job):
             node_meters.check_settable(folder, end.code, end_of_log)
             row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
@@ -287,9 +291,10 @@ class _Fleet:
     def _send(self, place: int, plan: Mapping[str, Any]) -> None:
         folder = self._launcher.open_folder(self._job, plan)
         flight = self._flights[place] = _Flight(plan, folder)
-        number, words = self._launcher.submitted(self._job, plan, folder)
-        self._say(place, words)
-        flight.submission = Submission(number, folder, lambda text: self._say(place, text))
+        say = partial(self._say, place)
+        number, words = self._launcher.submitted(self._job, plan, folder, say)
+        say(words)
+        flight.submission = Submission(number, folder, say)
 
     def _looked_at(self, place: int) -> tuple[dict[str, Any], End] | None:
         """Row and end of a job that is over."""
@@ -341,12 +346,12 @@ def _noted(folder: Path) -> int | None:
         return None
 
 
-def _taken(script: Path, name: str) -> int:
+def _taken(script: Path, name: str, say: control.Say) -> int:
     """The number of a new job. Raises RefusedError, unless Slurm took the job and its answer was lost."""
     try:
         return control.submit(script)
     except RefusedError:
-        number = control.named(name)
+        number = control.named(name, say)
         if number is None:
             raise
         return number

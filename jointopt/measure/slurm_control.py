@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,13 @@ _OF_THE_SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 _UNKNOWN = "Invalid job id"
 _PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
 _ANSWER_S = 60.0
+
+
+Say = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """For questions that nobody follows."""
 
 
 class NoAnswerError(LauncherError):
@@ -100,16 +107,16 @@ def submit(script: Path) -> int:
     return int(number[1])
 
 
-def named(name: str) -> int | None:
+def named(name: str, say: Say = _silent) -> int | None:
     """The last of this user's jobs with that name that is not over, if there is one."""
-    done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"])
+    done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], say)
     numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
     return max(numbers, default=None)
 
 
-def state(number: int) -> SlurmJob | None:
+def state(number: int, say: Say = _silent) -> SlurmJob | None:
     """What Slurm knows of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
-    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], _UNKNOWN)
+    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], say, _UNKNOWN)
     return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
 
 
@@ -161,12 +168,13 @@ def _duration_s(text: str) -> float:
     return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _answer(words: Sequence[str], refusal: str = "") -> subprocess.CompletedProcess[str]:
+def _answer(words: Sequence[str], say: Say, refusal: str = "") -> subprocess.CompletedProcess[str]:
     """What a question is answered; asked again while the controller does not, LauncherError after ten minutes.
 
-    ``refusal`` is what an answer says that is one although the command fails.
+    ``say`` is told at once that there is no answer. ``refusal`` is what an answer says that is one although
+    the command fails.
     """
-    until, wait_s = time.monotonic() + _PATIENCE_S, 1.0
+    until, wait_s, told = time.monotonic() + _PATIENCE_S, 1.0, False
     while True:
         done = _call(words)
         if done.returncode == 0 or (refusal and refusal in done.stderr):
@@ -176,6 +184,9 @@ def _answer(words: Sequence[str], refusal: str = "") -> subprocess.CompletedProc
                 f"Slurm has not answered {words[0]} for {_PATIENCE_S:.0f} s: {_said(done)}; its jobs go on, and the "
                 "same command picks them up."
             )
+        if not told:
+            say(f"Slurm does not answer ({_said(done)}); waiting up to {_PATIENCE_S / 60:.0f} min")
+            told = True
         time.sleep(wait_s)
         wait_s = min(wait_s * 2, 30.0)
 

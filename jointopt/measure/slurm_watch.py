@@ -79,7 +79,7 @@ class Submission:
     def look(self) -> End | None:
         """How the job ended, None while it waits or runs. Raises LauncherError where it can never start."""
         written = written_in(self.folder)
-        job = None if self.number is None else control.state(self.number)
+        job = None if self.number is None else control.state(self.number, self._say)
         if written is not None and written.code == 0:
             return End(job, written)
         if job is None or job.ended:

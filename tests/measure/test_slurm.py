@@ -265,6 +265,19 @@ def test_a_controller_that_stays_away_is_an_error_and_the_job_is_found_again_lat
     assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
 
 
+def test_that_slurm_does_not_answer_is_said_at_once(
+    make: Make, job: Job, tmp_path: Path, instead: Instead
+) -> None:
+    instead(
+        "squeue", f"[ -e {tmp_path}/back ] || {{ touch {tmp_path}/back; echo away >&2; exit 1; }}; exec REAL"
+    )
+    said: list[str] = []
+    (ended,) = make().run_all(job, [PLAN], lambda place, text: said.append(text))
+    assert ended.row["status"] == "ok"
+    assert said[0] == "Slurm does not answer (away); waiting up to 10 min"
+    assert len([text for text in said if "does not answer" in text]) == 1
+
+
 def test_a_result_that_nobody_fetched_is_not_measured_again(
     make: Make, job: Job, cluster: Cluster, tmp_path: Path, tool: Any
 ) -> None:
