@@ -119,18 +119,24 @@ class Record:
         """
         begun: dict[int, tuple[Asked, int | None]] = {}  # by place, with the trial
         runs = run_all(launcher, self._job, self._begun(launcher, asked, begun), say)
-        left = False
+        why, left = "the runs were given up", False
         try:
             for run in runs:
                 yield run.place, self._kept(run, *begun.pop(run.place), broken_by)
-        except LauncherError:
-            left = True
+        except LauncherError as error:
+            why, left = str(error), True
+            raise
+        except KeyboardInterrupt:
+            why = "interrupted (Ctrl-C) before it ended"
+            raise
+        except SystemExit:
+            why = "ended by a signal before it ended"
             raise
         finally:
             runs.close()
             for _, trial in begun.values():
                 if trial is not None:
-                    self._seen(functools.partial(_lose, trial=trial, left=left))
+                    self._seen(functools.partial(_lose, trial=trial, why=why, left=left))
 
     def _begun(
         self, launcher: Launcher, asked: Iterable[Asked], begun: dict[int, tuple[Asked, int | None]]
@@ -186,8 +192,8 @@ def _begin(study: MeasuredStudy, asked: Asked, told: Mapping[str, Any]) -> int:
     return study.begin(asked.plan, asked.predicted, **told)
 
 
-def _lose(study: MeasuredStudy, trial: int, left: bool) -> None:
-    study.lose(trial, left)
+def _lose(study: MeasuredStudy, trial: int, why: str, left: bool) -> None:
+    study.lose(trial, why, left)
 
 
 def round_s(seconds: float) -> float:

@@ -128,7 +128,8 @@ def test_after_an_interrupt_the_same_call_spends_what_is_left_of_the_budget(
     assert [run.round for run in second.runs] == [0, 0, 1]
     assert "2 of 3 runs are spent" in second.notes[-1]
     trials = optuna.load_study(study_name=second.study_name, storage=url).trials
-    assert [trial.user_attrs["status"] for trial in trials].count("interrupted") == 1
+    lost = [trial for trial in trials if trial.user_attrs["status"] == "interrupted"]
+    assert [trial.user_attrs["notes"] for trial in lost] == ["interrupted (Ctrl-C) before it ended"]
     assert len(trials) == 4
 
 

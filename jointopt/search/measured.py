@@ -138,12 +138,14 @@ class MeasuredStudy:
             self._storage.set_trial_state_values(trial_id, state, values if good else None)
             self._draw()
 
-    def lose(self, trial_id: int, left: bool = False) -> None:
-        """The trial ends without a result: its run was interrupted, or ``left`` to itself."""
+    def lose(self, trial_id: int, why: str, left: bool = False) -> None:
+        """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
         with self._errors():
             trial_id = self._moved.get(trial_id, trial_id)
             self._storage.set_trial_user_attr(trial_id, "status", "interrupted")
+            self._storage.set_trial_user_attr(trial_id, "notes", why)
             self._storage.set_trial_user_attr(trial_id, _LEFT, left)
+            self._note(trial_id, ())
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _errors(self) -> Any:
@@ -201,7 +203,7 @@ class MeasuredStudy:
         """Trials whose process was killed do not run any more."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _lives(trial.user_attrs.get(_PROCESS, "")):
-                self.lose(trial._trial_id, left=True)
+                self.lose(trial._trial_id, "the process that waited for the run was killed", left=True)
 
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
         trial = self._storage.get_trial(trial_id)

@@ -138,7 +138,7 @@ def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_aga
 ) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
-        "s.begin(t.PLAN, {}, origin='tune'); s.lose(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'));"
+        "s.begin(t.PLAN, {}, origin='tune'); s.lose(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'), 'why');"
         "import os; os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, url, str(Path(__file__).parent)], check=False)
