@@ -12,27 +12,31 @@ import click
 @click.option(
     "--storage", default="sqlite:///jointopt.db", show_default=True, help="Database URL, as for propose."
 )
+@click.option(
+    "--retract", is_flag=True, help="Take the rows of TABLE back: they are kept, and never used again."
+)
 @click.pass_context
-def ingest(ctx: click.Context, table: Path, storage: str) -> None:
+def ingest(ctx: click.Context, table: Path, storage: str, retract: bool) -> None:
     """Add the measured runs of TABLE, a CSV or CSV.gz file with one run per row, to the store.
 
-    A run that is there already is not added twice. A row that cannot be true is named on stderr with its line and
-    column; the other rows are added, and the exit code is 2. Blank cells are unknown, and columns that jointopt
-    does not know are kept. Rows that are kept but teach nothing (a GPU of no known name, no result) are told too.
+    A run that is there already is not added twice. A row that cannot be true (a time, a memory or a power beyond the
+    GPU, degrees that do not make its GPUs) is named on stderr with its line and column; the other rows are added, and
+    the exit code is 2. Blank cells are unknown, and columns that jointopt does not know are kept. Rows that are kept
+    but teach nothing (a GPU of no known name, no result) are told too.
+
+    The store only grows. --retract marks the stored rows that are equal to those of TABLE, in every cell, as wrong: no
+    prediction, retrain or tune reads them any more, also not when they are added again. Correct the cell and add the
+    row as a new one.
 
     \b
     Example:
       jointopt ingest runs.csv
+      jointopt ingest wrong.csv --retract
     """
-    from jointopt.gpu_rules import MEASUREMENT_RULES
-    from jointopt.report.unused import unused_lines
-    from jointopt.store import Store
-    from jointopt.tables import problem_lines, read_measurements
+    from jointopt import ingesting
 
-    good, problems = read_measurements(table, MEASUREMENT_RULES)
-    added = Store(storage).add(good, origin=str(table.resolve()))
-    refused = problem_lines(problems)
-    for line in [*refused, *unused_lines(good)]:
+    done = ingesting.retract(table, storage) if retract else ingesting.ingest(table, storage)
+    for line in done.remarks:
         click.echo(f"{table}, {line}", err=True)
-    click.echo(f"{added.new:,} rows added, {added.known:,} known already, {len(refused):,} refused.")
-    ctx.exit(2 if refused else 0)
+    click.echo(done.text)
+    ctx.exit(2 if done.refused else 0)

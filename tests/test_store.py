@@ -14,12 +14,13 @@ import numpy as np
 import optuna
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.errors import TableError, UsageError
 from jointopt.schema import COLUMNS
-from jointopt.store import Added, Store
+from jointopt.store import Added, Retracted, Store
 from jointopt.tables import check_measurements, clean_runs, read_table, write_table
 
 
@@ -252,3 +253,19 @@ def test_two_processes_write_to_postgresql_as_well() -> None:
     outputs = [writer.communicate(timeout=120) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], outputs
     assert sum(int(stdout) for stdout, _ in outputs) == 155
+
+
+def test_a_retracted_row_is_kept_and_never_read_again(url: str) -> None:
+    Store(url).add(runs(3), "mine")
+    assert Store(url).retract(runs(1), "wrong") == Retracted(1, 0, 0)
+    assert len(Store(url).read()) == 2
+    assert Store(url).retract(pd.concat([runs(1), runs(1, pp=7)]), "wrong") == Retracted(0, 1, 1)
+    assert Store(url).add(runs(3), "again") == Added(0, 3, retracted=1)
+    assert len(Store(url).read()) == 2
+    with sa.create_engine(url).connect() as connection:
+        assert connection.execute(sa.text("select count(*) from jointopt_measurements")).scalar() == 3
+
+
+def test_nothing_is_retracted_from_a_store_that_is_not_there(tmp_path: Path) -> None:
+    assert Store(f"sqlite:///{tmp_path / 'x.db'}").retract(runs(2), "wrong") == Retracted(0, 0, 2)
+    assert not (tmp_path / "x.db").exists()
