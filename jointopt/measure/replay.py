@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.errors import LauncherError, TableError
+from jointopt.catalog.gpus import load_gpu
+from jointopt.cells import STRICT_READERS, read_columns
+from jointopt.errors import CatalogError, LauncherError, TableError
 from jointopt.measure.launcher import RESULTS
 from jointopt.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.spec.job import DTYPES, Job
@@ -35,7 +37,7 @@ class ReplayLauncher:
 
     def __init__(self, table: Path | str | pd.DataFrame) -> None:
         rows = table if isinstance(table, pd.DataFrame) else read_table(Path(table))
-        self._rows = rows.reset_index(drop=True)
+        self._rows = _with_gpu_ids(rows.reset_index(drop=True))
         self._clean = clean_runs(self._rows)
         self._asked = [name for name in _ASKED if name in self._rows]
         self._last: tuple[Job, Bools] | None = None
@@ -62,14 +64,16 @@ class ReplayLauncher:
         return row
 
     def _check(self) -> None:
-        if "status" not in self._rows:
-            given = self._rows.get("iteration_time_s", pd.Series(np.nan, index=self._rows.index))
-            self._rows = self._rows.assign(status=np.where(given.notna(), "ok", "failed"))
-        wrong = ~self._rows["status"].isin(STATUSES)
-        if wrong.any():
+        """Statuses as `ingest` reads them; a blank one is what a time, or none, says."""
+        given, faults = read_columns(self._rows, ["status"], STRICT_READERS)
+        for _, wrong, _ in faults:
             row = int(wrong.to_numpy().argmax())
             got = self._rows["status"].iloc[row]
             raise TableError(f"Row {row + 1}: status must be one of {', '.join(STATUSES)}; got {got!r}.")
+        blank = pd.Series(np.nan, index=given.index)
+        implied = np.where(given.get("iteration_time_s", blank).notna(), "ok", "failed")
+        status = given["status"].where(given["status"].notna(), implied) if "status" in given else implied
+        self._rows = given.assign(status=status)
         self._rows = self._rows.reindex(columns=[*self._rows, *(c for c in RESULTS if c not in self._rows)])
 
     def _belongs(self, job: Job) -> Bools:
@@ -96,7 +100,8 @@ class ReplayLauncher:
 
     def _same(self, plan: Mapping[str, Any]) -> Bools:
         """Rows that state nothing else than ``plan``."""
-        asked = clean_runs(pd.DataFrame({k: [_cell(v)] for k, v in plan.items() if k in self._asked})).iloc[0]
+        cells = {k: [_cell(v)] for k, v in plan.items() if k in self._asked}
+        asked = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0]
         mask = np.ones(len(self._clean), bool)
         for name, value in asked.items():
             mask &= self._agrees(str(name), value)
@@ -121,6 +126,21 @@ class ReplayLauncher:
             f"No row of the table belongs to job {job.name!r}: it asks for {name} {asked[name]} and the table holds "
             f"{', '.join(map(str, held))}; give the table of this job, or change the job."
         )
+
+
+def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with GPUs by catalogue id, whatever name a table calls them; unknown ones keep theirs."""
+    if "gpu" not in rows:
+        return rows
+    ids = {name: _gpu_id(name) for name in rows["gpu"].dropna().unique()}
+    return rows.assign(gpu=rows["gpu"].map(ids))
+
+
+def _gpu_id(name: object) -> str:
+    try:
+        return load_gpu(str(name)).id
+    except CatalogError:
+        return str(name)
 
 
 def _cell(value: Any) -> Any:

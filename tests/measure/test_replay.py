@@ -86,3 +86,25 @@ def test_an_unknown_status_is_named_with_its_row(make_runs) -> None:
     runs.loc[3, "status"] = "meh"
     with pytest.raises(TableError, match=r"Row 4: status must be one of .* got 'meh'"):
         ReplayLauncher(runs)
+
+
+def test_gpus_go_by_any_name_that_the_catalogue_knows(make_runs, job: Job) -> None:
+    runs = make_runs(group="")
+    named = runs.assign(gpu="NVIDIA A100-SXM4-40GB")
+    assert size(named, job) == len(runs)
+    assert size(pd.concat([named, runs]), job) == len(runs)
+    plan = named.iloc[1].to_dict()
+    assert ReplayLauncher(named).run(job, plan)["gpu"] == job.cluster.gpu.id
+    with pytest.raises(LauncherError, match="the table holds TPU v4"):
+        size(runs.assign(gpu="TPU v4"), job)
+
+
+@pytest.mark.parametrize("spell", [str.upper, lambda status: f" {status.title()} "])
+def test_statuses_are_read_in_any_case_and_a_blank_one_is_what_the_time_says(
+    make_runs, job: Job, spell
+) -> None:
+    runs = make_runs()
+    spelled = runs.assign(status=runs["status"].map(spell))
+    spelled.loc[spelled["iteration_time_s"].notna(), "status"] = None
+    launcher = ReplayLauncher(spelled)
+    assert [launcher.run(job, p)["status"] for p in runs.to_dict("records")] == runs["status"].tolist()
