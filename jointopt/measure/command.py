@@ -16,7 +16,7 @@ import pandas as pd
 from jointopt.errors import PlanError, UsageError, nearest
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.failures import Failure, failure_of, is_full
-from jointopt.measure.launcher import RESULTS, judged, label, result_row
+from jointopt.measure.launcher import RESULTS, judged, label, result_row, with_log
 from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.plans.clocks import plain_number
 from jointopt.schema import COLUMNS, STATUSES, Columns
@@ -190,14 +190,15 @@ class CommandLauncher:
         )
 
     def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        words = self.program.words(job, plan, folder)
-        ended = run_program(words, folder / "log.txt", limit_s=self.limit_s)
+        words, log = self.program.words(job, plan, folder), folder / "log.txt"
+        ended = run_program(words, log, limit_s=self.limit_s)
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         if whole and failure.status == "failed":
             full = ", the disk is full" if is_full(folder) else ""
             failure = Failure("failed", f"the command ended well and wrote no result file{full}")
-        return judged(self.program.results(job, folder, ended.tail), whole, failure)
+        row = judged(self.program.results(job, folder, ended.tail), whole, failure)
+        return with_log(row, log, self.logs is not None)
 
 
 class CommandProgram:

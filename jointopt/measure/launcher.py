@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from jointopt.errors import UsageError, nearest
 from jointopt.measure.failures import Failure
 from jointopt.measure.options import checked_options
-from jointopt.schema import COLUMNS, Columns
+from jointopt.schema import COLUMNS, STATUSES, Columns
 from jointopt.spec.job import Job
 
 GROUP = (
@@ -112,6 +112,19 @@ def judged(told: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dic
     if told is not None and (whole or (told["status"] != "ok" and failure.status != "oom")):
         return dict(told)
     return result_row(failure.status, failure.reason)
+
+
+def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
+    """The result columns of a run; one that failed says in ``notes`` where its ``log`` is, if that is ``kept``.
+
+    A run out of memory is what it is: only of another failure its log is missed.
+    """
+    where = ""
+    if row["status"] != STATUSES[0] and kept and log.is_file():
+        where = f"log: {log.absolute()}"
+    elif row["status"] in ("failed", "timeout") and not kept:
+        where = "no log is kept without --logs"
+    return dict(row) | {"notes": "; ".join(filter(None, [row["notes"], where]))}
 
 
 def label(plan: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import under_plan
 from jointopt.measure.devices import check_devices
 from jointopt.measure.failures import Failure, failure_of
-from jointopt.measure.launcher import new_log, result_row
+from jointopt.measure.launcher import new_log, result_row, with_log
 from jointopt.measure.process import files_of_a_run, run_program, whole
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
@@ -303,7 +303,8 @@ class MegatronLauncher:
             except PlanError as error:  # the GPUs here have no such clock
                 return result_row("failed", str(error))
             failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-            return conditions.added_to(self._row(job, log, failure, ended.code))
+            row = self._row(job, log, failure, ended.code)
+            return conditions.added_to(with_log(row, log, self.logs is not None))
 
     def _row(self, job: Job, log: Path, failure: Failure, code: int) -> Mapping[str, Any]:
         """What the log tells of a run that ended well, else how it failed."""

@@ -19,7 +19,7 @@ from jointopt.errors import LauncherError, PlanError
 from jointopt.measure.conditions import Conditions, under_plan
 from jointopt.measure.devices import check_devices
 from jointopt.measure.failures import failure_of
-from jointopt.measure.launcher import judged, new_log, result_row
+from jointopt.measure.launcher import judged, new_log, result_row, with_log
 from jointopt.measure.process import files_of_a_run, run_program
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.schema import Columns
@@ -94,7 +94,8 @@ class TorchrunLauncher:
         )
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-        return judged(read_result(answer, model) if whole else None, whole, failure)
+        row = judged(read_result(answer, model) if whole else None, whole, failure)
+        return with_log(row, log, self.logs is not None)
 
 
 def _conditions(

@@ -133,7 +133,7 @@ def test_the_command_may_say_itself_that_it_ran_out_of_memory(job: Job) -> None:
 
 def test_a_result_before_a_crash_does_not_count(job: Job) -> None:
     row = run(job, writing('{"iteration_time_s": 1}') + "; sys.exit(3)")
-    assert (row["status"], row["notes"]) == ("failed", "exit code 3")
+    assert (row["status"], row["notes"]) == ("failed", "exit code 3; no log is kept without --logs")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_run_that_fails_is_a_row_that_says_how(job: Job, code: str, status: st
 
 def test_a_disk_that_fills_up_is_named_where_the_log_cannot_say_it(job: Job, small_disk: Path) -> None:
     row = run(job, "print('x' * 100_000, flush=True)", logs=small_disk)
-    assert (row["status"], row["notes"]) == ("failed", "the disk is full")
+    assert (row["status"], row["notes"].split("; ")[0]) == ("failed", "the disk is full")
 
 
 def test_a_command_that_hangs_is_ended_at_its_limit(job: Job) -> None:
@@ -168,6 +168,13 @@ def test_log_and_result_stay_where_a_folder_is_given(job: Job, tmp_path: Path) -
     folders = sorted((tmp_path / "logs").glob("dp4-tp1-pp2-*"))
     assert [(folder / "log.txt").read_text() for folder in folders] == ["hello\n", "hello\n"]
     assert json.loads((folders[0] / "result.json").read_text()) == {"iteration_time_s": 1}
+
+
+def test_a_run_that_failed_says_where_its_log_is_or_what_would_keep_it(job: Job, tmp_path: Path) -> None:
+    kept = run(job, "sys.exit(3)", logs=tmp_path)
+    assert kept["notes"] == f"exit code 3; log: {next(tmp_path.glob('*/log.txt'))}"
+    assert run(job, "sys.exit(3)")["notes"] == "exit code 3; no log is kept without --logs"
+    assert "log" not in run(job, "sys.exit('CUDA out of memory')")["notes"]
 
 
 def test_gpus_of_this_machine_are_set_and_metered_over_the_window_that_the_command_tells(

@@ -149,10 +149,11 @@ def test_a_checkout_may_be_named_from_where_one_stands(small: Job, monkeypatch: 
 
 @pytest.mark.parametrize(("how", "limit_s", "status"), [("oom", 60.0, "oom"), ("hang", 10.0, "timeout")])
 def test_a_run_that_fails_says_how(
-    small: Job, monkeypatch: pytest.MonkeyPatch, how: str, limit_s: float, status: str
+    small: Job, monkeypatch: pytest.MonkeyPatch, how: str, limit_s: float, status: str, tmp_path: Path
 ) -> None:
-    row = run(small, monkeypatch, how, limit_s=limit_s)
+    row = run(small, monkeypatch, how, limit_s=limit_s, logs=tmp_path)
     assert (row["status"], math.isnan(row["iteration_time_s"])) == (status, True)
+    assert row["notes"].endswith(f"; log: {next(tmp_path.glob('*.log'))}")
 
 
 def test_a_folder_without_megatron_is_refused(tmp_path: Path) -> None:
@@ -183,3 +184,10 @@ def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path:
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
     row = launcher.row(llama, PLAN, tmp_path, End(None, Written(0, 60)))
     assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))
+
+
+def test_a_failed_run_on_a_cluster_says_where_its_log_is(llama: Job, tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("ValueError: bad flag\n")
+    launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False)
+    row = launcher.row(llama, PLAN, tmp_path, End(None, Written(1, 60)))
+    assert row["notes"] == f"exit code 1: ValueError: bad flag; log: {tmp_path / 'log.txt'}"
