@@ -27,12 +27,13 @@ surrogate = click.option(
 def _table(_context: click.Context, _option: click.Parameter, path: Path | None) -> pd.DataFrame | None:
     """The measurement table in a file, if one is named."""
     from jointopt.gpu_rules import RESULT_RULES
+    from jointopt.off_scale import scale_of
     from jointopt.tables import read_table, sound_results
 
     if path is None:
         return None
     table, said = sound_results(read_table(path), RESULT_RULES)
-    for line in said:
+    for line in [*said, *scale_of(table)]:
         remark(f"{path}: {line}")
     return table
 

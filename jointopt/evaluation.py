@@ -13,6 +13,7 @@ from jointopt.cells import is_known, spelled
 from jointopt.errors import TableError, nearest
 from jointopt.gpu_rules import RESULT_RULES
 from jointopt.learning import with_results
+from jointopt.off_scale import doubts, off_scale
 from jointopt.predicting import predict
 from jointopt.tables import sound_results
 
@@ -67,10 +68,19 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
     names["group"] = _groups(table)
     known = [*names]
     judged = predict(table, surrogate, say=said.append).assign(**names)
+    said += _doubts(judged)
     groups = [
         dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)
     ]
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), tuple(said))
+
+
+def _doubts(judged: pd.DataFrame) -> list[str]:
+    """What is said of sources whose times are far from the predicted ones."""
+    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0)]
+    source = ran["source"].to_numpy(str) if "source" in ran else np.full(len(ran), "")
+    ratio = (ran["iteration_time_s"] / ran["predicted_iteration_time_s"]).to_numpy(float)
+    return doubts(off_scale(np.log(ratio), source), "what was predicted")
 
 
 def _groups(table: pd.DataFrame) -> pd.Series[Any]:

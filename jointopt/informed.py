@@ -20,6 +20,7 @@ from jointopt.errors import CatalogError, TableError
 from jointopt.fitting import memory_evidence, memory_margin
 from jointopt.intervals import add_intervals, supported, with_power_interval, with_time_interval
 from jointopt.learning import Priced, described, group_key, power_log_ratio, price, together, with_results
+from jointopt.off_scale import scale_of
 from jointopt.physics.estimate import Estimator
 from jointopt.plans.clocks import uniform_stage_clocks
 from jointopt.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
@@ -127,6 +128,8 @@ def inform_from(
     job: Job, surrogate: str, measured: pd.DataFrame | None, storage: str | None
 ) -> Informed:  # fmt: skip
     """`inform` by a table of measured runs and by the measurements of a database, where they are given."""
+    if measured is not None and surrogate != "none":
+        scale_of(measured)
     tables = {} if measured is None else {"the measured runs given": measured}
     if storage is not None and surrogate != "none":
         from jointopt.store import Store

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jointopt.gpu_rules import MEASUREMENT_RULES
+from jointopt.off_scale import scale_of
 from jointopt.report.unused import unused_lines
 from jointopt.store import Store
 from jointopt.tables import problem_lines, read_measurements
@@ -21,10 +22,14 @@ class Ingested:
 
 
 def ingest(table: Path, storage: str) -> Ingested:
-    """Adds the rows that can be true to the store of that URL. Raises TableError, UsageError as `Store.add` does."""
+    """Adds the rows that can be true to the store of that URL.
+
+    Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
+    """
     good, problems = read_measurements(table, MEASUREMENT_RULES)
+    doubts = [] if good.empty else scale_of(good)
     added = Store(storage).add(good, origin=str(table.resolve()))
-    lines, remarks = problem_lines(problems), unused_lines(good)
+    lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:
         remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")
     text = f"{added.new:,} rows added, {added.known:,} known already, {len(lines):,} refused."

@@ -15,6 +15,7 @@ from jointopt.correcting import Correction, Move, correct_memory, load_surrogate
 from jointopt.errors import JointOptError, TableError
 from jointopt.gpu_rules import RESULT_RULES
 from jointopt.intervals import RESULTS, add_intervals, outside_of_domain
+from jointopt.off_scale import checked_scale
 from jointopt.physics.estimate import memory_limit_gib
 from jointopt.schema import Columns, Ints
 from jointopt.tables import sound_results
@@ -65,6 +66,9 @@ def predict(
     if measured is not None:
         measured = _of_use(measured, {part.source for batch in parts for part in batch}, told)
     correction = None if learned is None else Correction.after(learned, measured)
+    if correction is not None and correction.known is not None:
+        for line in checked_scale(correction.known[1], correction.known[0].source):
+            told(line)
     answers = _answers(parts, correction)
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
     priced = [a for a in answers if not a.refused]
