@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +13,7 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FAILED, _INTERRUPTED = 1, 130
+_FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
 _TAKEN = (
     "name",
     "progress",
@@ -51,6 +54,13 @@ def launcher_options(command: F) -> F:
     for name, settings in reversed(_OPTIONS):
         command = click.option(name, **settings)(command)
     return command
+
+
+def heed_sigterm() -> None:
+    """SIGTERM ends the command as an exception does: what it started locally is ended, and the end is told."""
+    ours = threading.current_thread() is threading.main_thread()
+    if ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
 
 
 def end(ctx: click.Context, stopped: str, fault: str) -> None:

@@ -130,7 +130,7 @@ class Record:
             why = "interrupted (Ctrl-C) before it ended"
             raise
         except SystemExit:
-            why = "ended by a signal before it ended"
+            why, left = "the tool was ended by a signal before it ended", True
             raise
         finally:
             runs.close()

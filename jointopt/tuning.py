@@ -19,7 +19,7 @@ from jointopt.keeping import Asked, Done, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import differing, gain_words, plan_words
+from jointopt.report.runs_text import TERMINATED, differing, gain_words, plan_words
 from jointopt.schema import Bools, Columns, Floats, Ints
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
@@ -115,6 +115,9 @@ class _Loop:
             stopped = self._rounds(budget, batch)
         except KeyboardInterrupt:
             pass
+        except SystemExit:
+            self._say(TERMINATED)
+            raise
         except (LauncherError, DeviceError) as error:
             if not self._count:
                 raise

@@ -21,7 +21,7 @@ from jointopt.outlook import broken_bounds
 from jointopt.plans.parse import plan_records
 from jointopt.predicting import predict
 from jointopt.report.results import Validated, ValidatedRun
-from jointopt.report.runs_text import differing, plan_words
+from jointopt.report.runs_text import TERMINATED, differing, plan_words
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
@@ -103,6 +103,9 @@ class _Bench:
             return self._run([index for index in range(len(self.plans.asked)) if index not in known])
         except KeyboardInterrupt:
             return "interrupted"
+        except SystemExit:
+            self._say(TERMINATED)
+            raise
         except (LauncherError, DeviceError) as error:
             if not self._runs:
                 raise

@@ -15,6 +15,7 @@ STOPPED = {
     "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
     "failed": "Stopped before its time:",  # and why
 }
+TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
 _RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
 PLAN_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {  # of one plan, by the head of the column
     "mbs": lambda plan: str(plan["micro_batch_size"]),
