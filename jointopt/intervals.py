@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,10 @@ def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:
     errors = _errors()
     inside = in_domain(job, columns)
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
-    bounds = {name: _bounds(errors[name], inside) for name in ("iteration_time_s", "peak_memory_gib")}
+    bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
+    low, high = _widest_time(job)
+    known_low, known_high = errors["iteration_time_s"]["known"]
+    bounds["iteration_time_s"] = np.where(inside, known_low, low), np.where(inside, known_high, high)
     bounds["avg_power_w"] = _bounds(errors["avg_power_w"], inside & power_known)
     # time and power err independently: their logarithms add in squares
     bounds["energy_j"] = tuple(
@@ -89,15 +93,19 @@ def with_power_interval(columns: Columns, half_width: float) -> Columns:
     }
 
 
-def with_time_interval(columns: Columns, half_width: Floats, inside: Bools) -> Columns:
+def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: Bools) -> Columns:
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
     the interval is at least that of the physics in unknown territory. Power keeps its own interval: logarithms of time
     and power add in squares.
     """
+    return _with_time(columns, half_width, inside, _widest_time(job))
+
+
+def _with_time(columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float]) -> Columns:
     out = dict(columns)
-    wide = dict(zip(("low", "high"), np.abs(np.log(_errors()["iteration_time_s"]["unknown"])), strict=True))
+    wide = dict(zip(("low", "high"), np.abs(np.log(widest)), strict=True))
     for side, sign in (("low", -1.0), ("high", 1.0)):
         half = np.where(inside, half_width, np.maximum(half_width, wide[side]))
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
@@ -113,7 +121,15 @@ def outside_of_domain(columns: Columns) -> Columns:
         for e in ("low", "high")
     ]
     nowhere = np.zeros(len(ends[0]), bool)
-    return with_time_interval(columns, np.maximum(*ends), nowhere) | {"in_domain": nowhere}
+    unknown = _errors()["iteration_time_s"]["unknown"]
+    return _with_time(columns, np.maximum(*ends), nowhere, unknown) | {"in_domain": nowhere}
+
+
+def _widest_time(job: Job) -> tuple[float, float]:
+    """Measured over predicted time (90 %) where no recorded runs support a plan; orders of magnitude of cores."""
+    cores = job.cluster.gpu.architecture == "CPU"
+    low, high = _errors()["iteration_time_s"]["cores" if cores else "unknown"]
+    return low, high
 
 
 def _bounds(error: dict[str, list[float]], known: Bools) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import pytest
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.frameworks import load_framework
 from jointopt.catalog.models import load_model
-from jointopt.intervals import RESULTS, add_intervals, in_domain
+from jointopt.intervals import RESULTS, add_intervals, in_domain, outside_of_domain, with_time_interval
 from jointopt.schema import Columns
 from jointopt.spec.job import Job, Training
 
@@ -50,6 +50,22 @@ def test_a_gpu_or_framework_without_recorded_runs_widens_the_interval(name: str)
     known = width(add_intervals(job(), columns()), name)
     for stranger in (job(gpu="mi300x"), job(framework="generic")):
         assert width(add_intervals(stranger, columns()), name) > known
+
+
+def test_a_time_on_cores_is_known_to_an_order_of_magnitude_whatever_was_learned_of_gpus() -> None:
+    cores = job(gpu="cpu-core")
+    physics = add_intervals(cores, columns())
+    learned = with_time_interval(cores, physics, np.full(2, 0.1), np.zeros(2, bool))
+    for found in (physics, learned, outside_of_domain(physics)):
+        assert (found["iteration_time_s_low"] <= 0.25 * found["iteration_time_s"]).all()
+        assert (found["iteration_time_s_high"] >= 4 * found["iteration_time_s"]).all()
+    assert not physics["in_domain"].any()
+
+
+def test_runs_measured_on_cores_narrow_their_interval() -> None:
+    cores = job(gpu="cpu-core")
+    found = with_time_interval(cores, add_intervals(cores, columns()), np.full(2, 0.1), np.ones(2, bool))
+    assert width(found, "iteration_time_s") == pytest.approx(np.exp(0.2))
 
 
 def test_energy_is_less_certain_than_time_and_than_power() -> None:
