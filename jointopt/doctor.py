@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -167,9 +168,10 @@ def _catalogued(machine: Machine) -> tuple[Gpu | None, str]:
 
 
 def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
-    """The cluster section for this one machine."""
+    """The cluster section for this one machine; cores share its memory evenly."""
     if not machine.gpus:
-        return {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores}
+        each_gib = math.floor(10 * machine.memory_gib / machine.cores) / 10
+        return {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores, "memory_gib": each_gib}
     name = machine.gpus[0].name if gpu is None else gpu.id
     section: dict[str, Any] = {"gpu": name, "nodes": 1, "gpus_per_node": len(machine.gpus)}
     limit_w = machine.gpus[0].power_limit_w

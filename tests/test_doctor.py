@@ -37,6 +37,8 @@ def test_a_machine_without_a_gpu_is_a_cluster_of_cores_that_a_job_file_takes(no_
     assert not feature(found, "energy, power, temperature").works
     job = parse_job(parse_yaml(REST + cluster_yaml(found)), "here", Path())
     assert job.cluster.num_gpus == found.machine["cores"]
+    assert job.objectives == ("iteration_time_s",)
+    assert 0 < job.cluster.gpu.memory_gib <= found.machine["memory_gib"] / found.machine["cores"]
 
 
 def test_gpus_are_listed_with_clocks_and_found_in_the_catalogue(driver) -> None:
