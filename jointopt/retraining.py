@@ -28,7 +28,7 @@ from jointopt.replacing import replace_files
 from jointopt.report.files import check_folder
 from jointopt.surrogate.model import CARD, Surrogate, load, save
 from jointopt.tables import read_table, sound_results
-from jointopt.training import train
+from jointopt.training import Use, train
 
 Errors = dict[str, dict[str, float]]  # by source and kind of held-out prediction
 HELD_OUT = "held_out.npz"
@@ -61,8 +61,10 @@ def retrain(
         report += f"\n\n{_comparison(compared, out)}{_forgotten(data, old)}"
         if not force:
             _refuse_worse(compared, out)
-    report = "\n".join([*said, report])
+    used: tuple[Use, ...] = scores.attrs.get("use", ())
+    report = "\n".join([*said, *(use.to_text() for use in used), "", report])
     card = _card(data, tables, error, seed, licences, storage, out)
+    card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     _written(replace(surrogate, card=card), judged, out)
     load_surrogate.cache_clear()
@@ -230,6 +232,7 @@ def _card(
     arguments += [f"--licence {shlex.quote(text)}" for text in licences]
     timed = timed_runs(data)
     return {
+        # timed rows given; those that were learned from stand in learned_from
         "data": {str(name): int(count) for name, count in timed.groupby("source").size().items()},
         "files_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tables},
         "licences": list(licences),
@@ -239,6 +242,7 @@ def _card(
         "seed": seed,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _VERSIONS},
+        "rebuild_in": "the folder of the files that files_sha256 names" if tables else "any folder",
         "rebuild": f"jointopt retrain {' '.join(arguments)} --seed {seed} --out {out.name}",
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,27 @@ BROKEN = 2.0
 
 
 @dataclass(frozen=True)
+class Use:
+    """What became of the timed runs of one source, as counts of rows."""
+
+    source: str
+    timed: int
+    learned: int  # trained on
+    broken: int  # further from the physics than training takes
+    unpriced: int  # the physics cannot price them
+    reason: str = ""  # of the first of those
+
+    def to_text(self) -> str:
+        """One line on how many rows were learned from, and why others were not."""
+        why = [f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse"] if self.broken else []
+        why += (
+            [f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})"] if self.unpriced else []
+        )
+        rest = f"; left out: {', '.join(why)}" if why else ""
+        return f"{self.source}: learned from {self.learned:,} of {self.timed:,} timed rows{rest}"
+
+
+@dataclass(frozen=True)
 class TrainingSet:
     """Timed runs with their residuals, as the physics sees them with and without framework profiles."""
 
@@ -37,6 +58,7 @@ class TrainingSet:
     known_residual: Floats
     unknown: Priced
     unknown_residual: Floats
+    use: tuple[Use, ...] = ()  # by source, in the order of their names
 
     def of(self, names: set[str]) -> Ints:
         return np.flatnonzero(np.isin(self.source, list(names))).astype(np.int64)
@@ -59,6 +81,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     at, plain = (np.searchsorted(p.rows, both, sorter=np.argsort(p.rows)) for p in (known, unknown))
     at, plain = np.argsort(known.rows)[at], np.argsort(unknown.rows)[plain]
     sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
+    use = _use(origin, both, both[sound], known.reasons | unknown.reasons)
     at, plain, both = at[sound], plain[sound], both[sound]
     return TrainingSet(
         source=origin[both],
@@ -66,7 +89,22 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
         known_residual=known.residual(time_s[known.rows])[at],
         unknown=replace(unknown, rows=both, runs=unknown.runs.take(plain)),
         unknown_residual=unknown.residual(time_s[unknown.rows])[plain],
+        use=use,
     )
+
+
+def _use(
+    origin: np.ndarray[Any, Any], priced: Ints, sound: Ints, reasons: Mapping[int, str]
+) -> tuple[Use, ...]:
+    """How many of the timed rows of each of ``origin`` (n,) were ``priced`` and ``sound`` (positions among them)."""
+    found = []
+    for name in np.unique(origin).tolist():
+        timed, known, learned = (
+            int((rows == name).sum()) for rows in (origin, origin[priced], origin[sound])
+        )
+        why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
+        found.append(Use(name, timed, learned, known - learned, timed - known, why))
+    return tuple(found)
 
 
 def _by_source(data: TrainingSet, rows: Ints, priced: Priced, residual: Floats) -> list[tuple[Runs, Floats]]:
@@ -301,7 +339,8 @@ def score_table(scores: list[Scores]) -> pd.DataFrame:
 def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
 
-    ``attrs["groups"]`` of the errors has those of every group, ``attrs["rows"]`` what was held out and predicted.
+    ``attrs["groups"]`` of the errors has those of every group, ``attrs["rows"]`` what was held out and predicted,
+    ``attrs["use"]`` what became of the rows of each source (`Use`).
 
     Raises TableError where fewer than two sources or 20 timed rows are left to learn from and to judge by.
     """
@@ -309,9 +348,11 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     everything = np.arange(len(data.source)).astype(np.int64)
     names = set(data.source.tolist())
     if len(everything) < LEAST_ROWS or len(names) < 2:
+        told = "; ".join(use.to_text() for use in data.use)
         raise TableError(
             f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
-            f"rows of {len(names)}: add tables, or adapt to the rows with `jointopt predict --measured` instead."
+            f"rows of {len(names)} ({told}): add tables, or adapt to the rows with `jointopt predict --measured` "
+            "instead; where nearly all rows are left out, look whether iteration_time_s is in seconds."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with threadpool_limits(1, user_api="blas"):
@@ -322,6 +363,7 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     table = score_table(scores)
     table.attrs["groups"] = _group_errors(data, scores)
     table.attrs["rows"] = _row_errors(data, scores)
+    table.attrs["use"] = data.use
     return surrogate, table
 
 

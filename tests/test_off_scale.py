@@ -57,4 +57,6 @@ def test_milliseconds_are_told_of_by_evaluate(synthetic_runs):
     table = synthetic_runs(noise=0.0)
     ms = table.assign(iteration_time_s=1e3 * table["iteration_time_s"], source="other")
     (remark,) = evaluate(pd.concat([table, ms], ignore_index=True), "none").remarks
-    assert remark.startswith("Measured runs (other) take 1,300 times what was predicted: is iteration_time_s in")
+    assert remark.startswith(
+        "Measured runs (other) take 1,300 times what was predicted: is iteration_time_s in"
+    )

@@ -64,6 +64,19 @@ def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
     assert told["error"]["mean"]["group out"] < told["error"]["mean"]["physics"]
 
 
+def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sources, tmp_path):
+    table = three_sources.copy()
+    table.loc[table.index[:5], "iteration_time_s"] *= 10
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    assert report.startswith("a100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics")
+    assert "h100: learned from 20 of 20 timed rows\n" in report
+    told = card(tmp_path / "out")
+    assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
+    assert told["learned_from"] == {"a100": 15, "h100": 20, "titan": 20}
+    assert told["rebuild_in"] == "the folder of the files that files_sha256 names"
+
+
 def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
     report = retrain(
         tables=[trained.parent / "runs.csv"], out=tmp_path / "surrogate", licences=["a100: made up"]

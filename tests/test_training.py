@@ -55,6 +55,27 @@ def test_failed_untimed_and_broken_runs_are_left_out(three_sources):
     assert len(training_set(table).source) == len(table) - 3
 
 
+def test_every_source_says_how_many_of_its_rows_were_learned_from_and_why_not_all(three_sources):
+    table = three_sources.copy()
+    slow = table.index[table["source"] == "a100"][:15]
+    table.loc[slow, "iteration_time_s"] *= 2 * BROKEN
+    table.loc[table.index[table["source"] == "titan"][:2], "gpu"] = "abacus"
+    first, second, third = (use.to_text() for use in training_set(table).use)
+    assert first == (
+        "a100: learned from 5 of 20 timed rows; left out: 15 beyond 2 times the physics or its inverse"
+    )
+    assert second == "h100: learned from 20 of 20 timed rows"
+    assert third.startswith("titan: learned from 18 of 20 timed rows; left out: 2 that cannot be priced (")
+    assert "abacus" in third
+
+
+def test_too_little_to_train_on_says_what_became_of_the_rest(three_sources):
+    table = three_sources[three_sources["source"] != "titan"].copy()
+    table.loc[table["source"] == "a100", "iteration_time_s"] *= 1000
+    with pytest.raises(TableError, match=r"got 20 rows of 1 \(a100: learned from 0 of 20 .* seconds"):
+        train(table)
+
+
 def test_known_and_unknown_rows_are_the_same_runs(data):
     time_known = np.exp(data.known_residual)
     assert data.known.runs.sensitivity.shape == data.unknown.runs.sensitivity.shape

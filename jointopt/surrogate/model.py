@@ -53,7 +53,6 @@ class Surrogate:
     support: Runs
     residual: Floats
     widths: Widths = field(default_factory=Widths)
-    memory_log_sd: float = 0.18
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def predict(
@@ -168,7 +167,6 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         "feature_names": list(surrogate.feature_names),
         "support_features": names,
         "widths": dataclasses.asdict(surrogate.widths),
-        "memory_log_sd": surrogate.memory_log_sd,
         "booster": None if surrogate.booster is None else _booster_settings(surrogate.booster),
     }
     text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
@@ -201,7 +199,6 @@ def load(folder: Path) -> Surrogate:
             support=_support(support, model["support_features"]),
             residual=support["residual"].astype(np.float64),
             widths=Widths(**{name: float(width) for name, width in model["widths"].items()}),
-            memory_log_sd=float(model["memory_log_sd"]),
             card=card,
         )
         _check_sizes(surrogate)
@@ -232,7 +229,7 @@ def _check_archive(path: Path) -> None:
 def _check_values(surrogate: Surrogate) -> None:
     """ValueError for numbers that no training writes, which would make every prediction senseless."""
     runs, booster = surrogate.support, surrogate.booster
-    positive = [surrogate.memory_log_sd, *dataclasses.astuple(surrogate.widths)]
+    positive = [*dataclasses.astuple(surrogate.widths)]
     for kernel in (surrogate.known, surrogate.unknown):
         positive += [
             *kernel.constants,

@@ -66,6 +66,14 @@ def test_what_is_loaded_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path)
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
+def test_a_card_of_an_earlier_version_with_a_figure_that_nothing_reads_is_loaded(folder: Path) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    assert "memory_log_sd" not in card["model"]
+    card["model"]["memory_log_sd"] = 0.18
+    (folder / "card.json").write_text(json.dumps(card))
+    assert load(folder).widths == Widths(1.1, 1.2, 1.3)
+
+
 def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:
     plain = replace(surrogate, booster=None)
     mean, half, _ = plain.predict(runs(5, source="b"), fitted=True)
