@@ -44,4 +44,4 @@ def predict(
     known = read_table(measured) if measured else None
     predicted = predicted_table(read_table(table), surrogate, known, calibration, common.remark)
     write_table(predicted, out)
-    click.echo(f"{len(predicted):,} rows written to {out}.", err=True)
+    click.echo(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.", err=True)

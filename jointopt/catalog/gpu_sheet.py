@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from difflib import SequenceMatcher
 from importlib import resources
 from typing import Any
 
@@ -64,8 +65,28 @@ def _resolve(name: str) -> str:
             f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
         )
     raise CatalogError(
-        f"The GPU {name!r} is not in the catalogue{nearest(name, {*known, *(_words(i)[0] for i in known)})}; "
+        f"The GPU {name!r} is not in the catalogue{nearest(name, _near(_words(name)))}; "
         f"`jointopt catalog gpus` lists the {len(known)} known ones."
+    )
+
+
+def _near(words: tuple[str, ...]) -> set[str]:
+    """The ids, and what they begin with, of GPUs whose model number ``words`` hold in a slightly different spelling.
+
+    Another number, or another letter before it, is another GPU and no slip: an A10 is no A100, a P100 no V100.
+    """
+    spelled = (*words, "".join(words[:2]))  # h 100
+    kin = {i: _words(i)[0] for i in gpu_ids() if any(_alike(word, _words(i)[0]) for word in spelled)}
+    return {*kin, *kin.values()}
+
+
+def _alike(word: str, model: str) -> bool:
+    same_number = re.findall(r"\d+", word)[:1] == re.findall(r"\d+", model)[:1]
+    lettered = word[:1].isalpha()
+    return (
+        lettered
+        and same_number
+        and (word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8)
     )
 
 

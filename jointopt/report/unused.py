@@ -24,14 +24,15 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     lines = [text for name in map(str, runs.columns) if name not in COLUMNS and (text := _misspelt(name))]
     unnamed = runs["gpu"].isna() if "gpu" in runs else runs.index == runs.index
     if unnamed.any():
-        lines.append(f"{int(unnamed.sum()):,} rows name no GPU (column gpu): kept, and never learned from.")
+        count = int(unnamed.sum())
+        names = "row names" if count == 1 else "rows name"
+        lines.append(f"{count:,} {names} no GPU (column gpu): kept, and never learned from.")
     for name in runs["gpu"].dropna().unique() if "gpu" in runs else ():
         try:
             load_gpu(str(name))
         except CatalogError as error:
-            lines.append(
-                f"{int((runs['gpu'] == name).sum()):,} rows are kept, and never learned from: {error}"
-            )
+            count = int((runs["gpu"] == name).sum())
+            lines.append(f"{_rows_are(count)} kept, and never learned from: {error}")
     return lines + _without_rate(runs) + silent_lines(runs)
 
 
@@ -43,8 +44,10 @@ def silent_lines(runs: pd.DataFrame) -> list[str]:
     silent = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1) & ~ended
     if not silent.any():
         return []
+    count = int(silent.sum())
     return [
-        f"{int(silent.sum()):,} rows have neither a result ({', '.join(_RESULTS)}) nor the status oom or failed."
+        f"{count:,} {'row has' if count == 1 else 'rows have'} neither a result ({', '.join(_RESULTS)}) nor the status "
+        "oom or failed."
     ]
 
 
@@ -61,10 +64,14 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
             known = True  # told of already
         if not known:
             lines.append(
-                f"{len(rows):,} rows are in {dtype} on {name}, of which no source states a rate: they are priced in a "
-                "wider precision, and called out of domain."
+                f"{_rows_are(len(rows))} in {dtype} on {name}, of which no source states a rate: priced in a wider "
+                "precision, and called out of domain."
             )
     return lines
+
+
+def _rows_are(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
 def _misspelt(name: str) -> str:

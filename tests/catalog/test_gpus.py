@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 import time
 from pathlib import Path
 
@@ -149,6 +150,18 @@ def test_an_ambiguous_name_lists_its_candidates() -> None:
 def test_a_name_of_another_gpu_is_not_taken_for_a_longer_one(name: str) -> None:
     with pytest.raises(CatalogError, match="not in the catalogue"):
         load_gpu(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("hh100", "h100"), ("H-100", "h100"), ("nvida h100", "h100"), ("MI300", "mi300x"), ("GH200 480GB", "gh200-96gb"),
+     ("b200-sxm-192gb", "b200-sxm-180gb"), ("cpu-cor", "cpu-core"),
+     *((other, "") for other in ("gtx1080", "RTX 3090", "P100", "NVIDIA B100", "A10G", "H20", "MI325X", "100", "x"))],
+)  # fmt: skip
+def test_a_slip_is_told_what_was_meant_and_another_gpu_nothing(name: str, meant: str) -> None:
+    with pytest.raises(CatalogError) as error:
+        load_gpu(name)
+    assert re.findall(r"did you mean '(.*?)'", str(error.value)) == [meant] * bool(meant)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one_and_the_listing() -> None:

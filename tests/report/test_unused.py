@@ -23,18 +23,18 @@ def test_a_column_that_is_nearly_known_is_named():
 
 def test_gpus_that_no_catalogue_knows_are_counted():
     lines = unused_lines(pd.DataFrame([GOOD, {**GOOD, "gpu": "h1000"}, {**GOOD, "gpu": None}]))
-    assert lines[0].startswith("1 rows name no GPU")
+    assert lines[0].startswith("1 row names no GPU")
     assert "'h1000' is not in the catalogue" in lines[1]
 
 
 def test_rows_without_any_result_are_counted():
     (line,) = unused_lines(pd.DataFrame([GOOD, {"gpu": "h100-sxm5-80gb"}]))
-    assert line.startswith("1 rows have neither a result")
+    assert line.startswith("1 row has neither a result")
 
 
 def test_precisions_that_the_gpu_has_no_rate_for_are_told():
     lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
     assert lines == [
-        "1 rows are in fp4 on h100-sxm5-80gb, of which no source states a rate: they are priced in a wider precision, "
+        "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
         "and called out of domain."
     ]
