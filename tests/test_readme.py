@@ -9,12 +9,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from jointopt.candidates import searched
 from jointopt.cli.main import jointopt
 from jointopt.jobfile import parse_job
+from jointopt.measure.torchrun import check_model
+from jointopt.workflow import explain, propose
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = "".join(re.findall(r"```sh\n(.+?)```", README, re.DOTALL))
+JOBS = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"^jointopt (.+)$", SHELL, re.MULTILINE)
 
 
@@ -37,15 +41,26 @@ def test_the_quick_commands_run() -> None:
 
 
 def test_the_job_file_of_the_readme_is_a_job() -> None:
-    (text,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
-    assert parse_job(yaml.safe_load(text), "readme", ROOT).cluster.num_gpus == 64
+    assert parse_job(yaml.safe_load(JOBS[0]), "readme", ROOT).cluster.num_gpus == 64
+
+
+def test_the_tiny_job_of_the_readme_is_proposed_explained_and_has_nine_plans_to_run_on_cores() -> None:
+    job = parse_job(yaml.safe_load(JOBS[1]), "tiny", ROOT)
+    assert (job.cluster.gpu.id, job.cluster.num_gpus, job.objectives) == (
+        "cpu-core",
+        4,
+        ("iteration_time_s",),
+    )
+    assert searched(job).size == 9
+    assert propose(job, trials=10).front["iteration_time_s"].size == 1
+    assert explain(job, "dp=4 mbs=4 rc=none ZeRO=2").feasible
+    check_model(job.model)
 
 
 def test_the_python_example_runs_with_the_job_file_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (text,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
-    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(JOBS[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
     names: dict[str, object] = {}
