@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ _TAKEN = (
     "spread",
     "set",
 )  # what the functions behind the commands are told beside options
+_HERE = ("torchrun", "megatron", "command", "replay")  # launchers whose runs are children of this process
 _PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--launcher", {"required": True, "help": "torchrun, megatron, slurm, command, replay, or an added one."}),
@@ -56,11 +58,20 @@ def launcher_options(command: F) -> F:
     return command
 
 
-def heed_sigterm() -> None:
-    """SIGTERM ends the command as an exception does: what it started locally is ended, and the end is told."""
+def heed_sigterm(launcher: str) -> None:
+    """SIGTERM ends the command with a line: runs on this machine end, those of a cluster go on as after a kill."""
+    from jointopt.report.runs_text import TERMINATED
+
+    def end(number: int, frame: object) -> None:
+        if launcher in _HERE:
+            sys.exit(_TERMINATED)  # as any exception: what was started is ended, and clocks are put back
+        os.write(2, f"{TERMINATED}\n".encode())
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
     ours = threading.current_thread() is threading.main_thread()
     if ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+        signal.signal(signal.SIGTERM, end)
 
 
 def end(ctx: click.Context, stopped: str, fault: str) -> None:

@@ -59,7 +59,7 @@ def tune(
     from jointopt.tuning import tune as run
 
     common.offer_restore()
-    launching.heed_sigterm()
+    launching.heed_sigterm(launcher)
     found = run(
         common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
         retry_failed=retry_failed, storage=storage, progress=common.remark, **launching.told(options),

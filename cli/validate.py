@@ -42,7 +42,7 @@ def validate(
     from jointopt.validating import validate as run
 
     common.offer_restore()
-    launching.heed_sigterm()
+    launching.heed_sigterm(launcher)
     found = run(
         common.job_of(job, {}), launcher, top, seed=seed, surrogate=surrogate, storage=storage, again=again,
         progress=common.remark, **launching.told(options),

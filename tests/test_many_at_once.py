@@ -138,7 +138,8 @@ def test_after_a_kill_runs_are_collected_although_what_was_measured_since_would_
     wait_for(lambda: (tmp_path / "jointopt.db").exists() and len(Store(URL).read()) == 1, "one is stored")
     numbers = running(cluster, 2)
     first.terminate()
-    first.wait()
+    assert first.wait() == -signal.SIGTERM
+    assert "Ended by a signal: runs that had ended are kept" in (tmp_path / "said").read_text()
     (tmp_path / "go").touch()
     again = document(start(FAIL_FIRST + WAIT + RESULT, *words))
     assert any("had begun 2 runs" in note for note in again["notes"])
