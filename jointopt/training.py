@@ -26,6 +26,7 @@ MOST_SUPPORT = 500  # runs kept per source
 COVERAGE = 0.9
 LEAST_ROWS = 20
 BROKEN = 2.0
+MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,12 @@ class Use:
 
     def to_text(self) -> str:
         """One line on how many rows were learned from, and why others were not."""
-        why = [f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse"] if self.broken else []
+        hint = ": is iteration_time_s in seconds?" if self.broken > MOST_BROKEN * self.timed else ""
+        why = (
+            [f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse{hint}"]
+            if self.broken
+            else []
+        )
         why += (
             [f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})"] if self.unpriced else []
         )
@@ -352,7 +358,7 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
         raise TableError(
             f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
             f"rows of {len(names)} ({told}): add tables, or adapt to the rows with `jointopt predict --measured` "
-            "instead; where nearly all rows are left out, look whether iteration_time_s is in seconds."
+            "instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with threadpool_limits(1, user_api="blas"):
