@@ -72,7 +72,8 @@ class Move:
             moved = with_power_interval(moved, self.power.half_width)
         inside = self.inside & supported(job, columns, self.known)
         widened = self.inside if self.known else inside
-        return with_time_interval(job, columns | moved, self.half_width, widened) | {"in_domain": inside}
+        out = with_time_interval(job, columns | moved, self.half_width, widened, self.known)
+        return out | {"in_domain": inside}
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,8 @@ class Informed:
         _, half, inside = self._predict(self.surrogate, runs)
         known = self.known is not None and self.surrogate.knows_kinds([runs], self.known)[0]
         in_domain = inside & supported(self.job, columns, known)
-        return with_time_interval(self.job, out, half, inside if known else in_domain) | {
-            "in_domain": in_domain
-        }
+        widened = inside if known else in_domain
+        return with_time_interval(self.job, out, half, widened, known) | {"in_domain": in_domain}
 
     def _runs(self, layouts: Columns, stage_clock_mhz: Floats) -> Runs:
         """Plans of the job as runs that the surrogate can be asked about."""

@@ -93,14 +93,17 @@ def with_power_interval(columns: Columns, half_width: float) -> Columns:
     }
 
 
-def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: Bools) -> Columns:
+def with_time_interval(
+    job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False
+) -> Columns:
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
-    the interval is at least that of the physics in unknown territory. Power keeps its own interval: logarithms of time
-    and power add in squares.
+    the interval is at least that of the physics in unknown territory (``known`` runs of the same cluster have told what
+    a core can do). Power keeps its own interval: logarithms of time and power add in squares.
     """
-    return _with_time(columns, half_width, inside, _widest_time(job))
+    widest = _errors()["iteration_time_s"]["unknown"] if known else _widest_time(job)
+    return _with_time(columns, half_width, inside, widest)
 
 
 def _with_time(columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float]) -> Columns:

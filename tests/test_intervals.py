@@ -66,6 +66,8 @@ def test_runs_measured_on_cores_narrow_their_interval() -> None:
     cores = job(gpu="cpu-core")
     found = with_time_interval(cores, add_intervals(cores, columns()), np.full(2, 0.1), np.ones(2, bool))
     assert width(found, "iteration_time_s") == pytest.approx(np.exp(0.2))
+    far = with_time_interval(cores, add_intervals(cores, columns()), np.full(2, 0.1), np.zeros(2, bool), True)
+    assert width(far, "iteration_time_s") == pytest.approx(1.8 / 0.7)
 
 
 def test_energy_is_less_certain_than_time_and_than_power() -> None:
