@@ -122,7 +122,8 @@ def main() -> None:
     for name, spread in (("CPU cores", ROUGH), ("GPUs", Spread())):
         behind = ", ".join(f"{value:+.0%}" for value in replayed(job, times, given.budget, spread))
         print(f"the sweep replayed with the spread for {name}: {behind}")
-    print(f"  expected gain left at the end: {found['expected_gain_left']:.1%}")
+    gain = found["expected_gain_left"]
+    print(f"  expected gain left at the end: {'cannot be told' if gain is None else f'{gain:.1%}'}")
 
 
 if __name__ == "__main__":
