@@ -322,7 +322,8 @@ def test_a_job_that_could_not_be_cancelled_is_told_and_found_again(
     )
     (tmp_path / "away").touch()
     said: list[str] = []
-    runs = make(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT).run_all(
+    launcher = make(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
+    runs = launcher.run_all(
         job, [PLAN], lambda place, text: said.append(text) or interrupt_when_it_runs(place, text)
     )
     with pytest.raises(KeyboardInterrupt):
@@ -330,7 +331,7 @@ def test_a_job_that_could_not_be_cancelled_is_told_and_found_again(
     number = cluster.run("squeue", "--noheader", "--format=%A")
     assert f"Slurm does not cancel it: scancel: error: no answer; scancel {number} does" in said
     (tmp_path / "away").rename(tmp_path / "go")
-    assert f"Slurm job {number} " in make().run(job, PLAN)["notes"]
+    assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
 
 
 @pytest.mark.parametrize(
