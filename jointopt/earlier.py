@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jointopt.catalog.gpus import gpu_id
 from jointopt.errors import TableError
 from jointopt.fitting import memory_evidence
 from jointopt.learning import Priced, price, with_results
@@ -70,7 +71,10 @@ def _comparable(asked: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
     """Stored rows with a result, on the candidates' GPU, without columns that say where they came from."""
     if stored.empty or "gpu" not in stored or "gpu" not in asked:
         return stored.iloc[:0]
-    rows = stored[stored["gpu"].isin(asked["gpu"].unique())]
+    here = {gpu_id(name) for name in asked["gpu"].unique()}
+    rows = stored[
+        stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)
+    ]
     rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
     return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
 

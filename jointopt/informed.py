@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.catalog.gpus import load_gpu
+from jointopt.catalog.gpus import gpu_id
 from jointopt.catalog.kernels import kernel_constants
 from jointopt.correcting import load_surrogate, surrogate_names
 from jointopt.database import without_password
-from jointopt.errors import CatalogError, TableError
+from jointopt.errors import TableError
 from jointopt.fitting import memory_evidence, memory_margin
 from jointopt.intervals import add_intervals, supported, with_power_interval, with_time_interval
 from jointopt.learning import Priced, described, group_key, power_log_ratio, price, together, with_results
@@ -152,7 +152,7 @@ class _Runs:
         known = with_results(table)
         if "gpu" not in known:
             return None
-        same = [name for name in known["gpu"].dropna().unique() if _gpu_id(name) == job.cluster.gpu.id]
+        same = [name for name in known["gpu"].dropna().unique() if gpu_id(name) == job.cluster.gpu.id]
         known = known[known["gpu"].isin(same) & known["status"].isin(["ok", "oom"])].reset_index(drop=True)
         try:
             priced = price(known, job.cluster) if len(known) else None
@@ -195,13 +195,6 @@ def _memory_factor(runs: list[_Runs]) -> float:
 def _power(runs: list[_Runs]) -> PowerScale:
     ratios = [power_log_ratio(part.table, part.priced) for part in runs]
     return power_scale(np.concatenate(ratios)) if ratios else PowerScale()
-
-
-def _gpu_id(name: Any) -> str:
-    try:
-        return load_gpu(str(name)).id
-    except CatalogError:
-        return ""
 
 
 def _same_kind(job: Job, source: Any, fitted: Any) -> Ints:

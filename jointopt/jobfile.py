@@ -36,7 +36,7 @@ from jointopt.spec.shape import inline_model
 from jointopt.spec.slurm import Slurm, read_slurm
 
 JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
-_TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training))
+_TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
@@ -320,7 +320,7 @@ def job_mapping(job: Job) -> dict[str, Any]:
     mapping = {
         "name": job.name,
         "model": _model_mapping(job.model),
-        "training": _filled(job.training) | {"framework": job.training.framework.name},
+        "training": _training_mapping(job.training),
         "cluster": _cluster_mapping(job.cluster),
         "search": _search_mapping(job),
         "constraints": _filled(job.constraints),
@@ -328,6 +328,13 @@ def job_mapping(job: Job) -> dict[str, Any]:
         "slurm": _slurm_mapping(job.slurm),
     }
     return {key: value for key, value in mapping.items() if value != {}}
+
+
+def _training_mapping(training: Training) -> dict[str, Any]:
+    stated = {key: value for key, value in _filled(training).items() if key in _TRAINING_KEYS}
+    if training.attention_assumed:
+        del stated["attention"]
+    return stated | {"framework": training.framework.name}
 
 
 def _slurm_mapping(slurm: Slurm) -> dict[str, Any]:

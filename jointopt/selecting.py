@@ -47,8 +47,11 @@ def select(
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job)
-    if stored.measured and reason != "as asked" and not np.isfinite(stored.plans["energy_j"]).any():
-        objective, reason = "time", "no run measured energy"
+    if reason != "as asked" and not stored.has_energy:
+        objective, reason = (
+            "time",
+            "no run measured energy" if stored.measured else "no plan's energy is known",
+        )
     return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
 
 
@@ -113,7 +116,8 @@ class _Choice:
         side = "_high" if at_high_end else ""
         values = {name: _column(stored, f"{name}{side}") for name in bounds}
         time = _column(stored, "iteration_time_s")
-        joules = _column(stored, energy) if not stored.measured or objective != "time" else (
+        optional = stored.measured or not stored.has_energy
+        joules = _column(stored, energy) if not optional or objective != "time" else (
             stored.plans.get(energy, np.full(len(time), np.nan))
         )  # fmt: skip
         score = _score(objective, time, joules)
@@ -160,6 +164,11 @@ def _column(stored: StoredPlans, name: str) -> Floats:
         return np.asarray(values)  # beyond its front, a study has no intervals: unknown keeps no limit
     if stored.measured:
         raise UsageError(_not_measured(stored, name))
+    if not stored.has_energy and name != "iteration_time_s_high":
+        raise UsageError(
+            f"{stored.source} holds plans of processors of whose power nothing is known, so that no plan says "
+            f"what {name} is; choose by time alone."
+        )
     if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
         raise UsageError(
             f"{stored.source} holds no 90 % interval of {name.removesuffix('_high')}, which --at-high-end needs; "
@@ -176,7 +185,7 @@ def _not_measured(stored: StoredPlans, name: str) -> str:
         return (
             f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
         )
-    if np.isfinite(stored.plans["energy_j"]).any():
+    if stored.has_energy:
         return f"{stored.source} does not say what {name} is, for want of the job; give the job that was run by --job."
     return (
         f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "

@@ -44,6 +44,11 @@ class StoredPlans:
     job: Job | None = None
     measured: bool = False  # by real runs, and not predicted: what no run measured is NaN
 
+    @property
+    def has_energy(self) -> bool:
+        """Whether the energy of any plan is known; of some processors nobody knows the power."""
+        return bool(np.isfinite(self.plans["energy_j"]).any())
+
 
 def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
     """The plans of a file (a folder means its proposal.json; - reads JSON from standard input) or of a study by name.
@@ -163,7 +168,9 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
         raise TableError(
             f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}."
         )
-    needed = [name for name in _NEEDED if name not in blank]
+    # of some processors nobody knows the power, so that no plan has any
+    powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
+    needed = [name for name in _NEEDED if name not in (*blank, *powerless)]
     missing_cells = clean[needed].isna().to_numpy()
     if missing_cells.any():
         row, column = np.argwhere(missing_cells)[0]

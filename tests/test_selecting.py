@@ -1,5 +1,6 @@
 """The chosen plan keeps every limit, no stored plan that does is better, and relaxing buys what is chosen then."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -221,3 +222,14 @@ def test_an_objective_that_heeds_no_limit_is_refused_with_one() -> None:
         select("anything", max_power_w=300.0, objective="knee")
     with pytest.raises(UsageError, match="must be one of time, energy, edp, knee"):
         select("anything", objective="speed")
+
+
+def test_plans_of_processors_of_unknown_power_are_chosen_by_time(tmp_path):
+    blank = {"energy_j": None, "avg_power_w": None, "peak_memory_gib": 1.0, "stage_clock_mhz": [3000.0]}
+    plan = dict.fromkeys(ONES, 1) | {"dp": 4, "sequence_parallel": False, "recompute": "none"} | blank
+    plans = [plan | {"iteration_time_s": time_s} for time_s in (0.3, 0.2)]
+    (tmp_path / "proposal.json").write_text(json.dumps({"front": plans}))
+    chosen = select(str(tmp_path))
+    assert (chosen.objective, chosen.row) == ("time", 1)
+    with pytest.raises(UsageError, match="choose by time alone"):
+        select(str(tmp_path), max_energy_j=100.0)

@@ -7,9 +7,10 @@ import functools
 
 from jointopt.catalog.gpu_sheet import FIGURES, cite, gpu_ids, gpu_sheet, read_yaml
 from jointopt.catalog.power import power_constants
+from jointopt.errors import CatalogError
 from jointopt.spec.cluster import Gpu
 
-__all__ = ["FIGURES", "cite", "gpu_ids", "load_gpu", "read_yaml"]
+__all__ = ["FIGURES", "cite", "gpu_id", "gpu_ids", "load_gpu", "read_yaml"]
 
 
 def load_gpu(name: str) -> Gpu:
@@ -20,7 +21,15 @@ def load_gpu(name: str) -> Gpu:
     return _with_power(gpu_sheet(name).id)
 
 
+def gpu_id(name: object) -> str:
+    """The catalogue id that ``name`` means, blank where it means none."""
+    try:
+        return gpu_sheet(str(name)).id
+    except CatalogError:
+        return ""
+
+
 @functools.cache
-def _with_power(gpu_id: str) -> Gpu:
-    gpu = gpu_sheet(gpu_id)
+def _with_power(name: str) -> Gpu:
+    gpu = gpu_sheet(name)
     return dataclasses.replace(gpu, power=power_constants(gpu))

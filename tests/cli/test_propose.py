@@ -68,6 +68,7 @@ def test_the_study_is_kept_in_sqlite_unless_told_otherwise(asked: dict[str, Any]
 
 def test_a_saved_job_stands_for_the_options(asked: dict[str, Any], tmp_path: Path) -> None:
     run(*SHAPE, "--save-job", tmp_path / "job.yaml")
+    assert "assumed" not in (tmp_path / "job.yaml").read_text()
     by_options = asked["job"]
     run(tmp_path / "job.yaml")
     assert asked["job"] == by_options
