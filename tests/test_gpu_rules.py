@@ -87,7 +87,8 @@ def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
     [
         {"iteration_time_s": 18.0}, {"peak_memory_gib": 80.0 * 1.073}, {"avg_power_w": 420.0},
         {"num_gpus": 4, "iteration_time_s": 160.0}, {"iteration_time_s": 0.1, "model": "mine"},
-        {"iteration_time_s": 0.1, "gpu": "of-my-own"}, {"iteration_time_s": 1.0, "gpu": "cpu-core", "peak_memory_gib": 9.0},
+        {"iteration_time_s": 0.1, "gpu": "of-my-own"},
+        {"iteration_time_s": 1.0, "gpu": "cpu-core", "peak_memory_gib": 9.0},
         {"iteration_time_s": 10.0, "dtype": "fp8", "gpu": "h100-sxm5-80gb"},
     ],
 )  # fmt: skip
