@@ -29,6 +29,7 @@ _WORDS = (
     "dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
     "stage_clock_mhz",
 )  # fmt: skip
+_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp")
 _ALWAYS = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
 _HEADS = {  # as in the tables
     "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
@@ -36,9 +37,10 @@ _HEADS = {  # as in the tables
 }  # fmt: skip
 
 
-def plan_columns(runs: Sequence[MeasuredRun], degrees: Sequence[str]) -> list[TextColumn]:
-    """The plan of every run, ``degrees`` first, and how the run ended."""
+def plan_columns(runs: Sequence[MeasuredRun]) -> list[TextColumn]:
+    """The plan of every run, its degrees first (beyond dp, tp and pp those that any run has), and how the run ended."""
     plans = [run.plan for run in runs]
+    degrees = [name for name in _DEGREES if name in _ALWAYS or any(plan[name] != 1 for plan in plans)]
     return [
         *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in degrees),
         *(TextColumn(head, [cell(plan) for plan in plans]) for head, cell in PLAN_CELLS.items()),

@@ -24,7 +24,6 @@ from jointopt.report.table import (
     wrapped,
 )
 
-_DEGREES = ("dp", "tp", "pp", "cp", "vpp")
 _STOPPED = STOPPED | {
     "budget": "The budget is spent.",
     "converged": "Converged: no plan that is left is likely to be better by 1 %.",
@@ -59,7 +58,7 @@ def _columns(tuned: Tuned) -> list[TextColumn]:
     return [
         TextColumn("", marks),
         TextColumn("run", _numbers(tuned)),
-        *plan_columns(runs, _DEGREES),
+        *plan_columns(runs),
         *_measured(runs, "iteration_time_s", "time", TIME_UNITS),
         *_measured(runs, "energy_j", "energy", ENERGY_UNITS),
         TextColumn("best\nΔ%", _against_best([_kept(run, tuned.objectives[0]) for run in runs])),

@@ -18,7 +18,6 @@ from jointopt.report.table import (
     wrapped,
 )
 
-_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp")
 _NAMES = {
     "iteration_time_s": "time", "energy_j": "energy", "avg_power_w": "power", "peak_memory_gib": "memory",
 }  # fmt: skip
@@ -72,11 +71,9 @@ def median_errors(found: Validated) -> dict[str, float]:
 
 def _columns(found: Validated) -> list[TextColumn]:
     runs = found.runs
-    used = {name for run in runs for name in _DEGREES if run.plan[name] > 1}
-    degrees = [name for name in _DEGREES if name in ("dp", "tp", "pp") or name in used]
     columns = [
         TextColumn("", [_mark(run) for run in runs]),
-        *plan_columns(runs, degrees),
+        *plan_columns(runs),
     ]
     for name in ("iteration_time_s", "energy_j", "peak_memory_gib"):
         columns += _compared(runs, name)
