@@ -38,7 +38,7 @@ def predict(
     calibration: Calibration | None = None,
     say: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
-    """The table with predicted columns (interfaces.md, section 4); rows keep their order and every column stays.
+    """The table with predicted columns; rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
     columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate. Where they

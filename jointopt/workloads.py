@@ -71,7 +71,7 @@ class Workload:
 
 
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
-    """Workloads of a measurement table (interfaces.md section 3), and why each remaining row cannot be predicted.
+    """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
     Blank cells get the framework's habit; those of a model's shape the catalogue's, where it knows the name. A row
     is left out, by position and with the reason, where it names no known GPU, lacks what nothing stands in for, or

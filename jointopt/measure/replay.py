@@ -25,7 +25,7 @@ _ASKED = (
 
 
 class ReplayLauncher:
-    """Runs the rows of a measurement table (interfaces.md, section 3) that belong to a job.
+    """Runs the rows of a measurement table that belong to a job.
 
     A row belongs to the job where all that it states of model shape, batch, precision and cluster is the job's, or
     where a row of its group does (rows of one group are comparable). Several rows of one plan are repeats: the

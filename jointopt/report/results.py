@@ -49,7 +49,7 @@ class MeasuredRun:
     """One real run: what was run, what was expected of it, and what came out."""
 
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
-    row: Mapping[str, Any]  # the measurement, columns of interfaces.md section 3
+    row: Mapping[str, Any]  # the measurement, columns of jointopt.schema
     predicted: Mapping[
         str, float
     ]  # results, each with _low and _high (90 % interval), when the plan was chosen
