@@ -15,7 +15,7 @@ from jointopt.budget import Budget, Spent, spent_of
 from jointopt.candidates import Candidates, listed, searched
 from jointopt.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.errors import DeviceError, LauncherError
-from jointopt.keeping import Asked, Done, Record
+from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
 from jointopt.report.results import Tuned, TunedRun
@@ -26,7 +26,7 @@ from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
 from jointopt.surrogate.local import ROUGH, Spread
-from jointopt.verdict import same_cause, why_none
+from jointopt.verdict import GoingOn, why_none
 
 Say = Callable[[str], None]
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
@@ -70,8 +70,8 @@ def tune(
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
         objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
         gain_left=loop.gain_left, spent=loop.spent,
-        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.reason,
-        unstored=loop.unstored,
+        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.going_on.reason,
+        unstored=loop.going_on.unstored,
     )  # fmt: skip
 
 
@@ -85,10 +85,8 @@ class _Loop:
         self.job, self.launcher, self.candidates = job, launcher, candidates
         self.runs: list[TunedRun] = []
         self.notes: list[str] = []
-        self.reason = ""  # why no further run is begun although the budget has room
-        self.unstored = 0
+        self.going_on = GoingOn(launcher, "--retry-failed", self._note)
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
-        self._ended: list[Mapping[str, Any]] = []  # rows of this tune, in the order in which they ended
         self._index: list[int] = []  # of each run among the candidates
         self._lost: list[str] = []  # objectives that cannot be heeded
         self._forgotten = 0  # plans that failed before and may run again
@@ -121,7 +119,7 @@ class _Loop:
         except (LauncherError, DeviceError) as error:
             if not self._count:
                 raise
-            self._give_up(f"No further run could be started: {error}")
+            self.going_on.give_up(f"No further run could be started: {error}")
             stopped = "failed"
         if stopped in ("interrupted", "failed"):
             self.record.pause(self._told(budget))
@@ -277,7 +275,7 @@ class _Loop:
         def asked() -> Iterator[Asked]:
             for index in indices.tolist():
                 allowed = begun or budget.runs_left(self.spent) > len(order) - len(ended)
-                if self.reason or not allowed:
+                if self.going_on.reason or not allowed:
                     return
                 order.append(index)
                 plan = self.candidates.record(index)
@@ -297,21 +295,8 @@ class _Loop:
                 insort(ended, place)
                 self._spend(done.seconds, budget)
                 tell(place, _outcome(run))
-                self._judge(done, before + place + 1)
-        return not self.reason
-
-    def _judge(self, done: Done, number: int) -> None:
-        """Whether runs go on after one that has ended."""
-        self._ended.append(done.row)
-        if done.trouble:
-            self.unstored += 1
-            self._give_up(f"Run {number} is not stored: {done.trouble}")
-        elif not self.reason and (cause := same_cause(self._ended, self.launcher, "--retry-failed")):
-            self._give_up(cause)
-
-    def _give_up(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._note(reason)
+                self.going_on.after(done.row, done.trouble, f"Run {before + place + 1}")
+        return not self.going_on.reason
 
     def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return broken_bounds(self.job, row)

@@ -15,7 +15,7 @@ from jointopt.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.errors import DeviceError, InfeasibleError, LauncherError
 from jointopt.informed import inform_from
 from jointopt.intervals import RESULTS
-from jointopt.keeping import Asked, Done, Record
+from jointopt.keeping import Asked, Record
 from jointopt.measure.launcher import Launcher, load_launcher
 from jointopt.outlook import broken_bounds
 from jointopt.plans.parse import plan_records
@@ -25,7 +25,7 @@ from jointopt.report.runs_text import TERMINATED, differing, plan_words
 from jointopt.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
-from jointopt.verdict import same_cause, why_none
+from jointopt.verdict import GoingOn, why_none
 from jointopt.workflow import estimator, propose
 
 Say = Callable[[str], None]
@@ -63,7 +63,7 @@ def validate(
         job=job, launcher=chosen.name, surrogate=surrogate, proposed=plans.proposed, runs=bench.runs,
         stopped=stopped, storage=storage, study_name=bench.record.study_name, notes=tuple(bench.notes),
         fault="" if stopped == "interrupted" or bench.succeeded else why_none(job, bench.runs),
-        reason=bench.reason, unstored=bench.unstored,
+        reason=bench.going_on.reason, unstored=bench.going_on.unstored,
     )  # fmt: skip
 
 
@@ -73,9 +73,7 @@ class _Bench:
     def __init__(self, job: Job, launcher: Launcher, plans: _Chosen, storage: str | None, say: Say) -> None:
         self.job, self.launcher, self.plans, self._say = job, launcher, plans, say
         self.notes: list[str] = []
-        self.reason = ""  # why not all plans were run
-        self.unstored = 0
-        self._ended: list[Mapping[str, Any]] = []  # rows of this call, in the order in which they ended
+        self.going_on = GoingOn(launcher, "--again", self._note)
         self._runs: dict[int, ValidatedRun] = {}
         self.record = Record(job, storage, f"validate {launcher.name} {job.name}", self._note)
 
@@ -109,7 +107,7 @@ class _Bench:
         except (LauncherError, DeviceError) as error:
             if not self._runs:
                 raise
-            self._give_up(f"No further run could be started: {error}")
+            self.going_on.give_up(f"No further run could be started: {error}")
             return "failed"
 
     def _objectives(self) -> tuple[str, ...]:
@@ -133,7 +131,7 @@ class _Bench:
 
         def asked() -> Iterator[Asked]:
             for index in indices:
-                if self.reason:
+                if self.going_on.reason:
                     return
                 plan = self._plan(index)
                 self._say(f"run {index + 1} of {len(self.plans.asked)}: {plan_words(plan, apart)} ...")
@@ -148,21 +146,8 @@ class _Bench:
             for place, done in runs:
                 self._add(indices[place], done.row, earlier=False)
                 tell(place, _outcome(self._runs[indices[place]]))
-                self._judge(done)
-        return "failed" if self.reason else "done"
-
-    def _judge(self, done: Done) -> None:
-        """Whether runs go on after one that has ended."""
-        self._ended.append(done.row)
-        if done.trouble:
-            self.unstored += 1
-            self._give_up(f"The run is not stored: {done.trouble}")
-        elif not self.reason and (cause := same_cause(self._ended, self.launcher, "--again")):
-            self._give_up(cause)
-
-    def _give_up(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._note(reason)
+                self.going_on.after(done.row, done.trouble, "The run")
+        return "failed" if self.going_on.reason else "done"
 
     def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return broken_bounds(self.job, row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jointopt.outlook import held_to
@@ -45,6 +45,32 @@ def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) 
         f"{_ALIKE} runs in a row failed for the same cause and none has succeeded, so no other is begun: {status} "
         f"({cause.rstrip('.')}). {_where_logs_are(launcher)}Mend the cause, then run the same command with {retry}."
     )
+
+
+class GoingOn:
+    """Whether runs of one call go on: the first reason to begin no other, and how many runs could not be stored.
+
+    ``retry`` as in `same_cause`; ``note`` is told of every reason.
+    """
+
+    def __init__(self, launcher: object, retry: str, note: Callable[[str], None]) -> None:
+        self.reason = ""
+        self.unstored = 0
+        self._launcher, self._retry, self._note = launcher, retry, note
+        self._ended: list[Mapping[str, Any]] = []  # rows, in the order in which they ended
+
+    def after(self, row: Mapping[str, Any], trouble: str, run: str) -> None:
+        """A run, called ``run`` in words, has ended; ``trouble`` says why its ``row`` is not stored, blank if it is."""
+        self._ended.append(row)
+        if trouble:
+            self.unstored += 1
+            self.give_up(f"{run} is not stored: {trouble}")
+        elif not self.reason and (cause := same_cause(self._ended, self._launcher, self._retry)):
+            self.give_up(cause)
+
+    def give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._note(reason)
 
 
 def _first_cause(row: Mapping[str, Any]) -> str:

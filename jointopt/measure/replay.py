@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.catalog.gpus import load_gpu
+from jointopt.catalog.gpus import gpu_id
 from jointopt.cells import STRICT_READERS, read_columns
-from jointopt.errors import CatalogError, LauncherError, TableError
+from jointopt.errors import LauncherError, TableError
 from jointopt.measure.launcher import RESULTS
 from jointopt.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.spec.job import DTYPES, Job
@@ -132,15 +132,8 @@ def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with GPUs by catalogue id, whatever name a table calls them; unknown ones keep theirs."""
     if "gpu" not in rows:
         return rows
-    ids = {name: _gpu_id(name) for name in rows["gpu"].dropna().unique()}
+    ids = {name: gpu_id(name) or str(name) for name in rows["gpu"].dropna().unique()}
     return rows.assign(gpu=rows["gpu"].map(ids))
-
-
-def _gpu_id(name: object) -> str:
-    try:
-        return load_gpu(str(name)).id
-    except CatalogError:
-        return str(name)
 
 
 def _cell(value: Any) -> Any:
