@@ -30,10 +30,10 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
       jointopt calibrate profile.csv --gpu a40 --out cal.yaml \\
           --query clocks.csv --predictions predicted.csv
     """
-    from jointopt.calibrating import calibrate as fitted
-    from jointopt.calibration import save_calibration
     from jointopt.report.calibrate_text import calibration_text
-    from jointopt.tables import read_table, write_table
+    from jointopt.runs.table import read_table, write_table
+    from jointopt.spec.calibration import save_calibration
+    from jointopt.workflows.calibrate import calibrate as fitted
 
     if (query is None) != (predictions is None):
         raise click.UsageError(

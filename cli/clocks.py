@@ -25,8 +25,8 @@ def restore(everything: bool) -> None:
     Everything else that ends a run puts clocks back by itself. GPUs that a living run holds are left alone, except
     with --all.
     """
-    from jointopt.measure.clocks import reset_all
-    from jointopt.measure.clocks import restore as undo
+    from jointopt.measure.devices.clocks import reset_all
+    from jointopt.measure.devices.clocks import restore as undo
 
     for sentence in (reset_all() if everything else undo()) or ["Nothing to put back."]:
         click.echo(sentence)

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.calibration import Calibration
+    from jointopt.spec.calibration import Calibration
     from jointopt.spec.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,9 +26,9 @@ surrogate = click.option(
 
 def _table(_context: click.Context, _option: click.Parameter, path: Path | None) -> pd.DataFrame | None:
     """The measurement table in a file, if one is named."""
-    from jointopt.gpu_rules import RESULT_RULES
-    from jointopt.off_scale import scale_of
-    from jointopt.tables import read_table, sound_results
+    from jointopt.runs.limits import RESULT_RULES
+    from jointopt.runs.table import read_table, sound_results
+    from jointopt.surrogate.off_scale import scale_of
 
     if path is None:
         return None
@@ -46,7 +46,7 @@ measured = click.option(
 
 def _calibration(_context: click.Context, _option: click.Parameter, path: Path | None) -> Calibration | None:
     """What `calibrate` wrote into a file, if one is named."""
-    from jointopt.calibration import load_calibration
+    from jointopt.spec.calibration import load_calibration
 
     return None if path is None else load_calibration(path)
 
@@ -92,7 +92,7 @@ def shape_options(command: F) -> F:
 
 def job_of(path: str | None, shape: dict[str, Any]) -> Job:
     """The job of a file, of a shipped job's name, or of the options; a click usage error where they do not make one."""
-    from jointopt.jobfile import job_from_options, load_job
+    from jointopt.spec.jobfile import job_from_options, load_job
 
     given = {name: value for name, value in shape.items() if value is not None}
     if path is not None:
@@ -111,8 +111,8 @@ def _option(name: str) -> str:
 
 def save(job: Job, path: Path) -> None:
     """Writes the job file that stands for ``job``."""
-    from jointopt.jobfile import dump_job
-    from jointopt.replacing import write_whole
+    from jointopt.core.atomic_write import write_whole
+    from jointopt.spec.jobfile import dump_job
 
     with writing("--save-job"):
         write_whole(path, dump_job(job))
@@ -121,7 +121,7 @@ def save(job: Job, path: Path) -> None:
 @contextmanager
 def writing(option: str) -> Iterator[None]:
     """Names the option in the error where what it asks for cannot be written."""
-    from jointopt.errors import UsageError
+    from jointopt.core.errors import UsageError
 
     try:
         yield
@@ -142,7 +142,7 @@ def remark(text: str) -> None:
 
 def offer_restore() -> None:
     """Says so where a run that was killed has left GPU clocks set: commands that measure begin with it."""
-    from jointopt.measure.clocks import restore_offer
+    from jointopt.measure.devices.clocks import restore_offer
 
     if offer := restore_offer():
         remark(offer)

@@ -24,6 +24,6 @@ def dashboard(storage: str, port: int, study: str | None) -> None:
       jointopt dashboard
       jointopt dashboard --storage postgresql+psycopg://me@host/studies --port 0
     """
-    from jointopt.search.dashboard import serve
+    from jointopt.search.studies.dashboard import serve
 
     serve(storage, port, study, lambda name, url: click.echo(f"{name}\n  {url}\nCtrl-C ends it."))

@@ -23,9 +23,9 @@ def doctor(quick: bool, storage: str, as_json: bool) -> None:
       jointopt doctor
       jointopt doctor --quick --json > machine.json
     """
-    from jointopt.doctor import diagnose
     from jointopt.report.diagnosis import diagnosis_document, diagnosis_text
     from jointopt.report.plain import json_text
+    from jointopt.workflows.doctor import diagnose
 
     found = diagnose(storage, speeds=not quick, progress=common.remark)
     click.echo(json_text(diagnosis_document(found)) if as_json else diagnosis_text(found))

@@ -23,9 +23,9 @@ def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
     Example:
       jointopt evaluate runs.csv --surrogate none
     """
-    from jointopt.evaluation import evaluate as evaluate_on
     from jointopt.report.plain import json_text
-    from jointopt.tables import read_table
+    from jointopt.runs.table import read_table
+    from jointopt.workflows.evaluate import evaluate as evaluate_on
 
     scores = evaluate_on(read_table(table), surrogate)
     for remark in scores.remarks:

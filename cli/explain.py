@@ -11,7 +11,7 @@ from jointopt.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.calibration import Calibration
+    from jointopt.spec.calibration import Calibration
 
 
 @click.command(short_help="Take one plan apart.")
@@ -34,10 +34,10 @@ def explain(
     Example:
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
     """
-    from jointopt import workflow
-    from jointopt.calibration import calibrated
     from jointopt.report.explain_text import explanation_text
     from jointopt.report.plain import json_text
+    from jointopt.spec.calibration import calibrated
+    from jointopt.workflows import propose as workflow
 
     explanation = workflow.explain(
         calibrated(common.job_of(job, {}), calibration), plan, surrogate=surrogate, measured=measured,

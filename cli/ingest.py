@@ -33,7 +33,7 @@ def ingest(ctx: click.Context, table: Path, storage: str, retract: bool) -> None
       jointopt ingest runs.csv
       jointopt ingest wrong.csv --retract
     """
-    from jointopt import ingesting
+    from jointopt.workflows import ingest as ingesting
 
     done = ingesting.retract(table, storage) if retract else ingesting.ingest(table, storage)
     for line in done.remarks:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from jointopt import __version__
-from jointopt.errors import JointOptError
+from jointopt.core.errors import JointOptError
 
 COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",

@@ -10,8 +10,8 @@ import click
 from jointopt.cli import common
 
 if TYPE_CHECKING:
-    from jointopt.calibration import Calibration
     from jointopt.report.polish_results import Polished
+    from jointopt.spec.calibration import Calibration
 
 
 @click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
@@ -51,11 +51,11 @@ def polish(
       jointopt polish opt-350m-8x4-gh200 --plan "dp=8 pp=4 mbs=4 clock=1980" --slowdown 0.01
       jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
     """
-    from jointopt.calibration import calibrated
-    from jointopt.polishing import polish as polished_plan
     from jointopt.report.plain import json_text
     from jointopt.report.polish_json import polish_document
     from jointopt.report.polish_text import polished_text
+    from jointopt.spec.calibration import calibrated
+    from jointopt.workflows.polish import polish as polished_plan
 
     _check(zeus)
     the_job = calibrated(common.job_of(job, {}), calibration)

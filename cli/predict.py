@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common
 
 if TYPE_CHECKING:
-    from jointopt.calibration import Calibration
+    from jointopt.spec.calibration import Calibration
 
 
 @click.command(short_help="Predict the runs of a table.")
@@ -38,8 +38,8 @@ def predict(
       jointopt predict runs.csv --out predicted.csv
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
-    from jointopt.predicting import predict as predicted_table
-    from jointopt.tables import read_table, write_table
+    from jointopt.runs.table import read_table, write_table
+    from jointopt.workflows.predict import predict as predicted_table
 
     known = read_table(measured) if measured else None
     predicted = predicted_table(read_table(table), surrogate, known, calibration, common.remark)

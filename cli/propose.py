@@ -12,8 +12,8 @@ from jointopt.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.calibration import Calibration
     from jointopt.report.results import Proposal
+    from jointopt.spec.calibration import Calibration
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")
@@ -55,11 +55,11 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
-    from jointopt import workflow
-    from jointopt.calibration import calibrated
     from jointopt.report.plain import json_text
     from jointopt.report.propose_json import propose_document
     from jointopt.report.propose_text import proposal_text
+    from jointopt.spec.calibration import calibrated
+    from jointopt.workflows import propose as workflow
 
     the_job = common.job_of(job, shape)
     if save_job:

@@ -30,7 +30,7 @@ def retrain(
     Example:
       jointopt retrain --table runs.csv --table published.csv --out my-surrogate
     """
-    from jointopt.retraining import retrain as retrain_on
+    from jointopt.workflows.retrain import retrain as retrain_on
 
     report = retrain_on(tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force)
     click.echo(report)

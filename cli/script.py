@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common, launching
-from jointopt.errors import PlanError
+from jointopt.core.errors import PlanError
 
 
 @click.command(short_help="Print what would be run for a plan.")
@@ -25,9 +25,9 @@ def script(job: str, plan: str, launcher: str, **options: Any) -> None:
       jointopt script job.yaml --launcher slurm --plan "tp=2 pp=2 mbs=1"
       jointopt script job.yaml --launcher megatron --checkout Megatron-LM --plan "tp=2"
     """
-    from jointopt.measure.launcher import load_launcher, script_of
-    from jointopt.plans.check import check_plan
-    from jointopt.plans.parse import parse_plan, plan_records
+    from jointopt.measure.launchers.base import load_launcher, script_of
+    from jointopt.spec.plans.check import check_plan
+    from jointopt.spec.plans.parse import parse_plan, plan_records
 
     asked = common.job_of(job, {})
     parsed = parse_plan(plan, asked)

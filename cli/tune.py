@@ -52,11 +52,11 @@ def tune(
       jointopt tune job.yaml --launcher slurm --program torchrun --gpu-hours 20
       jointopt tune job.yaml --launcher replay --table runs.csv --budget 12
     """
-    from jointopt.budget import Budget
+    from jointopt.core.budget import Budget
     from jointopt.report.plain import json_text
     from jointopt.report.tune_json import tune_document
     from jointopt.report.tune_text import tuned_text
-    from jointopt.tuning import tune as run
+    from jointopt.workflows.tune import tune as run
 
     common.offer_restore()
     launching.heed_sigterm(launcher)

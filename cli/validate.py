@@ -39,7 +39,7 @@ def validate(
     from jointopt.report.plain import json_text
     from jointopt.report.validate_json import validate_document
     from jointopt.report.validate_text import validated_text
-    from jointopt.validating import validate as run
+    from jointopt.workflows.validate import validate as run
 
     common.offer_restore()
     launching.heed_sigterm(launcher)

@@ -47,7 +47,7 @@ def work(
       jointopt work job.yaml --evaluate my_cluster:run --batch 1
     """
     from jointopt.report.shared_text import shared_text
-    from jointopt.workers import work as run
+    from jointopt.workflows.work import work as run
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is in flight is given back on the way out
     found = run(

@@ -10,16 +10,16 @@ from typing import Any
 __version__ = "0.1.0"
 
 _VERBS = {
-    "load_job": "jointopt.jobfile",
-    "propose": "jointopt.workflow",
-    "explain": "jointopt.workflow",
-    "polish": "jointopt.polishing",
-    "select": "jointopt.selecting",
-    "predict": "jointopt.predicting",
-    "retrain": "jointopt.retraining",
-    "evaluate": "jointopt.evaluation",
-    "tune": "jointopt.tuning",
-    "validate": "jointopt.validating",
+    "load_job": "jointopt.spec.jobfile",
+    "propose": "jointopt.workflows.propose",
+    "explain": "jointopt.workflows.propose",
+    "polish": "jointopt.workflows.polish",
+    "select": "jointopt.workflows.select",
+    "predict": "jointopt.workflows.predict",
+    "retrain": "jointopt.workflows.retrain",
+    "evaluate": "jointopt.workflows.evaluate",
+    "tune": "jointopt.workflows.tune",
+    "validate": "jointopt.workflows.validate",
 }
 __all__ = ["__version__", *_VERBS]
 

@@ -18,16 +18,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.jobfile import load_job
-from jointopt.measure.devices import FOR_TESTS
-from jointopt.plans.space import enumerate_layouts
-from jointopt.predicting import predict
+from jointopt.core.schema import RECOMPUTE_NAMES, Columns
+from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.report.results import Explanation, Proposal, Stage
-from jointopt.retraining import retrain
-from jointopt.schema import RECOMPUTE_NAMES, Columns
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.job import Job, Training
+from jointopt.spec.jobfile import load_job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.predict import predict
+from jointopt.workflows.retrain import retrain
 from tests.slurm_cluster import cluster as cluster
 
 

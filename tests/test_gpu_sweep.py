@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from jointopt.catalog.gpus import load_gpu
-from jointopt.errors import DeviceError, TableError, UsageError
+from jointopt.core.errors import DeviceError, TableError, UsageError
+from jointopt.spec.catalog.gpus import load_gpu
 
 STUDY = Path(__file__).parents[1] / "studies" / "gpu-sweep"
 SPACE = yaml.safe_load((STUDY / "sweep.yaml").read_text())

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from jointopt.candidates import searched
 from jointopt.cli.main import jointopt
-from jointopt.jobfile import parse_job
-from jointopt.measure.torchrun import check_model
-from jointopt.workflow import explain, propose
+from jointopt.measure.launchers.torchrun import check_model
+from jointopt.spec.jobfile import parse_job
+from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.propose import explain, propose
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from jointopt.jobfile import shipped_job
+from jointopt.core.schema import Columns
 from jointopt.physics.breakdown import Breakdown, breakdown
-from jointopt.plans.parse import parse_plan
-from jointopt.plans.space import enumerate_layouts
-from jointopt.schema import Columns
 from jointopt.spec.job import Job
-from jointopt.workflow import estimator
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.propose import estimator
 
 DENSE = "opt-350m-8x4-gh200"
 MOE = "olmoe-1b-7b-8x4-gh200"

@@ -1,5 +1,5 @@
-"""Launchers: what runs a plan and measures it; `jointopt.measure.launcher` is the protocol."""
+"""Launchers: what runs a plan and measures it; `jointopt.measure.launchers.base` is the protocol."""
 
-from jointopt.measure.launcher import RESULTS, Launcher, load_launcher
+from jointopt.measure.launchers.base import RESULTS, Launcher, load_launcher
 
 __all__ = ["RESULTS", "Launcher", "load_launcher"]

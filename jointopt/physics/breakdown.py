@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics import costs as pc
 from jointopt.physics.cooler import Cooler
 from jointopt.physics.energy_detail import communication_j, memory_traffic_j
 from jointopt.physics.estimate import Estimator, StageTimes
 from jointopt.physics.power_limits import electrical_limit_w, power_limit_w
 from jointopt.physics.stage_memory import memory_parts
-from jointopt.schema import Floats, Ints
 
 
 @dataclass(frozen=True)

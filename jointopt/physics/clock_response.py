@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.schema import Floats, Ints
+from jointopt.core.schema import Floats, Ints
 
 _GRID = np.linspace(0.01, 2.5, 600)  # x at which the power law is turned round
 _POWER_CORNER = 0.5  # width of power's corner at the limit over that of the clock's

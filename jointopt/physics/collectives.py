@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.errors import UsageError, nearest
-from jointopt.schema import Floats
+from jointopt.core.errors import UsageError, nearest
+from jointopt.core.schema import Floats
 from jointopt.spec.kernels import CollectiveConstants, Links, NetworkProtocol, Protocol
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")

@@ -1,14 +1,14 @@
 """Traffic of each kind of parallelism: which collectives, how many bytes. Bytes per rank, arrays broadcast.
 
 What a collective costs on which link is `jointopt.physics.collectives`; which link a group crosses is
-`jointopt.plans.placement`.
+`jointopt.spec.plans.placement`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from jointopt.schema import Floats
+from jointopt.core.schema import Floats
 from jointopt.spec.model import Model
 
 

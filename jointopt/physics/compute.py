@@ -10,7 +10,9 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from jointopt.catalog.architectures import (
+from jointopt.core.schema import Floats
+from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
+from jointopt.spec.catalog.architectures import (
     ALIGNMENTS,
     AttentionConstants,
     attention_constants,
@@ -18,8 +20,6 @@ from jointopt.catalog.architectures import (
     training_factor,
     unaligned_factors,
 )
-from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
-from jointopt.schema import Floats
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import GemmConstants, KernelConstants
 from jointopt.spec.model import Model

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core.schema import Floats
 from jointopt.physics import thermal
-from jointopt.schema import Floats
 from jointopt.spec.cluster import Cluster, PowerConstants
 
 

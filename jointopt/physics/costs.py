@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics import memory as mem
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
 from jointopt.physics.stage_memory import stage_parameters
@@ -25,9 +26,8 @@ from jointopt.physics.stage_traffic import (
     tp_traffic,
 )
 from jointopt.physics.stage_work import layer_costs, work_per_stage
-from jointopt.plans.placement import even_domain, placement
-from jointopt.schema import Columns, Floats, Ints
 from jointopt.spec.job import Job
+from jointopt.spec.plans.placement import even_domain, placement
 
 
 @dataclass(frozen=True)

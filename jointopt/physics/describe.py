@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.costs import with_host_of
 from jointopt.physics.estimate import Estimator
-from jointopt.schema import Columns, Floats, Ints
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = (

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats
+from jointopt.core.units import PICO
 from jointopt.physics.costs import StageCosts, stage_costs
 from jointopt.physics.estimate import Estimator
-from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats
-from jointopt.units import PICO
 
 
 def memory_traffic_j(estimator: Estimator, index: int) -> dict[str, Floats]:

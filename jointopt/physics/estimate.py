@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.units import GIB, PICO
 from jointopt.physics import costs as pc
 from jointopt.physics import facility, power, slack
 from jointopt.physics.cooler import cooler
@@ -20,11 +22,9 @@ from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.power_limits import kernel_limit_w, power_limit_w
 from jointopt.physics.stage_memory import memory_parts
 from jointopt.physics.stage_traffic import hardware
-from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants
-from jointopt.units import GIB, PICO
 
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 HEAT = ("peak_power_w", "temperature_c")

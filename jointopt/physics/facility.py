@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats
+from jointopt.core.units import KILO, KWH
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
-from jointopt.units import KILO, KWH
 
 Array = npt.ArrayLike
 _PAID = ("facility_energy_j", "carbon_kg", "cost")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.errors import CatalogError
-from jointopt.schema import Floats
+from jointopt.core.errors import CatalogError
+from jointopt.core.schema import Floats
 from jointopt.spec.kernels import GemmConstants
 
 OUTPUT_BYTES = 2.0  # 8- and 4-bit products still write 16-bit results

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics import power
 from jointopt.physics.estimate import Estimator
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
 from jointopt.physics.stage_work import layer_costs, work_per_stage
-from jointopt.schema import Floats, Ints
 
 
 @dataclass(frozen=True)

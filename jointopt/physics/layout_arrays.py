@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.plans.stages import layers_by_cost, layers_per_stage
-from jointopt.schema import RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.schema import RECOMPUTE_CODES, Columns, Floats
 from jointopt.spec.job import Job
+from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
 
 
 class LayoutArrays:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.schema import Floats, Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.spec.job import Training
 from jointopt.spec.model import Model
 

@@ -16,8 +16,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from jointopt.errors import PlanError
-from jointopt.schema import Floats, Ints
+from jointopt.core.errors import PlanError
+from jointopt.core.schema import Floats, Ints
 
 BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.special import stdtrit
 
-from jointopt.schema import Bools, Floats, Ints
+from jointopt.core.schema import Bools, Floats, Ints
 
 _STEP = 1e-5  # of central differences; parameters are logarithms, logits and fractions
 _ENOUGH = 1e-4  # change of the cost (of the order of the number of readings) at which a search ends

@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.schema import Floats
+from jointopt.core.schema import Floats
+from jointopt.core.units import PICO
 from jointopt.spec.cluster import PowerConstants
-from jointopt.units import PICO
 
 Array = npt.NDArray[np.float64] | float
 

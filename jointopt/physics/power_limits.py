@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.errors import InfeasibleError
+from jointopt.core.errors import InfeasibleError
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cooler import Cooler
-from jointopt.schema import Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.clock_response import (
     Hierarchy,
     ResponsePrior,
@@ -26,7 +27,6 @@ from jointopt.physics.clock_response import (
 from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
 from jointopt.physics.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
 from jointopt.physics.stage_response import Estimate, departures, interval, per_curve
-from jointopt.schema import Bools, Floats, Ints
 
 # Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
 _TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from jointopt.core.schema import Floats, Ints
+from jointopt.core.units import PICO
 from jointopt.physics.cooler import Cooler
 from jointopt.physics.costs import StageCosts
 from jointopt.physics.power import squared_voltage
-from jointopt.schema import Floats, Ints
 from jointopt.spec.cluster import PowerConstants
-from jointopt.units import PICO
 
 
 def stage_clocks_mhz(

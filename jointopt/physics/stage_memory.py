@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from jointopt.core.schema import Columns, Floats
+from jointopt.core.units import GIB
 from jointopt.physics import memory as mem
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
 from jointopt.physics.pipeline import in_flight_micro_batches
-from jointopt.schema import Columns, Floats
 from jointopt.spec.job import Job
-from jointopt.units import GIB
 
 
 def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> mem.Parameters:

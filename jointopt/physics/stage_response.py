@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.clock_response import (
     Hierarchy,
     ResponsePrior,
@@ -19,7 +20,6 @@ from jointopt.physics.clock_response import (
     take,
 )
 from jointopt.physics.posterior import Fit, Law, Prior, Readings, fit, predict
-from jointopt.schema import Floats, Ints
 
 # Chosen on the A100-SXM profiles, clocks held out. Departures and noise are of logarithms; those under a power limit
 # are of the A40 and A100-PCIe ranks.

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core.schema import Floats
+from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
 from jointopt.physics import comms
 from jointopt.physics import compute as c
 from jointopt.physics import memory as mem
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.plans.placement import Group
-from jointopt.schema import Floats
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
-from jointopt.units import BITS_PER_BYTE, GB, MICRO, PICO
+from jointopt.spec.plans.placement import Group
 
 
 @dataclass(frozen=True)

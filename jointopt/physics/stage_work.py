@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics import compute as c
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of
 from jointopt.physics.stage_traffic import Hardware
-from jointopt.schema import Floats, Ints
 from jointopt.spec.job import Job
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.schema import Floats
+from jointopt.core.schema import Floats
 
 Array = npt.NDArray[np.float64] | float
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.calibration import Calibration
+    from jointopt.spec.calibration import Calibration
 
 _SHOWN = {
     "static_w": ("static power", "W"),

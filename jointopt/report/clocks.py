@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from jointopt.plans.clocks import plain_number
-from jointopt.plans.parse import format_plan
-from jointopt.schema import Columns
+from jointopt.core.schema import Columns
+from jointopt.spec.plans.clocks import plain_number
+from jointopt.spec.plans.parse import format_plan
 
 
 def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
@@ -25,7 +25,7 @@ def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
 
 
 def short_plan(plans: Columns, row: int) -> str:
-    """The plan of a row as `jointopt.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
+    """The plan of a row as `jointopt.spec.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
     layout = format_plan(plans, plans["stage_clock_mhz"], row).rsplit(" ", 1)[0]
     clocks = [clock for clock in plans["stage_clock_mhz"][row].tolist() if clock == clock]
     runs = [(plain_number(clock), len(list(run))) for clock, run in groupby(clocks)]

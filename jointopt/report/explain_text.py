@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report.assumed import assumptions
 from jointopt.report.energy_text import energy_table, held_back, stage_energy_table
 from jointopt.report.informed import informed_lines
@@ -22,7 +23,6 @@ from jointopt.report.table import (
     unit_of,
     wrapped,
 )
-from jointopt.schema import LAYOUT_COLUMNS
 
 
 def explanation_text(explanation: Explanation) -> str:

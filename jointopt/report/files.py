@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from jointopt.core.atomic_write import write_whole
+from jointopt.core.schema import RECOMPUTE_NAMES, Columns
 from jointopt.physics.facility import with_site
-from jointopt.plans.clocks import stage_clocks_to_text
-from jointopt.replacing import write_whole
 from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
 from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Proposal
-from jointopt.schema import RECOMPUTE_NAMES, Columns
+from jointopt.spec.plans.clocks import stage_clocks_to_text
 
 FILES = ("proposal.json", "front.csv", "proposal.txt")
 

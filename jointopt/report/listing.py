@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jointopt.catalog.clusters import cluster_names, load_cluster
-from jointopt.catalog.frameworks import framework_names, load_framework
-from jointopt.catalog.gpus import gpu_ids, load_gpu
-from jointopt.catalog.models import load_model, model_names
-from jointopt.jobfile import shipped_job, shipped_jobs
 from jointopt.report.table import WIDTH, TextColumn, lay_out, table_width
+from jointopt.spec.catalog.clusters import cluster_names, load_cluster
+from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
+from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.jobfile import shipped_job, shipped_jobs
 
 Row = dict[str, Any]
 

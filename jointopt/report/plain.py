@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.plans.parse import PLAN_KEYS, plan_records
-from jointopt.schema import Columns
+from jointopt.core.schema import Columns
+from jointopt.spec.plans.parse import PLAN_KEYS, plan_records
 
 
 def plain(value: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jointopt.schema import Floats
+from jointopt.core.schema import Floats
+from jointopt.physics.polish.graph import Graph
 from jointopt.spec.job import Job
-from jointopt.tradeoff.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jointopt.jobfile import job_mapping
 from jointopt.physics.facility import with_site
 from jointopt.report.plain import plain, plan_entries
 from jointopt.report.results import Proposal
+from jointopt.spec.jobfile import job_mapping
 
 
 def propose_document(proposal: Proposal) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
-from jointopt.plans.parse import PLAN_KEYS
 from jointopt.report.assumed import assumptions
 from jointopt.report.clocks import short_clocks
 from jointopt.report.informed import informed_lines
@@ -28,7 +28,7 @@ from jointopt.report.table import (
     unit_of,
     wrapped,
 )
-from jointopt.schema import Columns, Ints
+from jointopt.spec.plans.parse import PLAN_KEYS
 
 ROWS_FOR_PEOPLE = 20
 REASONS_FOR_PEOPLE = 8

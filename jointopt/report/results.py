@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jointopt.budget import Spent
+from jointopt.core.budget import Spent
+from jointopt.core.schema import Columns
 from jointopt.report.explain_json import explain_document
-from jointopt.schema import Columns
 from jointopt.spec.job import Job
 
 
@@ -49,7 +49,7 @@ class MeasuredRun:
     """One real run: what was run, what was expected of it, and what came out."""
 
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
-    row: Mapping[str, Any]  # the measurement, columns of jointopt.schema
+    row: Mapping[str, Any]  # the measurement, columns of jointopt.core.schema
     predicted: Mapping[
         str, float
     ]  # results, each with _low and _high (90 % interval), when the plan was chosen
@@ -83,7 +83,7 @@ class Tuned:
     candidates: int  # plans that could have been run
     runs: tuple[TunedRun, ...]
     front: tuple[int, ...]  # indices into runs: no other run beats them in every objective
-    hypervolume: tuple[float, ...]  # after each run, see `jointopt.tuning.volumes`
+    hypervolume: tuple[float, ...]  # after each run, see `jointopt.workflows.tune.volumes`
     stopped: str  # budget | converged | exhausted | interrupted | failed
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
     storage: str | None = None

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jointopt.database import without_password
 from jointopt.report.clocks import short_clocks
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import TextColumn, wrapped
+from jointopt.runs.database import without_password
 
 STOPPED = {
     "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",

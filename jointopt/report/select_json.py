@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jointopt.jobfile import shipped_jobs
-from jointopt.plans.parse import PLAN_KEYS
 from jointopt.report.clocks import short_plan
 from jointopt.report.plain import length, plain, plan_entries
 from jointopt.report.results import Limit, Relaxation, Selection
+from jointopt.spec.jobfile import shipped_jobs
+from jointopt.spec.plans.parse import PLAN_KEYS
 
 
 def select_document(selection: Selection) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from jointopt.database import without_password
-from jointopt.plans.parse import format_plan
-from jointopt.schema import LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.runs.database import without_password
+from jointopt.spec.plans.parse import format_plan
 
 
 class SharedStudy(Protocol):

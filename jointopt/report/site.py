@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from jointopt.core.schema import Floats
+from jointopt.core.units import KWH
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report.table import ENERGY_UNITS, TextColumn, lay_out, numbers, unit_of, wrapped
-from jointopt.schema import Floats
 from jointopt.spec.job import Job
-from jointopt.units import KWH
 
 _RUN_UNITS = {
     "run_time_s": ((60.0, "min"), (3600.0, "h"), (86400.0, "days")),

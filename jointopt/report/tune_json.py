@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from jointopt.database import without_password
 from jointopt.report.plain import plain
 from jointopt.report.results import Tuned, TunedRun
+from jointopt.runs.database import without_password
 
 _RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jointopt.database import without_password
-from jointopt.intervals import RESULTS
 from jointopt.report.plain import plain
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.report.validate_text import median_errors
+from jointopt.runs.database import without_password
+from jointopt.surrogate.intervals import RESULTS
 
 
 def validate_document(found: Validated) -> dict[str, Any]:

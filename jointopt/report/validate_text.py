@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 
-from jointopt.intervals import RESULTS
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, plan_columns, stopped_lines
 from jointopt.report.table import (
@@ -17,6 +16,7 @@ from jointopt.report.table import (
     unit_of,
     wrapped,
 )
+from jointopt.surrogate.intervals import RESULTS
 
 _NAMES = {
     "iteration_time_s": "time", "energy_j": "energy", "avg_power_w": "power", "peak_memory_gib": "memory",

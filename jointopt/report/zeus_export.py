@@ -16,8 +16,8 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from jointopt.errors import UsageError
-from jointopt.replacing import write_whole
+from jointopt.core.atomic_write import write_whole
+from jointopt.core.errors import UsageError
 from jointopt.report.polish_results import Polished
 from jointopt.report.polish_text import chosen_line
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
-from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.pareto import front_order, nadir
 
 SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
 from jointopt.search.pareto import evenly, front_order, objectives, take
 

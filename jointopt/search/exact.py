@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.schema import Columns, Floats, Ints
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.pareto import is_covered, merge, objectives
 from jointopt.search.problem import Problem, Progress
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.schema import Columns, Floats, Ints
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.exact import ROUNDING, STAGE_CELLS_PER_CHUNK, ExactFront, exact_front
 from jointopt.search.genome import SLACK_LEVELS
 from jointopt.search.pareto import is_covered, merge, objectives

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
 CLOCK_BOUND_SHARE = 0.8  # of a stage's work; the rest waits for memory and does not feel the clock

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
 PRIORITY = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.schema import Columns, Floats, Ints
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.breeding import best_of_combinations
 from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 
-from jointopt.schema import Columns, Ints
+from jointopt.core.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, Seen, breed, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.local_search import LocalSearch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 
 OBJECTIVES = ("iteration_time_s", "energy_j")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 
 Evaluate = Callable[[Ints, Floats], Columns]
 LowerBound = Callable[[Ints], tuple[Floats, Floats]]
@@ -22,7 +22,7 @@ Progress = Callable[[int, int, int], None]
 class Problem:
     """What a search may ask. A plan is a layout and one clock per pipeline stage.
 
-    ``layouts``: equal-length arrays named as in `jointopt.schema.LAYOUT_COLUMNS`, feasible layouts only.
+    ``layouts``: equal-length arrays named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only.
     ``clocks_mhz``: ascending grid.
     ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns of length n with at least
     ``iteration_time_s``, ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.schema import Bools, Columns, Floats
+from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.search.pareto import front_order, hypervolume, nadir
 
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
 from jointopt.spec.job import Search, Training
 
 

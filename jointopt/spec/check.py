@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.errors import JobError, nearest
+from jointopt.core.errors import JobError, nearest
 
 # Above any real figure, and small enough that products of three of them stay within float64 and int64 ranges.
 MOST = 10**9

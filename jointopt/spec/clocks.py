@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jointopt.errors import CatalogError, JobError
+from jointopt.core.errors import CatalogError, JobError
 from jointopt.spec.check import Section, is_number, shown
 from jointopt.spec.cluster import Gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jointopt.errors import CatalogError
+from jointopt.core.errors import CatalogError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
 from jointopt.spec.check import shown
 
 _MOST_BYTES = 4_000_000  # a job is a page, a config.json at most thousands of lines of quantisation settings

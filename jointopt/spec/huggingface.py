@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jointopt.errors import JobError, nearest
+from jointopt.core.errors import JobError, nearest
 from jointopt.spec.check import Section, shown
 from jointopt.spec.files import parse_json, read_text
 from jointopt.spec.model import Model

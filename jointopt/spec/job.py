@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jointopt.schema import ATTENTIONS as ATTENTIONS
-from jointopt.schema import DTYPES as DTYPES
+from jointopt.core.schema import ATTENTIONS as ATTENTIONS
+from jointopt.core.schema import DTYPES as DTYPES
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jointopt.core.units import GB, MICRO
 from jointopt.spec.cluster import Cluster
-from jointopt.units import GB, MICRO
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
 from jointopt.spec.check import Section
 from jointopt.spec.model import Model
 

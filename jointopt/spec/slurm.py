@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
 from jointopt.spec.check import Section, shown
 
 NO_GPU_REQUEST = "none"

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, log_ndtr, logsumexp, ndtr
 
-from jointopt.schema import Bools, Floats
+from jointopt.core.schema import Bools, Floats
 
 GRID = np.linspace(-1.0, 1.0, 201)  # log(measured / predicted memory) of a source
 _TAIL = 3.0  # degrees of freedom of measured memory: allocators keep what they once had

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.errors import TableError
-from jointopt.schema import Bools, Columns, Floats
-from jointopt.surrogate.gaussian import FEATURES, Kernel, Runs, condition
+from jointopt.core.errors import TableError
+from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs, condition
 
 if TYPE_CHECKING:
-    from jointopt.surrogate.boost import ResidualBooster
+    from jointopt.surrogate.residual_trees import ResidualBooster
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
@@ -300,7 +300,7 @@ def _booster(path: Path, settings: dict[str, Any] | None) -> ResidualBooster | N
         return None
     import xgboost
 
-    from jointopt.surrogate.boost import ResidualBooster
+    from jointopt.surrogate.residual_trees import ResidualBooster
 
     _check_file(path)
     booster = ResidualBooster(**settings["parameters"])

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from jointopt.measure.machine import FoundGpu
+from jointopt.measure.devices.machine import FoundGpu
 from jointopt.spec.cluster import Gpu
 
 LICENCE = "Apache-2.0"
@@ -76,7 +76,8 @@ def write_card(
         "command": " ".join(["python", "studies/gpu-sweep/sweep.py", *sys.argv[1:]]),
         "how": (
             "jointopt.measure.trainer under torchrun, one process, PyTorch's FSDP2, AdamW in fp32, plans chosen by "
-            "jointopt.candidates.searched and spread evenly over model, sequence, micro-batch and recomputation; "
+            "jointopt.workflows.campaign.candidates.searched and spread evenly over model, sequence, micro-batch and "
+            "recomputation; "
             f"{space['warmup_iterations']} iterations to warm up, then at least {space['iterations']}, as long as the "
             "energy counter needs; clocks and power limits as the driver has them, never set"
         ),

@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from jointopt.errors import JointOptError, TableError
-from jointopt.evaluation import evaluate
-from jointopt.learning import PricedPlans, with_results
-from jointopt.predicting import predict
-from jointopt.schema import Bools, Floats
+from jointopt.core.errors import JointOptError, TableError
+from jointopt.core.schema import Bools, Floats
+from jointopt.runs.table import read_table
+from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
-from jointopt.tables import read_table
-from jointopt.workloads import Workload, workloads
+from jointopt.surrogate.dataset import PricedPlans, with_results
+from jointopt.workflows.evaluate import evaluate
+from jointopt.workflows.predict import predict
 
 QUANTITIES = {
     "iteration_time_s": "time", "avg_power_w": "power", "energy_j": "energy", "peak_memory_gib": "memory",

@@ -27,19 +27,26 @@ import yaml
 from card import Software, software_here, write_card  # type: ignore[import-not-found]  # beside this file
 from report import SOURCE, TRIAL, write_report  # type: ignore[import-not-found]
 
-from jointopt.candidates import searched
-from jointopt.catalog.gpus import load_gpu
-from jointopt.errors import DeviceError, InfeasibleError, JointOptError, LauncherError, TableError, UsageError
-from jointopt.jobfile import parse_job
-from jointopt.measure.clocks import restore_offer
-from jointopt.measure.conditions import MEASURE_S
-from jointopt.measure.machine import FoundGpu, found_machine
-from jointopt.measure.meter import Gpus
-from jointopt.measure.torchrun import TorchrunLauncher
-from jointopt.schema import COLUMNS
+from jointopt.core.errors import (
+    DeviceError,
+    InfeasibleError,
+    JointOptError,
+    LauncherError,
+    TableError,
+    UsageError,
+)
+from jointopt.core.schema import COLUMNS
+from jointopt.measure.devices.clocks import restore_offer
+from jointopt.measure.devices.conditions import MEASURE_S
+from jointopt.measure.devices.machine import FoundGpu, found_machine
+from jointopt.measure.devices.meter import Gpus
+from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.runs.table import read_table
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.job import Job
-from jointopt.tables import read_table
+from jointopt.spec.jobfile import parse_job
+from jointopt.workflows.campaign.candidates import searched
 
 HERE = Path(__file__).parent
 NAMES = [*COLUMNS, "run_s"]  # of the table: the project's columns, and what a run took with its start

@@ -17,12 +17,12 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from jointopt.jobfile import load_job
-from jointopt.plans.parse import parse_plan
-from jointopt.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats
 from jointopt.search.pareto import front_order
 from jointopt.spec.job import Job
-from jointopt.workflow import estimator
+from jointopt.spec.jobfile import load_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.workflows.propose import estimator
 
 HERE = Path(__file__).parent
 LAYOUTS = {

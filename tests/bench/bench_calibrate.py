@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pandas as pd
 
-from jointopt.calibrating import calibrate
+from jointopt.workflows.calibrate import calibrate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROFILE_RESULTS = ["time_s", "energy_j", "avg_power_w"]

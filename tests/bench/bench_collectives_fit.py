@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from jointopt.catalog.gpus import load_gpu
-from jointopt.catalog.kernels import kernel_constants
+from jointopt.core.units import GB, MICRO
 from jointopt.physics.collectives import collective_time_s
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.kernels import CollectiveConstants, Links, Protocol
-from jointopt.units import GB, MICRO
 
 TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/nccl_collectives.csv"
 FP16_BYTES, PROTOCOLS = 2.0, 3

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 
 import jointopt
-from jointopt.fitting import log_load, memory_evidence
-from jointopt.learning import price, with_results
+from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.feasibility import (
     MemoryEvidence,
     MemoryMargin,
@@ -26,6 +25,7 @@ from jointopt.surrogate.feasibility import (
     learn_margin,
     source_weights,
 )
+from jointopt.surrogate.memory import log_load, memory_evidence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -14,13 +14,13 @@ import dataclasses
 
 import numpy as np
 
-from jointopt.jobfile import shipped_job, shipped_jobs
-from jointopt.schema import Columns
+from jointopt.core.schema import Columns
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives, recall
 from jointopt.search.problem import Problem
-from jointopt.workflow import priced_problem
+from jointopt.spec.jobfile import shipped_job, shipped_jobs
+from jointopt.workflows.propose import priced_problem
 
 SEEDS = range(5)
 TRIALS = 2000

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from jointopt.catalog.gpus import load_gpu
-from jointopt.catalog.kernels import kernel_constants
 from jointopt.physics.gemm import gemm_time_s
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.kernels import GemmConstants, TileKind
 
 TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/gemm_bf16.csv.gz"

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jointopt.jobfile import shipped_job
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.estimate import memory_limit_gib, peak_memory_bytes
-from jointopt.plans.space import enumerate_layouts
-from jointopt.schema import Floats, Ints
-from jointopt.workflow import estimator
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.propose import estimator
 
 PLANS = 400_000
 ROUNDS = 5

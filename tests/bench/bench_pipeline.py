@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.pipeline import (
     chunked_iteration_time_s,
     in_flight_micro_batches,
     iteration_time_s,
 )
-from jointopt.schema import Floats, Ints
 
 PLANS = 100_000
 MAX_PP = 16

@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from jointopt.jobfile import shipped_job
-from jointopt.plans.clocks import format_stage_clocks
-from jointopt.plans.parse import parse_plan
-from jointopt.polishing import polish
+from jointopt.core.schema import Floats
+from jointopt.physics.polish.by_linear import least_energy
+from jointopt.physics.polish.graph import schedule_graph
+from jointopt.physics.polish.options import Options, Problem, efficient
 from jointopt.report.clocks import short_clocks
-from jointopt.schema import Floats
-from jointopt.tradeoff.by_linear import least_energy
-from jointopt.tradeoff.graph import schedule_graph
-from jointopt.tradeoff.options import Options, Problem, efficient
-from jointopt.workflow import estimator
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.clocks import format_stage_clocks
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.workflows.polish import polish
+from jointopt.workflows.propose import estimator
 
 PLANS = (
     ("gpt3-175b-128x8-a100", "dp=16 tp=8 pp=8 mbs=1"),

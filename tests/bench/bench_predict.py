@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from jointopt.correcting import load_surrogate
-from jointopt.jobfile import load_job
-from jointopt.plans.space import enumerate_layouts
-from jointopt.predicting import predict
-from jointopt.schema import RECOMPUTE_NAMES
-from jointopt.tables import read_table, write_table
-from jointopt.workloads import workloads
+from jointopt.core.schema import RECOMPUTE_NAMES
+from jointopt.runs.table import read_table, write_table
+from jointopt.runs.workloads import workloads
+from jointopt.spec.jobfile import load_job
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.workflows.predict import predict
 
 JOBS = ("llama-3-8b-1x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100", "opt-350m-8x4-gh200")
 

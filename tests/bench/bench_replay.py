@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/bench/bench_replay.py [tune | models | choices]
 
-Reads ../shared/data beside the repository. ``tune`` (the default) replays every group through `jointopt.tuning.tune`,
+Reads ../shared/data beside the repository. ``tune`` (the default) replays every group through `workflows.tune.tune`,
 ``models`` compares what predicts the plans that are left, ``choices`` how they are chosen, one or several at a time.
 Constants were chosen on the first, third, ... group by name and are reported on the others too.
 """
@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.candidates import Candidates, listed
-from jointopt.correcting import load_surrogate
-from jointopt.fitting import memory_margin
-from jointopt.jobfile import parse_job
-from jointopt.learning import price
-from jointopt.measure.replay import ReplayLauncher
+from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
+from jointopt.spec.jobfile import parse_job
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.dataset import price
 from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights
-from jointopt.surrogate.gaussian import Runs
-from jointopt.surrogate.local import INFORMED, Adapted, Spread, adapted, plan_features
+from jointopt.surrogate.memory import memory_margin
 from jointopt.surrogate.model import joined
-from jointopt.tuning import tune
+from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, plan_features
+from jointopt.workflows.campaign.candidates import Candidates, listed
+from jointopt.workflows.tune import tune
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 BUDGET = 12

@@ -19,14 +19,14 @@ from collections.abc import Callable
 import numpy as np
 import optuna
 
-from jointopt.jobfile import shipped_job
-from jointopt.schema import Columns
+from jointopt.core.schema import Columns
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, hypervolume, nadir, objectives
 from jointopt.search.problem import Problem
-from jointopt.workflow import priced_problem
+from jointopt.spec.jobfile import shipped_job
+from jointopt.workflows.propose import priced_problem
 
 SEEDS = range(5)
 EVALUATIONS = 520  # whole generations of 40

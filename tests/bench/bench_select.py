@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 
-from jointopt.jobfile import shipped_job, shipped_jobs
 from jointopt.physics.facility import with_site
-from jointopt.selecting import choose
-from jointopt.stored import StoredPlans
-from jointopt.workflow import propose
+from jointopt.spec.jobfile import shipped_job, shipped_jobs
+from jointopt.workflows.propose import propose
+from jointopt.workflows.select import choose
+from jointopt.workflows.stored_plans import StoredPlans
 
 SLOWER = (1.01, 1.05, 1.10)
 

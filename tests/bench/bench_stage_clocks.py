@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.jobfile import shipped_job
+from jointopt.core.schema import Columns, Floats
+from jointopt.core.units import GIB
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
-from jointopt.plans.parse import format_plan
-from jointopt.plans.space import enumerate_layouts
 from jointopt.report.clocks import short_clocks
-from jointopt.schema import Columns, Floats
 from jointopt.spec.job import Job
-from jointopt.units import GIB
-from jointopt.workflow import estimator
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.parse import format_plan
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.propose import estimator
 
 JOBS = ("gpt3-175b-128x8-a100", "mixtral-8x22b-8x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100")
 SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)

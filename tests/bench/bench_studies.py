@@ -20,9 +20,9 @@ import numpy as np
 
 import jointopt
 from jointopt.search.fake import fake_problem
-from jointopt.search.storage import prepare_storage
-from jointopt.search.studies import save_study
-from jointopt.workflow import propose
+from jointopt.search.studies.saving import save_study
+from jointopt.search.studies.storage import prepare_storage
+from jointopt.workflows.propose import propose
 
 RECORD, PEOPLE, REPEATS = 100_000, 2_000, 3
 JOB = "mixtral-8x22b-8x8-h100"

@@ -33,15 +33,14 @@ import xgboost
 from bench_accuracy import ROOT, clean
 from scipy.stats import kendalltau
 
-from jointopt.correcting import load_surrogate
-from jointopt.jobfile import load_job
-from jointopt.learning import timed_runs
-from jointopt.plans.space import enumerate_layouts
-from jointopt.predicting import predict
-from jointopt.schema import RECOMPUTE_NAMES, Floats, Ints
+from jointopt.core.schema import RECOMPUTE_NAMES, Floats, Ints
+from jointopt.runs.table import write_table
+from jointopt.spec.jobfile import load_job
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.model import Surrogate
-from jointopt.tables import write_table
-from jointopt.training import (
+from jointopt.surrogate.training import (
     TrainingSet,
     fit,
     group_folds,
@@ -50,6 +49,7 @@ from jointopt.training import (
     source_weights,
     training_set,
 )  # fmt: skip
+from jointopt.workflows.predict import predict
 
 DRAWS = 3
 LEAST_TO_RANK = 12

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.candidates import searched
-from jointopt.jobfile import load_job
-from jointopt.measure.devices import FOR_TESTS
-from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.measure.devices.identity import FOR_TESTS
+from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.spec.job import Job
-from jointopt.surrogate.local import ROUGH, Spread
-from jointopt.tuning import tune
+from jointopt.spec.jobfile import load_job
+from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.tune import tune
 
 JOB = """
 model: {num_layers: 4, hidden_size: 128, ffn_hidden_size: 512, num_attention_heads: 4, num_query_groups: 4,

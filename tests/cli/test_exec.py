@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.measure.reading import Series, together
+from jointopt.measure.devices.reading import Series, together
 
 PLAN = {"dp": 2, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200]}
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
-from jointopt.store import Store
+from jointopt.runs.store import Store
 
 GOOD = "dp,tp,num_gpus,status,iteration_time_s,notes\n1,2,2,ok,1.5,fast\n1,2,2,oom,,\n"
 

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.command import CommandLauncher
-from jointopt.measure.megatron import MegatronLauncher
-from jointopt.measure.slurm import SlurmLauncher
-from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.measure.launchers.command import CommandLauncher
+from jointopt.measure.launchers.megatron import MegatronLauncher
+from jointopt.measure.launchers.slurm import SlurmLauncher
+from jointopt.measure.launchers.torchrun import TorchrunLauncher
 
 
 def said(*words: str) -> tuple[int, str]:

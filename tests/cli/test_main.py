@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import COMMANDS, jointopt
-from jointopt.errors import InfeasibleError, JobError
+from jointopt.core.errors import InfeasibleError, JobError
 
 HEAVY = ("numpy", "pandas", "scipy", "optuna", "sklearn", "xgboost", "torch", "yaml")
 

@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, make_proposal: Callable[..., Proposal
         progress("searching")
         return make_proposal(30)
 
-    monkeypatch.setattr("jointopt.workflow.propose", propose)
+    monkeypatch.setattr("jointopt.workflows.propose.propose", propose)
     return questions
 
 

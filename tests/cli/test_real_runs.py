@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
-from jointopt.measure import clocks
-from jointopt.store import Store
+from jointopt.measure.devices import clocks
+from jointopt.runs.store import Store
 
 pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from jointopt import retraining
 from jointopt.cli.main import jointopt
 from jointopt.surrogate.model import load
+from jointopt.workflows import retrain as retraining
 
 
 def run(*arguments: object) -> Result:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 
-CHECKOUT = Path(__file__).parents[1] / "measure"  # a stand-in for Megatron-LM's script
+CHECKOUT = Path(__file__).parents[1] / "measure" / "launchers"  # a stand-in for Megatron-LM's script
 
 JOB, PLAN = "opt-350m-2x4-a100", "tp=2 pp=2 mbs=1"
 ONE_NODE = """

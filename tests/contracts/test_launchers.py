@@ -12,14 +12,14 @@ import pandas as pd
 import psutil
 import pytest
 
-from jointopt.measure.command import CommandLauncher
-from jointopt.measure.launcher import RESULTS, Launcher, launcher_names, run_all
-from jointopt.measure.megatron import MegatronLauncher
-from jointopt.measure.process import MARK
-from jointopt.measure.replay import ReplayLauncher
-from jointopt.measure.slurm import SlurmLauncher
-from jointopt.measure.torchrun import TorchrunLauncher
-from jointopt.schema import COLUMNS, STATUSES
+from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.measure.launchers.base import RESULTS, Launcher, launcher_names, run_all
+from jointopt.measure.launchers.command import CommandLauncher
+from jointopt.measure.launchers.megatron import MegatronLauncher
+from jointopt.measure.launchers.process import MARK
+from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.launchers.slurm import SlurmLauncher
+from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.spec.job import Job
 
 # what a user's program may look like: larger micro-batches run out of memory
@@ -35,7 +35,7 @@ REST = {
     "cp": 1, "ep": 1, "vpp": 1, "sequence_parallel": False, "recompute": "none", "zero_stage": 1,
     "stage_clock_mhz": "1410",
 }  # fmt: skip
-CHECKOUT = Path(__file__).parents[1] / "measure"  # a stand-in for Megatron-LM's script
+CHECKOUT = Path(__file__).parents[1] / "measure" / "launchers"  # a stand-in for Megatron-LM's script
 ANY = [
     {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, **REST},
     {"dp": 4, "tp": 2, "pp": 1, "micro_batch_size": 64, **REST},

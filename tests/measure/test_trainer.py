@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from jointopt.candidates import searched
-from jointopt.jobfile import parse_job
-from jointopt.measure.torchrun import TorchrunLauncher, train_spec
+from jointopt.measure.launchers.torchrun import TorchrunLauncher, train_spec
 from jointopt.measure.trainer.spec import TrainSpec
+from jointopt.spec.jobfile import parse_job
+from jointopt.workflows.campaign.candidates import searched
 
 pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
 

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jointopt.catalog.clusters import build_cluster
-from jointopt.catalog.frameworks import load_framework
-from jointopt.catalog.kernels import kernel_constants
-from jointopt.catalog.models import load_model
-from jointopt.jobfile import load_job
+from jointopt.core.schema import Columns, Floats
+from jointopt.core.units import GIB
 from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
-from jointopt.plans.space import enumerate_layouts
-from jointopt.schema import Columns, Floats
+from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job, Search, Training
+from jointopt.spec.jobfile import load_job
 from jointopt.spec.model import Model
-from jointopt.units import GIB
+from jointopt.spec.plans.space import enumerate_layouts
 
 # Jobs of published experiments, and others under frameworks with other habits (ZeRO-3, host floors, gradient syncs).
 SHIPPED = (

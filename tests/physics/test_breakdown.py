@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.schema import Columns
+from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.estimate import Estimator
-from jointopt.schema import Columns
 from jointopt.spec.job import Job
-from jointopt.units import GIB
 
 Physics = Callable[[int], Estimator]
 

@@ -1,17 +1,16 @@
-import pathlib
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.catalog.gpus import load_gpu
-from jointopt.catalog.kernels import kernel_constants
-from jointopt.errors import UsageError
+from jointopt.core.errors import UsageError
 from jointopt.physics.collectives import KINDS, collective_time_s, link_bytes
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.kernels import Links
+from tests.places import DATA
 
-TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/nccl_collectives.csv"
+TABLE = DATA / "nccl_collectives.csv"
 LINKS = {
     "a100-sxm4-80gb": Links(300e9, 25e9, 2e-6),
     "h100-sxm5-80gb": Links(450e9, 50e9, 2e-6),

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.catalog.kernels import kernel_constants
+from jointopt.core.schema import Floats
 from jointopt.physics import compute as c
 from jointopt.physics.estimate import Estimator
-from jointopt.schema import Floats
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 

@@ -8,12 +8,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from jointopt.catalog.kernels import kernel_constants
+from jointopt.core.schema import Columns, Floats
 from jointopt.physics.costs import StageCosts, stage_costs
 from jointopt.physics.estimate import Estimator
 from jointopt.physics.layout_arrays import dense_layers_of, stage_layers
 from jointopt.physics.stage_traffic import hardware
-from jointopt.schema import Columns, Floats
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 

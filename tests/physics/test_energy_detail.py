@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.schema import Floats
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.energy_detail import communication_j, memory_traffic_j
 from jointopt.physics.estimate import Estimator
-from jointopt.schema import Floats
 from jointopt.spec.job import Job
 
 Price = Callable[..., Estimator]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.catalog.kernels import kernel_constants
-from jointopt.errors import InfeasibleError
+from jointopt.core.errors import InfeasibleError
+from jointopt.core.schema import Floats
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.estimate import HEAT, PREDICTIONS, Estimator
-from jointopt.schema import Floats
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Constraints, Job
 from jointopt.spec.model import Model
 
@@ -272,7 +272,7 @@ def test_only_the_last_node_may_be_half_empty(
 def test_kernel_constants_of_every_shipped_gpu_price_a_job(
     make_job: Callable[..., Job], price: Callable[..., Estimator]
 ) -> None:
-    from jointopt.catalog.gpus import gpu_ids
+    from jointopt.spec.catalog.gpus import gpu_ids
 
     for gpu in gpu_ids():
         job = make_job(gpu=gpu, dtype="fp16")

@@ -16,7 +16,7 @@ POSITIVE = st.floats(1e-3, 1e9)
 
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
-    from jointopt.catalog.clusters import build_cluster
+    from jointopt.spec.catalog.clusters import build_cluster
 
     return build_cluster({"gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4})
 

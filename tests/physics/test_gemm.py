@@ -1,18 +1,17 @@
-import pathlib
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.catalog.gpus import gpu_ids, load_gpu
-from jointopt.catalog.kernels import kernel_constants
-from jointopt.errors import CatalogError
+from jointopt.core.errors import CatalogError
 from jointopt.physics.gemm import gemm_bytes, gemm_time_s
+from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.kernels import GemmConstants
+from tests.places import DATA
 
 MEASURED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb")
-TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/gemm_bf16.csv.gz"
+TABLE = DATA / "gemm_bf16.csv.gz"
 
 gpus = st.sampled_from(MEASURED)
 extents = st.integers(1, 200_000)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.jobfile import shipped_job
 from jointopt.physics.instructions import beyond_schedule_s, instruction_costs
-from jointopt.plans.parse import parse_plan
-from jointopt.workflow import estimator
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.workflows.propose import estimator
 
 PLANS = (
     ("opt-350m-8x4-gh200", "dp=8 pp=4 mbs=4"),

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.catalog.models import load_model, model_names
+from jointopt.core.schema import Columns, Floats
+from jointopt.core.units import GB
 from jointopt.physics import memory as mem
 from jointopt.physics.estimate import peak_memory_bytes
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
 from jointopt.physics.stage_memory import memory_parts, stage_parameters
-from jointopt.schema import Columns, Floats
+from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
-from jointopt.units import GB
 
 S, B, H, A = 2048, 4, 6144, 64
 UNFUSED = Training(S, 64, "fp16", "unfused")

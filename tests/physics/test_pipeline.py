@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.errors import PlanError
+from jointopt.core.errors import PlanError
+from jointopt.core.schema import Floats
 from jointopt.physics.pipeline import (
     Operation,
     TimedOperation,
@@ -21,7 +22,6 @@ from jointopt.physics.pipeline import (
     simulate,
     simulate_plan,
 )
-from jointopt.schema import Floats
 
 SECONDS = st.one_of(
     st.just(0.0), st.floats(1.0, 2.0), st.floats(1e-6, 1e3), st.integers(1, 4).map(float)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.schema import Floats
 from jointopt.physics.posterior import Law, Prior, Readings, fit, predict
-from jointopt.schema import Floats
 
 X = np.linspace(0.5, 1.0, 12)
 PRIOR = Prior(np.zeros(2), np.full(2, 10.0))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.core.schema import Floats
 from jointopt.physics.clock_response import Hierarchy, ResponsePrior, Shape, Work, log_power_w, log_time_s
 from jointopt.physics.pipeline import simulate_plan
 from jointopt.physics.rank_response import (
@@ -15,7 +16,6 @@ from jointopt.physics.rank_response import (
     fit_ranks,
     scattered_schedule_s,
 )
-from jointopt.schema import Floats
 
 SHAPE = Shape(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
 MICRO_BATCHES = 8

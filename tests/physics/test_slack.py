@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from jointopt.core.schema import Floats
 from jointopt.physics import slack
 from jointopt.physics.estimate import Estimator
-from jointopt.schema import Floats
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from jointopt.core.schema import Columns
 from jointopt.report.plain import json_text, length, plain, plan_entries
-from jointopt.schema import Columns
 
 
 def test_numpy_becomes_plain_and_nan_becomes_null() -> None:

@@ -8,12 +8,12 @@ import json
 
 import pytest
 
-from jointopt.jobfile import shipped_job
-from jointopt.polishing import polish
 from jointopt.report.plain import json_text
 from jointopt.report.polish_json import polish_document
 from jointopt.report.polish_results import Polished
 from jointopt.report.polish_text import polished_text
+from jointopt.spec.jobfile import shipped_job
+from jointopt.workflows.polish import polish
 
 
 @functools.cache

@@ -1,10 +1,10 @@
 import json
 from collections.abc import Callable
 
+from jointopt.core.schema import Columns
 from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
 from jointopt.report.results import Proposal
-from jointopt.schema import Columns
 
 
 def test_the_document_has_the_keys_that_others_rely_on(make_proposal: Callable[..., Proposal]) -> None:

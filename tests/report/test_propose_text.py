@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.schema import Columns
 from jointopt.report.plain import plan_entries
 from jointopt.report.propose_text import ROWS_FOR_PEOPLE, plan_table, proposal_text, spread_along
 from jointopt.report.results import Proposal
-from jointopt.schema import Columns
 
 Fronts = Callable[..., Columns]
 Proposals = Callable[..., Proposal]

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.core.schema import Columns
 from jointopt.report.explain_text import explanation_text
 from jointopt.report.plain import json_text
 from jointopt.report.propose_json import propose_document
 from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Explanation, Proposal
 from jointopt.report.site import asks_for_site, site_parts, site_table
-from jointopt.schema import Columns
 from jointopt.spec.job import Job
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.catalog.frameworks import load_framework
-from jointopt.errors import UsageError
-from jointopt.jobfile import shipped_job
+from jointopt.core.errors import UsageError
 from jointopt.physics.pipeline import schedule_order
-from jointopt.polishing import polish
 from jointopt.report.polish_results import Polished
 from jointopt.report.zeus_export import write_zeus, zeus_command, zeus_schedule
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.jobfile import shipped_job
+from jointopt.workflows.polish import polish
 
 
 @functools.cache

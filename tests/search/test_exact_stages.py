@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.jobfile import shipped_job
 from jointopt.search.exact import exact_front
 from jointopt.search.exact_stages import SLACKS, exact_front_of_profiles
 from jointopt.search.fake import fake_problem
 from jointopt.search.pareto import front_of, is_covered, objectives
-from jointopt.workflow import priced_problem
+from jointopt.spec.jobfile import shipped_job
+from jointopt.workflows.propose import priced_problem
 
 
 def everything(problem):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.catalog.gpus import load_gpu
-from jointopt.errors import CatalogError, JobError
+from jointopt.core.errors import CatalogError, JobError
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import clock_grid_mhz, read_clocks
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 
 TEXT = st.text(max_size=10).filter(str.isprintable)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jointopt.catalog.gpus import read_yaml
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
+from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.huggingface import FAMILIES, model_from_config, read_config
 
 LLAMA = {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.catalog.models import load_model, model_names
+from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.model import Model
 from jointopt.spec.shape import inline_model
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jointopt.errors import JobError
+from jointopt.core.errors import JobError
 from jointopt.spec.shape import inline_model
 
 SHAPE = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 50272}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from jointopt.errors import JobError
-from jointopt.jobfile import dump_job, parse_job
+from jointopt.core.errors import JobError
+from jointopt.spec.jobfile import dump_job, parse_job
 from jointopt.spec.slurm import Slurm
 
 FILE: dict[str, Any] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jointopt.measure import clocks, meter
+from jointopt.measure.devices import clocks, meter
 
 FILES = {clocks.__file__, meter.__file__, contextlib.__file__}
 REACHED, NOT_REACHED = 0, 9

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jointopt.errors import TableError
-from jointopt.surrogate.boost import ResidualBooster
-from jointopt.surrogate.gaussian import FEATURES, Runs, default_kernel
+from jointopt.core.errors import TableError
 from jointopt.surrogate.model import Surrogate, Widths, joined, load, save
+from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.residual_trees import ResidualBooster
 
 NAMES = FEATURES
 RAN: list[str] = []

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from jointopt.errors import LauncherError
-from jointopt.measure.devices import remarks, wrong_device
+from jointopt.core.errors import LauncherError
+from jointopt.measure.devices.identity import remarks, wrong_device
 from jointopt.measure.trainer.device import device_name, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages

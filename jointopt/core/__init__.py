@@ -1,0 +1,1 @@
+"""The ground floor: the schema of every column, the exception tree, units, whole-file writes, budgets."""

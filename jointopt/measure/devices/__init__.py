@@ -1,0 +1,1 @@
+"""GPUs of this machine: clocks, power limits, meters, and whether they are those that a job names."""

@@ -1,0 +1,127 @@
+"""What a run on this machine is measured under: the clocks of its plan, and a meter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import DeviceError
+from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
+from jointopt.measure.devices.meter import Gpus, Meter, metered
+from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
+
+MEASURE_S = 1.5 * LEAST_WINDOW_S
+_HELD = 0.97  # of the clock asked for; below it the GPU was throttled, or lowered its clock while it waited
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
+
+@dataclass
+class Conditions:
+    """Of one run: its plan, the meter (None: no GPU here), what is held here, what each GPU of the plan is to run at.
+
+    ``default_clocks``: that is left to the driver.
+    """
+
+    plan: Mapping[str, Any]
+    meter: Meter | None
+    held: Held | None
+    settings: Sequence[Setting]
+    default_clocks: bool
+    started_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def measure_s(self) -> float:
+        """How long a run must measure, in s, for its energy to be known."""
+        return 0.0 if self.meter is None else MEASURE_S
+
+    def added_to(
+        self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
+    ) -> dict[str, Any]:
+        """``row`` with what the meter saw between two times (seconds since 1970), in which so many iterations ran."""
+        if self.meter is None:
+            return dict(row)
+        reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
+        return self.with_reading(row, reading, window_s, iterations)
+
+    def with_reading(
+        self, row: Mapping[str, Any], reading: Reading, window_s: Sequence[float] | None, iterations: int
+    ) -> dict[str, Any]:
+        """``row`` with a ``reading`` of all GPUs of the plan, by rank; what the row tells already stays.
+
+        Without a window it gains peak power and temperature alone. Clocks that were left to the driver are those
+        measured, per stage; blank where nobody measured them.
+        """
+        results = reading.results(iterations)
+        if not window_s:
+            results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
+        told = dict(row) | {name: value for name, value in results.items() if not _known(row.get(name))}
+        if self.default_clocks:
+            told["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
+        told["notes"] = "; ".join(
+            filter(None, [str(row.get("notes") or ""), *self._remarks(reading, window_s)])
+        )
+        return told
+
+    def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
+        if window_s and reading.reason:
+            yield f"energy not measured: {reading.reason}"
+        if self.default_clocks:
+            yield "at default clocks"
+        for setting in self.settings:
+            seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
+            if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
+                yield f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}"
+        if self.held and self.held.trouble:
+            yield self.held.trouble
+
+
+@contextmanager
+def under_plan(plan: Mapping[str, Any], default_clocks: bool = False) -> Iterator[Conditions]:
+    """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
+
+    On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
+    PlanError where they have no such clock or power limit.
+    """
+    if not _gpus_here(default_clocks):
+        yield Conditions(plan, None, None, (), False)
+        return
+    settings = [] if default_clocks else plan_settings(plan)
+    ranks = int(plan["tp"]) * int(plan["cp"]) * int(plan["dp"]) * int(plan["pp"])
+    with metered(range(ranks)) as meter, locked(settings) as held:
+        conditions = Conditions(plan, meter, held, settings, default_clocks, time.time())
+        try:
+            yield conditions
+        finally:
+            conditions.ended_s = time.time()
+
+
+def _gpus_here(default_clocks: bool) -> bool:
+    """Whether GPUs can be spoken to; DeviceError where there are some that cannot, and clocks are to be set."""
+    try:
+        Gpus()
+    except DeviceError as error:
+        if any(driver.exists() for driver in _DRIVERS):
+            if default_clocks:
+                return True
+            raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
+        return False
+    return True
+
+
+def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | None:
+    """Mean clock of the GPUs of each stage, in MHz."""
+    if not reading.gpus or not np.isfinite(reading.clock_mhz).all():
+        return None
+    stages = stage_of_rank(plan, np.arange(reading.gpus))
+    return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value == value

@@ -1,0 +1,156 @@
+"""What this machine has: cores, memory, GPUs and their clocks, Slurm, and how fast it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jointopt.core.errors import DeviceError, LauncherError
+from jointopt.measure.devices.meter import Gpus
+from jointopt.measure.launchers.failures import failure_of
+from jointopt.measure.launchers.process import run_program
+
+SLURM_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
+_PROBE_LIMIT_S = 180.0
+_ASK_S = 15.0
+_QUERY = "index,uuid,name,memory.total,clocks.max.sm,power.limit"
+
+
+@dataclass(frozen=True)
+class FoundGpu:
+    """One GPU; None where nobody tells."""
+
+    name: str
+    memory_gib: float | None = None
+    clock_min_mhz: float | None = None
+    clock_max_mhz: float | None = None
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found; ``no_meter`` says why GPUs cannot be measured (blank: they can)."""
+
+    cores: int  # that this process may use
+    memory_gib: float
+    gpus: tuple[FoundGpu, ...]
+    no_meter: str
+    may_set_clocks: str  # as whom; blank: this user may not
+    slurm: tuple[str, ...]  # of SLURM_COMMANDS, those on the PATH
+    partitions: tuple[str, ...]  # lines of sinfo: partition, nodes, cores and GPUs of a node
+
+
+def found_machine() -> Machine:
+    """Looks around; changes nothing."""
+    gpus, no_meter = _metered_gpus()
+    slurm = tuple(name for name in SLURM_COMMANDS if shutil.which(name))
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpus=gpus or _named_gpus(), no_meter=no_meter, may_set_clocks=_may_set_clocks(), slurm=slurm,
+        partitions=_lines(["sinfo", "--noheader", "--format=%P %D %c %G"]) if slurm else (),
+    )  # fmt: skip
+
+
+def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
+    """GPUs as the meter sees them, and why it sees none."""
+    try:
+        gpus = Gpus()
+        names = [re.sub(r"^GPU \d+ \((.*)\)$", r"\1", gpus.name(i)) for i in range(len(gpus))]
+        named = _listed()
+        memory = [
+            named[key].memory_gib if (key := str(gpus.number(i))) in named else None for i in range(len(gpus))
+        ]
+        return tuple(_metered(gpus, i, name, memory[i]) for i, name in enumerate(names)), ""
+    except DeviceError as error:
+        return (), str(error)
+
+
+def _metered(gpus: Gpus, index: int, name: str, memory_gib: float | None) -> FoundGpu:
+    clocks = gpus.clocks_mhz(index)
+    try:
+        limit_w: float | None = gpus.power_limit_w(index)
+    except DeviceError:
+        limit_w = None
+    low, high = (float(clocks[-1]), float(clocks[0])) if clocks else (None, None)
+    return FoundGpu(name, memory_gib, low, high, limit_w)
+
+
+def _named_gpus() -> tuple[FoundGpu, ...]:
+    """GPUs that programs started here would see, as NVIDIA's own program lists them; it needs no Python package."""
+    listed = _listed()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return tuple(gpu for key, gpu in listed.items() if key.isdigit())
+    keys = [key.strip() for key in shown.split(",")]
+    known = itertools.takewhile(
+        listed.__contains__, keys
+    )  # CUDA stops at the first one that it does not know
+    return tuple(listed[key] for key in known)
+
+
+def _listed() -> dict[str, FoundGpu]:
+    """All GPUs of NVIDIA's driver, each by number and by UUID."""
+    found: dict[str, FoundGpu] = {}
+    for line in _lines(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]):
+        number, uuid, name, *cells = (cell.strip() for cell in line.split(","))
+        memory, clock, limit = ([_number(cell) for cell in cells] + [None] * 3)[:3]
+        gpu = FoundGpu(name, None if memory is None else memory / 1024, None, clock, limit)
+        found |= {number: gpu, uuid: gpu}
+    return found
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _may_set_clocks() -> str:
+    """Who this process is to the driver; nothing is set to find out."""
+    socket = os.environ.get("ZEUSD_SOCK_PATH", "")
+    if socket and Path(socket).is_socket():
+        return f"through zeusd at {socket}"
+    return "as root" if os.geteuid() == 0 else ""
+
+
+def _lines(command: list[str]) -> tuple[str, ...]:
+    """What a program prints; nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return (
+        tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+        if not done.returncode
+        else ()
+    )
+
+
+def measured_speeds(processes: int) -> Mapping[str, Any]:
+    """What `jointopt.measure.trainer.probe` finds with so many processes; LauncherError where it fails."""
+    with tempfile.TemporaryDirectory(prefix="jointopt-") as folder:
+        answer, log = Path(folder) / "result.json", Path(folder) / "log"
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+            "-m", "jointopt.measure.trainer.probe", str(answer),
+        ]  # fmt: skip
+        ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1"})
+        if ended.code == 0 and answer.is_file():
+            found: Mapping[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            return found
+        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).reason
+        raise LauncherError(f"The speeds could not be measured: {why.rstrip('.')}.")

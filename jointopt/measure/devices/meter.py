@@ -1,0 +1,357 @@
+"""The GPUs of this machine through zeus and NVML: what they draw, and their clocks and power limits.
+
+The one file that knows zeus and pynvml, which are optional (``pip install 'jointopt[meter]'``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
+from jointopt.measure.devices.dcgm import SmActivity
+from jointopt.measure.devices.reading import QUANTITIES, Reading, Series, no_series
+
+_PERIOD_S = 0.1
+_MOST_SAMPLES = 20_000  # beyond that every second sample is dropped, and the period doubled
+_PATIENCE_S = 5.0  # for the last sample, where a driver hangs
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+PERMISSION = (
+    "setting clocks and power limits needs root, or Zeus' daemon: run `sudo zeusd serve --socket-path "
+    "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
+    "default clocks with --default-clocks"
+)
+
+
+class Gpus:
+    """GPUs in the order in which local ranks take them: as CUDA_VISIBLE_DEVICES says, or all (``visible=False``).
+
+    Raises DeviceError where zeus is not installed, or there is no GPU or no driver.
+    """
+
+    def __init__(self, visible: bool = True) -> None:
+        self._zeus = _open(visible)
+        self._gpus: Sequence[Any] = self._zeus.gpus
+        for gpu in self._gpus:
+            gpu._disable_sys_admin_warning = True  # a refusal is told by us, once
+        self._power = [_first_that_answers(_power_sources(gpu)) for gpu in self._gpus]
+
+    def __len__(self) -> int:
+        return len(self._gpus)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What tells GPUs apart whatever is visible: the UUID (NVIDIA), else name and index."""
+        return tuple(_id(gpu) for gpu in self._gpus)
+
+    def number(self, index: int) -> int:
+        """What the driver calls the GPU, whatever is visible."""
+        return int(self._gpus[index].gpu_index)
+
+    def name(self, index: int) -> str:
+        return f"GPU {index} ({_asked(self._gpus[index].get_name, index)})"
+
+    def check_whole(self, index: int) -> None:
+        """DeviceError where the GPU is cut into instances (MIG): its counter and sensors are those of all of them."""
+        gpu, nvml = self._gpus[index], _nvml()
+        if _is_nvidia(gpu):
+            with suppress(nvml.NVMLError):  # most GPUs cannot be cut
+                if nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
+                    raise DeviceError(
+                        f"{self.name(index)} is cut into instances (MIG), and its energy is that of all of them; for "
+                        "energy use whole GPUs: nvidia-smi -mig 0."
+                    )
+
+    def clocks_mhz(self, index: int) -> list[int]:
+        """SM clocks that the GPU has at its fastest memory clock, highest first; empty where it does not tell."""
+        gpu = self._gpus[index]
+        try:
+            memory_mhz = max(gpu.get_supported_memory_clocks())
+            return sorted(gpu.get_supported_graphics_clocks(memory_mhz), reverse=True)
+        except _zeus_errors():
+            return []
+
+    def lock_clock(self, index: int, clock_mhz: float) -> None:
+        """Hold the SM clock; PlanError where the GPU has no such clock, DevicePermissionError where rights miss."""
+        clocks = self.clocks_mhz(index)
+        if clocks and not clocks[-1] <= clock_mhz <= clocks[0]:
+            raise PlanError(
+                f"{self.name(index)} has no clock of {clock_mhz:g} MHz; it has {clocks[-1]} to {clocks[0]} MHz."
+            )
+        mhz = round(clock_mhz)
+        _asked(lambda: self._gpus[index].set_gpu_locked_clocks(mhz, mhz), index, f"to lock {mhz} MHz")
+
+    def reset_clock(self, index: int) -> None:
+        """The driver chooses the clock again."""
+        _asked(self._gpus[index].reset_gpu_locked_clocks, index, "to release its clock")
+
+    def power_limit_w(self, index: int) -> float:
+        return float(_asked(self._gpus[index].get_power_management_limit, index)) / 1e3
+
+    def set_power_limit(self, index: int, limit_w: float) -> None:
+        """Limit the GPU's power; PlanError where it takes no such limit."""
+        low, high = _asked(self._gpus[index].get_power_management_limit_constraints, index)
+        if not low <= 1e3 * limit_w <= high:
+            raise PlanError(
+                f"{self.name(index)} takes no power limit of {limit_w:g} W; it takes {low / 1e3:g} to {high / 1e3:g} W."
+            )
+        milliwatts = round(1e3 * limit_w)
+        gpu = self._gpus[index]
+        _asked(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+
+    def sample(self, index: int) -> tuple[float, ...]:
+        """Energy counter in J, power in W, temperature in °C, utilisation 0 to 1, SM clock in MHz; NaN = not told."""
+        gpu = self._gpus[index]
+        scaled = (
+            (gpu.get_total_energy_consumption, 1e-3), (self._power[index], 1e-3), (gpu.get_gpu_temperature, 1.0),
+            (lambda: _utilisation(gpu), 1.0), (lambda: _clock_mhz(gpu), 1.0),
+        )  # fmt: skip
+        return tuple(_told(ask, index) * scale for ask, scale in scaled)
+
+
+class Meter:
+    """Samples GPUs in a thread of its own from `start` to `stop`; a meter that cannot, says why in what it returns.
+
+    ``indices`` are local ranks, by default all GPUs. Nothing here raises: a run without a meter counts for time.
+    """
+
+    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S) -> None:
+        self._indices, self._period_s = indices, period_s
+        self._reason = ""
+        self._times: list[float] = []
+        self._samples: list[list[tuple[float, ...]]] = []
+        self._ids: tuple[str, ...] = ()
+        self._activity: SmActivity | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        try:
+            gpus = Gpus()
+            wanted = range(len(gpus)) if self._indices is None else self._indices
+            if len(wanted) > len(gpus):
+                raise DeviceError(f"{len(wanted)} GPUs are used and the meter sees {len(gpus)}.")
+            self._ids = tuple(gpus.ids[i] for i in wanted)
+            for i in wanted:
+                gpus.check_whole(i)
+        except DeviceError as error:
+            self._reason = str(error).rstrip(".")
+            return
+        self._activity = SmActivity([gpus.number(index) for index in wanted])
+        self._activity.start()
+        self._thread = threading.Thread(target=self._watch, args=(gpus, list(wanted)), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._activity is not None:
+            self._activity.stop()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+            if self._thread.is_alive():
+                self._reason = self._reason or "the driver does not answer any more"
+
+    def series(self) -> Series:
+        """Everything sampled so far."""
+        count = min(len(self._times), len(self._samples))
+        if not count:
+            return no_series(self._reason or "the meter took no sample")
+        values = np.array(self._samples[:count], float)  # (n, gpus, quantities)
+        columns = {name: values[:, :, i] for i, name in enumerate(QUANTITIES)}
+        at = np.array(self._times[:count])
+        if self._activity is not None:
+            columns["utilisation"] = self._activity.instead_of(columns["utilisation"], at)
+        return Series(self._ids, at, **columns, reason=self._reason)
+
+    def reading(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
+        """Of the window between two times (seconds since 1970), by default of all that was sampled."""
+        return self.series().between(start_s, end_s)
+
+    def _watch(self, gpus: Gpus, wanted: list[int]) -> None:
+        try:
+            self._sample(gpus, wanted)
+            while not self._over.wait(self._period_s):
+                self._sample(gpus, wanted)
+            self._sample(gpus, wanted)
+        except DeviceError as error:
+            self._reason = str(error).rstrip(".")
+
+    def _sample(self, gpus: Gpus, wanted: list[int]) -> None:
+        before = time.time()
+        samples = [gpus.sample(index) for index in wanted]
+        self._samples.append(samples)
+        self._times.append((before + time.time()) / 2)
+        if len(self._times) > _MOST_SAMPLES:
+            self._times, self._samples = self._times[::2], self._samples[::2]
+            self._period_s *= 2
+
+
+@contextmanager
+def metered(indices: Sequence[int] | None = None) -> Iterator[Meter]:
+    """A meter that runs while the body does; ask it for `Meter.reading` afterwards."""
+    meter = Meter(indices)
+    meter.start()
+    try:
+        yield meter
+    finally:
+        meter.stop()
+
+
+def _open(visible: bool) -> Any:
+    """zeus' GPUs; not its `get_gpus`, which remembers its first answer whatever the environment says later."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pynvml
+            from zeus.device.gpu.amd import AMDGPUs, amdsmi_is_available
+            from zeus.device.gpu.nvidia import NVIDIAGPUs
+    except ImportError as error:
+        raise DeviceError("Zeus is not installed: pip install 'jointopt[meter]'.") from error
+    logging.getLogger("zeus").addHandler(logging.NullHandler())  # what it warns of on old drivers is no news
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if not amdsmi_is_available():
+            raise DeviceError(f"No GPU is found: NVIDIA's driver says {str(error)!r}.") from error
+        make: Callable[[], Any] = AMDGPUs
+    else:
+        make = NVIDIAGPUs
+    with _hidden(() if visible else _VISIBLE):
+        return _made(_never_shut_down(make))
+
+
+def _never_shut_down(made: Any) -> Callable[[], Any]:
+    """zeus shuts NVML down where its object is collected.
+
+    The garbage collector may do that in the middle of another call of pynvml, whose lock a thread takes only once: it
+    would wait for itself for ever. The driver notices the end of a process anyway.
+    """
+
+    class Open(made):  # type: ignore[misc]
+        def __del__(self) -> None:
+            pass
+
+    return Open
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    try:
+        gpus = make()
+    except ValueError as error:
+        raise DeviceError(
+            f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}."
+        ) from error
+    except _zeus_errors() as error:
+        raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
+    if not len(gpus):
+        raise DeviceError("No GPU is found.")
+    return gpus
+
+
+@contextmanager
+def _hidden(names: Sequence[str]) -> Iterator[None]:
+    """Without these variables, for a moment."""
+    found = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(found)
+
+
+def _zeus_errors() -> tuple[type[Exception], ...]:
+    import pynvml
+    from zeus.exception import ZeusBaseError
+
+    return (ZeusBaseError, pynvml.NVMLError)
+
+
+def _asked(ask: Callable[[], Any], index: int, what: str = "") -> Any:
+    """The answer of GPU ``index``; a refusal becomes one sentence, with what to do where rights are missing."""
+    from zeus.device.gpu.common import ZeusGPUNoPermissionError
+
+    try:
+        return ask()
+    except ZeusGPUNoPermissionError as error:
+        raise DevicePermissionError(f"GPU {index} refuses {what}: {PERMISSION}.") from error
+    except _zeus_errors() as error:
+        raise DeviceError(
+            f"GPU {index} {'refuses ' + what if what else 'does not answer'}: {_sentence(error)}."
+        ) from error
+
+
+def _told(ask: Callable[[], Any], index: int) -> float:
+    """A number, or NaN where the GPU has no such thing; DeviceError where it is gone."""
+    import pynvml
+    from zeus.device.gpu.common import (
+        ZeusGPUFunctionNotFoundError,
+        ZeusGPUInvalidArgError,
+        ZeusGPUNotSupportedError,
+    )
+
+    try:
+        return float(ask())
+    except (ZeusGPUNotSupportedError, ZeusGPUFunctionNotFoundError, ZeusGPUInvalidArgError):
+        return math.nan
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return math.nan
+    except _zeus_errors() as error:
+        raise DeviceError(f"GPU {index} stopped answering: {_sentence(error)}.") from error
+
+
+def _power_sources(gpu: Any) -> list[Callable[[], Any]]:
+    """Newest first; the last one is what every driver has."""
+    sources = [gpu.get_instant_power_usage, gpu.get_average_power_usage]
+    if _is_nvidia(gpu):
+        sources.append(lambda: _nvml().nvmlDeviceGetPowerUsage(gpu.handle))
+    return sources
+
+
+def _first_that_answers(sources: list[Callable[[], Any]]) -> Callable[[], Any]:
+    for ask in sources:
+        try:
+            ask()
+        except _zeus_errors():
+            continue
+        return ask
+    return lambda: math.nan
+
+
+def _utilisation(gpu: Any) -> float:
+    return _nvml().nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100 if _is_nvidia(gpu) else math.nan
+
+
+def _clock_mhz(gpu: Any) -> float:
+    nvml = _nvml()
+    return float(nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)) if _is_nvidia(gpu) else math.nan
+
+
+def _id(gpu: Any) -> str:
+    if _is_nvidia(gpu):
+        return str(_nvml().nvmlDeviceGetUUID(gpu.handle))
+    return f"{gpu.get_name()} {gpu.gpu_index}"
+
+
+def _is_nvidia(gpu: Any) -> bool:
+    from zeus.device.gpu.nvidia import NVIDIAGPU
+
+    return isinstance(gpu, NVIDIAGPU)
+
+
+def _nvml() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

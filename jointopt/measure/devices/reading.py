@@ -1,0 +1,234 @@
+"""What a meter wrote down, and what it says of a window of time: energy, power, temperature, clocks of every GPU.
+
+Numpy alone. Times are seconds since 1970, so that nodes can be cut at the same instants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import Bools, Floats
+
+LEAST_WINDOW_S = 2.0  # counters move every 10 to 100 ms, some sensors average over a second
+_SLACK_S = 1.0  # how much later than the counter a power sensor may tell the same
+_TOLERANCE = (
+    0.25  # sensors look at a part of the time only and are off by 5 %: this finds what is broken, no more
+)
+_STILL_S = 1.0
+_BLOCK_S = 1.0
+QUANTITIES = ("energy_j", "power_w", "temperature_c", "utilisation", "clock_mhz")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """GPUs over a window: arrays (gpus,) in J, W, °C, 0 to 1, MHz; NaN is "not measured".
+
+    ``reason`` says why energy was not measured, of any GPU; blank where it was.
+    """
+
+    seconds: float
+    energy_j: Floats
+    avg_power_w: Floats
+    peak_power_w: Floats
+    temperature_c: Floats
+    utilisation: Floats
+    clock_mhz: Floats
+    reason: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return len(self.energy_j)
+
+    @property
+    def total_energy_j(self) -> float:
+        """Of all GPUs; NaN where that of one is not known, or there is none."""
+        return float(self.energy_j.sum()) if self.gpus and not self.reason else float("nan")
+
+    def results(self, iterations: int) -> dict[str, float]:
+        """Result columns of a measurement table for a window of that many iterations."""
+        total = self.total_energy_j
+        return {
+            "energy_j": total / iterations,
+            "avg_power_w": total / self.seconds / self.gpus if self.gpus and self.seconds else float("nan"),
+            "peak_power_w": _highest(self.peak_power_w),
+            "temperature_c": _highest(self.temperature_c),
+        }
+
+    def words(self) -> str:
+        """One line for people."""
+        if self.reason:
+            return f"Energy not measured: {self.reason}"
+        hottest = _highest(self.temperature_c)
+        heat = f", hottest {hottest:.0f} °C" if np.isfinite(hottest) else ""
+        return (
+            f"{self.gpus} GPUs, {self.seconds:.1f} s: {self.total_energy_j:,.0f} J, "
+            f"{self.total_energy_j / self.seconds / self.gpus:.0f} W per GPU, "
+            f"peak {_highest(self.peak_power_w):.0f} W{heat}"
+        )
+
+
+def not_measured(reason: str, seconds: float = 0.0) -> Reading:
+    """The reading of a meter that is not there."""
+    none = np.empty(0)
+    return Reading(seconds, none, none, none, none, none, none, reason)
+
+
+def together(readings: Sequence[Reading]) -> Reading:
+    """One reading of several nodes: energies add up; one node without energy leaves the sum unknown."""
+    if not readings:
+        return not_measured("no node has written a reading")
+    reasons = [f"node {i}: {r.reason}" for i, r in enumerate(readings) if r.reason]
+    arrays = ("energy_j", "avg_power_w", "peak_power_w", "temperature_c", "utilisation", "clock_mhz")
+    parts = {name: np.concatenate([getattr(r, name) for r in readings]) for name in arrays}
+    return Reading(max(r.seconds for r in readings), **parts, reason="; ".join(reasons))
+
+
+@dataclass(frozen=True)
+class Series:
+    """Samples of the GPUs of one machine: ``time_s`` (n,), the others (n, gpus), NaN where a GPU does not tell.
+
+    ``energy_j`` is a counter that only rises; ``reason`` says why there is nothing, or nothing after the last sample.
+    """
+
+    gpus: tuple[str, ...]
+    time_s: Floats
+    energy_j: Floats
+    power_w: Floats
+    temperature_c: Floats
+    utilisation: Floats
+    clock_mhz: Floats
+    reason: str = ""
+
+    def between(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
+        """The window from ``start_s`` to ``end_s`` (by default all of it), energy only where it can be believed."""
+        if len(self.time_s) < 2:
+            return not_measured(self.reason or "the meter took no sample")
+        start = float(self.time_s[0]) if start_s is None else start_s
+        end = float(self.time_s[-1]) if end_s is None else end_s
+        cut = self._cut(start, end)
+        if len(cut.time_s) < 2:
+            return not_measured(self.reason or "the meter took no sample in that time", end - start)
+        reason = self._uncovered(start, end) or cut.trouble()
+        energy = np.full(len(self.gpus), np.nan) if reason else cut.energy_j[-1] - cut.energy_j[0]
+        return Reading(
+            end - start, energy, energy / (end - start), _over_time(np.max, cut.power_w),
+            _over_time(np.max, cut.temperature_c), _over_time(np.mean, cut.utilisation),
+            _over_time(np.mean, cut.clock_mhz), reason,
+        )  # fmt: skip
+
+    def trouble(self) -> str:
+        """Why a counter cannot be believed, blank where all can: it stands, falls, jumps, or contradicts the power."""
+        seconds = self.time_s[-1] - self.time_s[0]
+        if seconds < LEAST_WINDOW_S:
+            return (
+                f"{seconds:.1f} s are too short for energy counters; measure {LEAST_WINDOW_S:.0f} s or more"
+            )
+        for gpu, name in enumerate(self.gpus):
+            wrong = _wrong(self.time_s, self.energy_j[:, gpu], self.power_w[:, gpu])
+            if wrong:
+                return f"the energy counter of {name} {wrong}"
+        return ""
+
+    def _uncovered(self, start: float, end: float) -> str:
+        early, late = self.time_s[0] - start, end - self.time_s[-1]
+        if max(early, late) <= _STILL_S:
+            return ""
+        return self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
+
+    def _cut(self, start: float, end: float) -> Series:
+        """Samples inside and one on each edge: the counter's from both sides, the others' from the inside alone."""
+        edges = np.clip([start, end], self.time_s[0], self.time_s[-1])
+        inside = (self.time_s >= edges[0]) & (self.time_s <= edges[1])
+        at = np.unique(np.concatenate([edges[:1], self.time_s[inside], edges[1:]]))
+        known = inside if inside.any() else np.ones(len(self.time_s), bool)
+        columns = {
+            name: _at(at, self.time_s[known], getattr(self, name)[known])
+            for name in QUANTITIES
+            if name != "energy_j"
+        }
+        energy = _at(at, self.time_s, self.energy_j)
+        return Series(self.gpus, at, energy, **columns, reason=self.reason)
+
+    def write(self, path: Path) -> None:
+        """As JSON, for the launcher that adds nodes up."""
+        path.write_text(json.dumps(asdict(self), default=_plain), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Series:
+        """What `write` wrote; TableError for another file."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            arrays = {name: np.array(found[name], float) for name in ("time_s", *QUANTITIES)}
+            return cls(tuple(found["gpus"]), **arrays, reason=str(found["reason"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(
+                f"{path} is no reading of a meter, which `jointopt exec --reading` writes."
+            ) from error
+
+
+def no_series(reason: str) -> Series:
+    """What a meter that is not there wrote down."""
+    none = np.empty((0, 0))
+    return Series((), np.empty(0), none, none, none, none, none, reason)
+
+
+def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats) -> str:
+    """What is wrong with one counter (n,) beside the power sensor (n,) of the same GPU; blank = nothing."""
+    if not np.isfinite(energy_j).all():
+        return "does not exist"
+    if (np.diff(energy_j) < 0).any():
+        return "went backwards"
+    if _longest_still(time_s, energy_j) > _STILL_S:
+        return f"stood still for {_longest_still(time_s, energy_j):.1f} s"
+    if not np.isfinite(power_w).all():
+        return ""  # nothing to compare with
+    block = _most_in_a_block(time_s, energy_j)
+    if block > 2 * power_w.max():
+        return (
+            f"jumped: {block:,.0f} W over a second where the sensor never saw more than {power_w.max():.0f} W"
+        )
+    counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
+    allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
+    if abs(counted - integrated) > allowed:
+        return f"says {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
+    return ""
+
+
+def _longest_still(time_s: Floats, energy_j: Floats) -> float:
+    """Longest time without any rise, in s."""
+    moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
+    edges = np.concatenate([time_s[:1], time_s[moved], time_s[-1:]])
+    return float(np.diff(edges).max())
+
+
+def _most_in_a_block(time_s: Floats, energy_j: Floats) -> float:
+    """Highest mean power of the counter over any block of about a second, in W."""
+    borders = np.arange(time_s[0], time_s[-1] - _BLOCK_S / 2, _BLOCK_S)
+    at = np.append(borders, time_s[-1])
+    return float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())
+
+
+def _at(times: Floats, time_s: Floats, values: Floats) -> Floats:
+    return np.stack([np.interp(times, time_s, column) for column in values.T], axis=1)
+
+
+def _over_time(of: Callable[..., Any], values: Floats) -> Floats:
+    """Max or mean of (n, gpus) over the samples that told something; NaN where none did."""
+    out = [of(column[np.isfinite(column)]) if np.isfinite(column).any() else np.nan for column in values.T]
+    return np.array(out, float)
+
+
+def _highest(values: Floats) -> float:
+    known: Bools = np.isfinite(values)
+    return float(values[known].max()) if known.any() else float("nan")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else str(value)

@@ -1,0 +1,1 @@
+"""Launchers: what starts one plan and reads its result; `base` has the protocol."""

@@ -1,0 +1,155 @@
+"""Programs that are started, watched and always ended: no process outlives the run that it belongs to."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from jointopt.core.errors import LauncherError
+from jointopt.measure.launchers.failures import is_full
+
+MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
+_POLITE_S = 10.0  # from SIGTERM to SIGKILL
+_POLL_S = 0.1
+_TAIL_BYTES = 65_536
+_LONGEST_LOG = 64 * 2**20
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+_GPUS_AS_METERED = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID"
+}  # by PCI bus, as NVML counts them; CUDA's own order is by speed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: its exit code (negative = signal), whether the time limit ended it, the end of its log."""
+
+    code: int
+    timed_out: bool
+    tail: str
+
+
+def run_program(
+    command: Sequence[str],
+    log: Path,
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Ended:
+    """Run ``command`` with output to ``log``; whatever happens here, none of its processes is left.
+
+    Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
+    """
+    mark = uuid.uuid4().hex
+    own = {**environment(mark), **(env or {})}
+    with log.open("ab") as out:
+        try:
+            program = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=cwd,
+                start_new_session=True, preexec_fn=end_with_parent,
+            )  # fmt: skip
+        except OSError as error:
+            raise LauncherError(
+                f"{command[0]!r} cannot be started: {error.strerror}; is it installed, and on the PATH?"
+            ) from error
+    try:
+        timed_out = not _ends_within(program, limit_s)
+    finally:
+        end_program(program, mark)
+    cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot say so any more
+    return Ended(program.returncode, timed_out, tail(log) + cut)
+
+
+@contextmanager
+def files_of_a_run() -> Iterator[None]:
+    """Turns files that cannot be made for a run into a LauncherError: the next run could not be started either."""
+    try:
+        yield
+    except OSError as error:
+        raise LauncherError(
+            f"{error.filename or 'A file of the run'} cannot be written: {error.strerror}; make room there, or let "
+            "TMPDIR or --logs name a folder that has some."
+        ) from error
+
+
+def environment(mark: str) -> dict[str, str]:
+    """That of the programs of a run: they bear its mark, and count GPUs as the meter does unless told otherwise."""
+    return {**_GPUS_AS_METERED, **os.environ, MARK: mark}
+
+
+def end_with_parent() -> None:
+    """Asks Linux to send SIGTERM to this child when the tool dies, by SIGKILL too; elsewhere nobody can be asked.
+
+    It runs between fork and exec, beside the threads of a meter: it imports and opens nothing.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _ends_within(program: subprocess.Popen[bytes], limit_s: float) -> bool:
+    until = time.monotonic() + limit_s
+    while program.poll() is None:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark.
+
+    An interrupt cuts the wait between the two short, and passes through once nothing is left.
+    """
+    try:
+        if program.poll() is None:
+            program.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(_POLITE_S)
+    finally:
+        kill_program(program, mark)
+
+
+def kill_program(program: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGKILL to the program and to every process that bears its mark."""
+    left = list(marked(mark))
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    if program.poll() is None:
+        program.kill()
+        program.wait()  # before psutil does, which would keep the exit code for itself
+    psutil.wait_procs(left, timeout=_POLITE_S)
+
+
+def marked(mark: str) -> Iterable[psutil.Process]:
+    """Processes that inherited the mark of a run."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                yield process
+
+
+def tail(log: Path) -> str:
+    """The end of a log, at most 64 KiB; bytes that are no text are shown as such."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return stream.read().decode("utf-8", "backslashreplace")
+
+
+def whole(log: Path) -> str:
+    """A log, or its end where it is longer than anyone reads (64 MiB); bytes that are no text are shown as such."""
+    if log.stat().st_size > _LONGEST_LOG:
+        return tail(log)
+    return log.read_text(encoding="utf-8", errors="backslashreplace")

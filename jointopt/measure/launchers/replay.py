@@ -1,0 +1,156 @@
+"""The launcher without a cluster: runs that were recorded in a table are "run" by returning their row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import LauncherError, TableError
+from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
+from jointopt.measure.launchers.base import RESULTS
+from jointopt.runs.cells import STRICT_READERS, read_columns
+from jointopt.runs.table import clean_runs, read_table
+from jointopt.spec.catalog.gpus import gpu_id
+from jointopt.spec.job import DTYPES, Job
+
+# What makes two rows different runs: everything that is asked for, not what came out, nor who wrote it down.
+_ASKED = (
+    *(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"),
+    "clock_mhz",
+)
+
+
+class ReplayLauncher:
+    """Runs the rows of a measurement table that belong to a job.
+
+    A row belongs to the job where all that it states of model shape, batch, precision and cluster is the job's, or
+    where a row of its group does (rows of one group are comparable). Several rows of one plan are repeats: the
+    fastest of them is what running it returns, since whatever disturbs a run only ever makes it slower (Python's
+    `timeit` gives the same advice).
+    """
+
+    name = "replay"
+
+    def __init__(self, table: Path | str | pd.DataFrame) -> None:
+        rows = table if isinstance(table, pd.DataFrame) else read_table(Path(table))
+        self._rows = _with_gpu_ids(rows.reset_index(drop=True))
+        self._clean = clean_runs(self._rows)
+        self._asked = [name for name in _ASKED if name in self._rows]
+        self._last: tuple[Job, Bools] | None = None
+        self._check()
+
+    def candidates(self, job: Job) -> Columns:
+        """Distinct runs of the job in the table's order; LauncherError where the table holds none."""
+        belongs = self._belongs(job)
+        if not belongs.any():
+            raise LauncherError(self._why_none(job))
+        distinct = self._clean[belongs].drop_duplicates(subset=self._asked).index
+        return {name: self._rows.loc[distinct, name].to_numpy() for name in self._asked}
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fastest row of the job with this plan; LauncherError where the table has none."""
+        rows = np.flatnonzero(self._belongs(job) & self._same(plan))
+        if not len(rows):
+            words = " ".join(
+                f"{k}={v}" for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan"
+            )
+            raise LauncherError(f"The plan {words} is no row of the table, and replay runs nothing else.")
+        order = self._rows.loc[rows].sort_values("iteration_time_s", na_position="last", kind="stable")
+        row: dict[str, Any] = {str(k): v for k, v in order.iloc[0].items()}
+        return row
+
+    def _check(self) -> None:
+        """Statuses as `ingest` reads them; a blank one is what a time, or none, says."""
+        given, faults = read_columns(self._rows, ["status"], STRICT_READERS)
+        for _, wrong, _ in faults:
+            row = int(wrong.to_numpy().argmax())
+            got = self._rows["status"].iloc[row]
+            raise TableError(f"Row {row + 1}: status must be one of {', '.join(STATUSES)}; got {got!r}.")
+        blank = pd.Series(np.nan, index=given.index)
+        implied = np.where(given.get("iteration_time_s", blank).notna(), "ok", "failed")
+        status = given["status"].where(given["status"].notna(), implied) if "status" in given else implied
+        self._rows = given.assign(status=status)
+        self._rows = self._rows.reindex(columns=[*self._rows, *(c for c in RESULTS if c not in self._rows)])
+
+    def _belongs(self, job: Job) -> Bools:
+        """Rows of the job, and those comparable with one of them; the last answer is kept, runs ask again and again."""
+        if self._last is None or self._last[0] is not job:
+            self._last = job, self._found(job)
+        return self._last[1]
+
+    def _found(self, job: Job) -> Bools:
+        mask = np.ones(len(self._clean), bool)
+        for name, value in _workload(job).items():
+            mask &= self._agrees(name, value)
+        if "group" in self._clean:
+            groups = self._clean["group"][mask].dropna().unique()
+            mask |= self._clean["group"].isin(groups).to_numpy()
+        return self._of_the_stack(job, mask)
+
+    def _of_the_stack(self, job: Job, rows: Bools) -> Bools:
+        """Of ``rows`` those with the job's kernels where there are any, else all: the table then knows better."""
+        for name, value in (("attention", job.training.attention), ("fused_norm", job.training.fused_norm)):
+            own = rows & self._agrees(name, value)
+            rows = own if own.any() else rows
+        return rows
+
+    def _same(self, plan: Mapping[str, Any]) -> Bools:
+        """Rows that state nothing else than ``plan``."""
+        cells = {k: [_cell(v)] for k, v in plan.items() if k in self._asked}
+        asked = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0]
+        mask = np.ones(len(self._clean), bool)
+        for name, value in asked.items():
+            mask &= self._agrees(str(name), value)
+        return mask
+
+    def _agrees(self, name: str, value: Any) -> Bools:
+        """Rows whose cell is ``value``, or blank: unknown contradicts nothing."""
+        if name not in self._clean or (not isinstance(value, tuple) and pd.isna(value)):
+            return np.ones(len(self._clean), bool)
+        cells = self._clean[name]
+        if name == "dtype":  # free text that names no precision contradicts none
+            cells = cells.str.lower().where(cells.str.lower().isin(DTYPES))
+        equal = cells.map(lambda cell: cell == value).to_numpy(bool)
+        return np.asarray(equal | cells.isna().to_numpy(), bool)
+
+    def _why_none(self, job: Job) -> str:
+        asked = _workload(job)
+        matches = {name: self._agrees(name, value).sum() for name, value in asked.items()}
+        name = min(matches, key=lambda key: matches[key])
+        held = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
+        return (
+            f"No row of the table belongs to job {job.name!r}: it asks for {name} {asked[name]} and the table holds "
+            f"{', '.join(map(str, held))}; give the table of this job, or change the job."
+        )
+
+
+def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with GPUs by catalogue id, whatever name a table calls them; unknown ones keep theirs."""
+    if "gpu" not in rows:
+        return rows
+    ids = {name: gpu_id(name) or str(name) for name in rows["gpu"].dropna().unique()}
+    return rows.assign(gpu=rows["gpu"].map(ids))
+
+
+def _cell(value: Any) -> Any:
+    """A list of clocks as a table writes it."""
+    return (
+        ";".join(f"{clock:g}" for clock in value) if isinstance(value, list | tuple | np.ndarray) else value
+    )
+
+
+def _workload(job: Job) -> dict[str, Any]:
+    """What a row may state and the job decides. Software habits are not here: the table tells them to the job."""
+    model, training, cluster = job.model, job.training, job.cluster
+    return {
+        "num_layers": model.num_layers, "hidden_size": model.hidden_size, "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads, "num_query_groups": model.num_query_groups,
+        "gated_mlp": float(model.gated_mlp), "vocab_size": model.vocab_size,
+        "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
+        "dtype": np.nan if training.dtype_assumed else training.dtype,
+        "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
+    }  # fmt: skip

@@ -1,0 +1,227 @@
+"""Slurm's own commands, and nothing else of it: sbatch, squeue, scontrol, scancel. No accounting database is asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from jointopt.core.errors import LauncherError
+
+# JOB STATE CODES of squeue(1): those in which a job is over, and does not come back by itself
+ENDED = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+     "TIMEOUT")
+)  # fmt: skip
+# JOB REASON CODES of squeue(1): nothing that other jobs do ends this wait
+_NEVER = re.compile(
+    r"^(PartitionNodeLimit|PartitionTimeLimit|BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
+    r"|Assoc(Grp)?Max\w+PerJob\w*|QOSMax\w+PerJob\w*|JobHeld(User|Admin)|launch_failed_requeued_held|DependencyNeverSatisfied"
+    r"|ReservationDeleted)\b"
+)
+# states that only somebody ends, with another command
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_OF_THE_SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+_UNKNOWN = "Invalid job id"
+_PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
+_ANSWER_S = 60.0
+
+
+Say = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """For questions that nobody follows."""
+
+
+class NoAnswerError(LauncherError):
+    """The controller is away: jobs go on, and nobody knows how they do."""
+
+
+class RefusedError(LauncherError):
+    """Slurm does not take a job, of this kind or now."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What Slurm says of one job; ``_s`` are seconds, NaN where it says none, the others its own local times."""
+
+    number: int
+    name: str
+    state: str
+    reason: str
+    restarts: int
+    exit_code: int
+    nodes: str
+    queued_s: float
+    ran_s: float = 0.0
+    submitted: str = ""
+    started: str = ""
+
+    @property
+    def told(self) -> str:
+        """Its state for people, in the words of a sentence; empty while Slurm has not looked at it."""
+        again = f", requeued {self.restarts} times" if self.restarts else ""
+        if self.state == "PENDING":
+            return "" if self.reason == "None" else f"waits ({self.reason}) since {self.submitted}{again}"
+        if self.state == "RUNNING":
+            return f"runs on {self.nodes} since {self.started}{again}"
+        return "" if self.state == "COMPLETING" else f"is {self.state.lower()}{again}"
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it waits for something that does not happen by itself."""
+        return self.state in _HELD or (self.state == "PENDING" and bool(_NEVER.match(self.reason)))
+
+
+def check_installed() -> None:
+    """LauncherError where this machine cannot submit."""
+    for name in ("sbatch", "squeue", "scontrol", "scancel"):
+        if shutil.which(name) is None:
+            raise LauncherError(
+                f"The launcher slurm needs {name}, which is not on the PATH; start jointopt on a machine that submits "
+                "jobs, such as a login node."
+            )
+
+
+def submit(script: Path) -> int:
+    """The number of the new job. Raises RefusedError with what Slurm says where it takes none of the kind, or now."""
+    done = _call(["sbatch", "--parsable", str(script)])
+    if done.returncode:
+        raise RefusedError(f"Slurm does not take the job ({script}): {_said(done)}.")
+    number = re.search(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)  # a cluster's name may follow
+    if number is None:
+        raise RefusedError(
+            f"sbatch answered {done.stdout.strip()!r:.200} for {script}; expected the number of a job."
+        )
+    return int(number[1])
+
+
+def named(name: str, say: Say = _silent) -> int | None:
+    """The last of this user's jobs with that name that is not over, if there is one."""
+    done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], say)
+    numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
+    return max(numbers, default=None)
+
+
+def state(number: int, say: Say = _silent) -> SlurmJob | None:
+    """What Slurm knows of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
+    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], say, _UNKNOWN)
+    return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
+
+
+def cancel(numbers: Sequence[int]) -> str:
+    """Asks Slurm to end the jobs; why it does not, blank where it does. One that is over already is no error."""
+    if not numbers:
+        return ""
+    done = _call(["scancel", *map(str, numbers)])
+    return "" if done.returncode == 0 or _UNKNOWN in done.stderr else _said(done)
+
+
+def parse_job(line: str) -> SlurmJob:
+    """One line of ``scontrol --oneliner show job``."""
+    exit_code, _, signal = _field(line, "ExitCode", "0:0").partition(":")
+    return SlurmJob(
+        number=int(_field(line, "JobId", "0")),
+        name=_field(line, "JobName", ""),
+        state=_field(line, "JobState", "UNKNOWN"),
+        reason=_field(line, "Reason", "None"),
+        restarts=int(_field(line, "Restarts", "0")),
+        exit_code=int(exit_code) or (128 + int(signal or 0) if signal not in ("", "0") else 0),
+        nodes=_field(line, "NodeList", ""),
+        queued_s=_between(_field(line, "SubmitTime", ""), _field(line, "StartTime", "")),
+        ran_s=_duration_s(_field(line, "RunTime", "")),
+        submitted=_field(line, "SubmitTime", "").replace("T", " "),
+        started=_field(line, "StartTime", "").replace("T", " "),
+    )
+
+
+def _field(line: str, name: str, default: str) -> str:
+    """The first field of that name: what a user wrote, such as a comment, comes later."""
+    found = re.search(rf"(?:^|\s){name}=(\S*)", line)
+    return found[1] if found and found[1] != "(null)" else default
+
+
+def _between(start: str, end: str) -> float:
+    try:
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except ValueError:  # Unknown, N/A
+        return float("nan")
+
+
+def _duration_s(text: str) -> float:
+    """``[days-]hours:minutes:seconds``; 0 for anything else."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if found is None:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _answer(words: Sequence[str], say: Say, refusal: str = "") -> subprocess.CompletedProcess[str]:
+    """What a question is answered; asked again while the controller does not, LauncherError after ten minutes.
+
+    ``say`` is told at once that there is no answer. ``refusal`` is what an answer says that is one although
+    the command fails.
+    """
+    until, wait_s, told = time.monotonic() + _PATIENCE_S, 1.0, False
+    while True:
+        done = _call(words)
+        if done.returncode == 0 or (refusal and refusal in done.stderr):
+            return done
+        if time.monotonic() > until:
+            raise NoAnswerError(
+                f"Slurm has not answered {words[0]} for {_PATIENCE_S:.0f} s: {_said(done)}; its jobs go on, and the "
+                "same command picks them up."
+            )
+        if not told:
+            say(f"Slurm does not answer ({_said(done)}); waiting up to {_PATIENCE_S / 60:.0f} min")
+            told = True
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 2, 30.0)
+
+
+def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs one command in a session of its own: Ctrl-C is for the tool, not for a submission half done."""
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, start_new_session=True,
+            stdin=subprocess.DEVNULL, env=_environment(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer within {_ANSWER_S:.0f} s")
+    except OSError as error:  # a machine without room for another process, a module that was unloaded
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what filters or words answers, and inside another job without what tells the size of that one.
+
+    sbatch would hand it on, and srun of the new job would heed it.
+    """
+    inside = "SLURM_JOB_ID" in os.environ
+
+    def misleads(name: str) -> bool:
+        told = inside and name.startswith("SLURM_") and name not in _OF_THE_SITE
+        return told or name.startswith("SQUEUE_") or name == "SLURM_TIME_FORMAT"
+
+    return {name: value for name, value in os.environ.items() if not misleads(name)}
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [
+        line.removeprefix("sbatch: ").removeprefix("error: ")
+        for line in done.stderr.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(lines).rstrip(".")[:400] or f"exit code {done.returncode}"

@@ -1,0 +1,88 @@
+"""The script that sbatch receives: one run on all of its nodes, and its end written down by the job itself."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from jointopt.measure.launchers.program import NODE_VARIABLES
+from jointopt.spec.cluster import Cluster
+from jointopt.spec.slurm import NO_GPU_REQUEST, Slurm
+
+LOG, EXIT, RESULT = "log.txt", "exit.txt", "result.json"
+_SLACK_MIN = 2  # to set up and to end, beyond the limit of the run
+_ASKED = ("account", "partition", "qos", "constraint", "reservation")
+_VARIABLE = re.compile(r"\$\{(" + "|".join(NODE_VARIABLES) + r")\}")
+
+_TEMPLATE = """\
+#!/bin/bash
+{directives}
+
+# One run of jointopt: {plan}
+folder={folder}
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then  # what an attempt left that a failed node ended
+    rm -f "$folder/{result}" "$folder/{exit}" "$folder"/reading-*.json
+    cp "$folder/{log}" "$folder/attempt-$SLURM_RESTART_COUNT.txt" && : > "$folder/{log}"
+fi
+{setup}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_ADDR=$(scontrol --oneliner show node "$first" | sed 's/.*NodeAddr=\\([^ ]*\\).*/\\1/')
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000)) NNODES=$SLURM_JOB_NUM_NODES
+
+node() {{  # on every node
+    export NODE_RANK=$SLURM_NODEID
+    exec {command}
+}}
+export -f node
+
+started=$SECONDS
+timeout --kill-after=30 {limit_s} \\
+    srun --export=ALL --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none bash -c node
+code=$?
+echo "$code $((SECONDS - started))" > "$folder/part" && mv "$folder/part" "$folder/{exit}"
+exit $code
+"""
+
+
+def script(
+    name: str, cluster: Cluster, slurm: Slurm, words: Sequence[str], folder: Path, limit_s: float, plan: str
+) -> str:
+    """The script of one run: ``words`` run once per node, where it was submitted, for at most ``limit_s`` seconds.
+
+    Its last line of work writes "exit code, seconds" to ``exit.txt`` in ``folder``, which a killed job leaves out.
+    """
+    return _TEMPLATE.format(
+        directives="\n".join(f"#SBATCH {line}" for line in _directives(name, cluster, slurm, folder, limit_s)),
+        plan=plan, folder=shlex.quote(str(folder)), result=RESULT, exit=EXIT, log=LOG, setup="\n".join(slurm.setup),
+        command=" ".join(map(_quoted, words)), limit_s=math.ceil(limit_s),
+    )  # fmt: skip
+
+
+def _directives(name: str, cluster: Cluster, slurm: Slurm, folder: Path, limit_s: float) -> list[str]:
+    minutes = slurm.time_limit_min or math.ceil(limit_s / 60) + _SLACK_MIN
+    gpus = [] if slurm.gpu_request == NO_GPU_REQUEST else [slurm.gpu_request]
+    return [
+        f"--job-name={name}", f"--nodes={cluster.nodes}", "--ntasks-per-node=1",
+        *(line.replace("{gpus}", str(cluster.gpus_per_node)) for line in gpus),
+        f"--time={minutes}", f'--output="{_without_patterns(folder / LOG)}"', "--open-mode=append",
+        "--requeue" if slurm.requeue else "--no-requeue", *(["--exclusive"] if slurm.exclusive else []),
+        *(f"--{key}={value}" for key in _ASKED if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
+    ]  # fmt: skip
+
+
+def _without_patterns(path: Path) -> str:
+    """A file name as sbatch reads it: a per cent sign would begin a pattern."""
+    return str(path).replace("%", "%%")
+
+
+def _quoted(word: str) -> str:
+    """One word of shell; of all variables only those of the node stand for a value."""
+    parts = _VARIABLE.split(word)  # text, name, text, name, ..., text
+    return "".join(f'"${{{part}}}"' if i % 2 else _literal(part) for i, part in enumerate(parts)) or "''"
+
+
+def _literal(text: str) -> str:
+    return shlex.quote(text) if text else ""

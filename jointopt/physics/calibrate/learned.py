@@ -1,0 +1,121 @@
+"""What fits add up to: the constants of a GPU, its pieces of work, and which clock to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import Floats
+from jointopt.physics.calibrate.board import CLOCK_COLUMNS, Board
+from jointopt.physics.calibrate.fitted import MOST_WORK, Fitted, rounded
+from jointopt.physics.calibrate.tables import ResponseTable
+from jointopt.physics.clock_response import Work, take
+from jointopt.physics.rank_response import RankFit
+from jointopt.spec.calibration import Calibration, Constants
+
+_KINDS = {"stages": "stage profile", "iterations": "iterations", "ranks": "pipeline ranks"}
+_PLACE = {
+    "knee_fraction": 0,
+    "voltage_ratio": 1,
+    "static_w": 6,
+    "board_limit_w": 7,
+}  # in the vector of parameters
+_TOLD = 0.8  # of a prior's width: what is left of it where readings say something
+_HALF_WIDTH = 1.645  # standard deviations in half of a 90 % interval
+_NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock
+
+
+def calibration_of(measured: ResponseTable, board: Board, fits: Sequence[Fitted]) -> Calibration:
+    """The calibration that fits of these readings add up to."""
+    rows = measured.rows
+    clocks = np.unique(rows[[name for name in CLOCK_COLUMNS if name in rows]].to_numpy(float))
+    constants, spread = _constants(board, fits)
+    weights = [len(fitted.x) for fitted in fits]
+    errors = {name: [fitted.error_percent[name] for fitted in fits] for name in fits[0].error_percent}
+    return Calibration(
+        gpu=board.id,
+        constants=constants,
+        plus_minus=spread,
+        fitted_on={
+            "kind": _KINDS[measured.kind],
+            "rows": len(rows),
+            "clocks_mhz": _listed(clocks[np.isfinite(clocks)]),
+            "power_limits_w": _listed(np.unique(rows["power_limit_w"].dropna())),
+        },
+        fit_error_percent={n: rounded(float(np.average(e, weights=weights))) for n, e in errors.items()},
+        work=tuple(_work_entries(fits))[:MOST_WORK],
+        measure_next=tuple(_advice(board, constants, np.concatenate([fitted.x for fitted in fits]))),
+    )
+
+
+def _listed(values: Floats) -> list[float]:
+    """All of a few values, else the ends and the quartiles."""
+    few = values if len(values) <= 40 else np.quantile(values, np.linspace(0.0, 1.0, 5))
+    return [rounded(float(value)) for value in few]
+
+
+def _constants(board: Board, fits: Sequence[Fitted]) -> tuple[Constants, dict[str, float]]:
+    """The GPU's figures and half of their intervals: means of the fits, each weighed by how sure it is."""
+    figures, spread = {}, {}
+    for name, i in _PLACE.items():
+        found = np.array([[fitted.told.theta[i], fitted.told.theta_sd[i]] for fitted in fits])
+        figures[name], spread[name] = _weighed(name, found)
+    ranks = [fitted.told for fitted in fits if isinstance(fitted.told, RankFit)]
+    if ranks:
+        waits = np.array(
+            [[told.theta[told.hierarchy.size], told.theta_sd[told.hierarchy.size]] for told in ranks]
+        )
+        figures["wait_w"], spread["wait_w"] = _weighed("wait_w", waits)
+    if spread["board_limit_w"] > _TOLD * _HALF_WIDTH * board.prior.limit_sd * figures["board_limit_w"]:
+        del figures["board_limit_w"], spread["board_limit_w"]  # nothing came near it
+    return Constants(max_clock_mhz=rounded(board.max_clock_mhz), **figures), spread
+
+
+def _weighed(name: str, found: Floats) -> tuple[float, float]:
+    """Value and half of its 90 % interval from values and deviations (fits, 2) of the parameter."""
+    mean, sd = found.T
+    weight = 1.0 / np.maximum(sd, 1e-6) ** 2
+    value = float(np.average(mean, weights=weight))
+    apart = float(np.sqrt(np.average((mean - value) ** 2, weights=weight)))
+    width = _HALF_WIDTH * max(float(np.sqrt(1.0 / weight.sum())), apart)
+    if name == "knee_fraction":
+        return rounded(value), rounded(width)
+    figure = float(np.exp(value))
+    return rounded(figure + (1.0 if name == "voltage_ratio" else 0.0)), rounded(figure * width)
+
+
+def _work_entries(fits: Sequence[Fitted]) -> Iterator[dict[str, Any]]:
+    for fitted in fits:
+        works = fitted.told.hierarchy.work(fitted.told.theta)
+        for i, name in enumerate(fitted.work):
+            saved = fitted.savings[i] if i < len(fitted.savings) else {}
+            yield {"work": name} | _entry(take(works, np.array(i))) | dict(saved)
+
+
+def _entry(work: Work) -> dict[str, Any]:
+    return {
+        "time_at_max_clock_s": rounded(float(np.exp(work.log_time_s))),
+        "clock_sensitive_share": rounded(float(work.share)),
+        "static_w": rounded(float(work.static_w)),
+        "switching_w": rounded(float(work.switching_w)),
+    }
+
+
+def _advice(board: Board, constants: Constants, x: Floats) -> Iterator[str]:
+    """Which clocks would tell what these cannot."""
+    knee = constants.knee_fraction
+
+    def clock(fraction: float) -> int:
+        return round(fraction * board.max_clock_mhz / board.step_mhz) * round(board.step_mhz)
+
+    if x.min() > knee - _BELOW_KNEE:
+        yield (
+            f"a clock near {clock(knee - 0.17)} MHz: none is far below the knee, so static power and the share of time "
+            f"that follows the clock rest on what is usual, and lower clocks are extrapolated"
+        )
+    if not (np.abs(x - knee) <= _NEAR_KNEE).any():
+        yield f"a clock near {clock(knee)} MHz, where the voltage begins to rise: the least energy lies there"
+    if x.max() < _NEAR_TOP:
+        yield f"the maximum clock, {clock(1.0)} MHz: where the power limit bites is not seen below"

@@ -1,0 +1,196 @@
+"""Stage profiles and whole iterations: one fit of all curves, and what it says at other clocks and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import Bools, Ints
+from jointopt.physics.calibrate.board import Board
+from jointopt.physics.calibrate.fitted import (
+    MOST_WORK,
+    NOT_PREDICTED,
+    Fitted,
+    chunks,
+    estimate_columns,
+    mean_error_percent,
+    rounded,
+    spread_evenly,
+    tail,
+    unknown_work,
+)
+from jointopt.physics.calibrate.grouping import (
+    Key,
+    in_no_order,
+    keys_of,
+    stage_blocks,
+    unlabelled_stages,
+    work_columns,
+)
+from jointopt.physics.calibrate.tables import Kind, ResponseTable
+from jointopt.physics.stage_response import StageFit, StageRows, fit_stages
+
+_MOST_READINGS = 600  # of one fit, spread evenly over the file
+_SLOWDOWNS_PERCENT = (1, 5, 10)
+
+
+def fit_profiles(
+    measured: ResponseTable, asked: pd.DataFrame, board: Board
+) -> tuple[list[Fitted], pd.DataFrame]:
+    """One fit of all curves, and the predicted columns of the rows ``asked``, by position."""
+    rows = measured.rows
+    keys, wanted = _keys(rows, asked)
+    stated = rows["clock_mhz"].notna() | rows["power_limit_w"].notna()
+    whole = (rows["time_s"].notna() & rows["power_w"].notna() & stated).to_numpy()
+    if not whole.any():
+        raise TableError(
+            "No row of the table has a clock or power limit, a time, and an energy or power; all are needed to "
+            "calibrate."
+        )
+    kept = spread_evenly(np.flatnonzero(whole), _MOST_READINGS)
+    curves = list(dict.fromkeys(keys[i] for i in kept))
+    readings = _stage_rows(rows.iloc[kept], [keys[i] for i in kept], curves, board)
+    readings = replace(readings, mixed=measured.kind == "iterations" and _pipelined(rows))
+    profiles = _Profiles(measured.kind, board, curves, readings, fit_stages(readings, board.prior))
+    return [profiles.fitted()], profiles.predicted(asked, wanted)
+
+
+def _keys(rows: pd.DataFrame, asked: pd.DataFrame) -> tuple[list[Key], list[Key]]:
+    """Keys of the curves of both tables' rows; the last cell numbers stages that no column tells apart."""
+    stage = ["stage"] if "stage" in rows and (asked.empty or "stage" in asked) else []
+    columns = [*work_columns(rows, asked), *stage, "instruction"]
+    keys, wanted = keys_of(rows, columns), keys_of(asked, columns)
+    if unlabelled_stages(rows, keys, asked, wanted):
+        unordered = in_no_order(rows, keys) or in_no_order(asked, wanted)
+        keys = _numbered(keys, stage_blocks(rows, keys))
+        wanted = wanted if unordered else _numbered(wanted, stage_blocks(asked, wanted))
+    return keys, wanted
+
+
+def _numbered(keys: Sequence[Key], number: Ints) -> list[Key]:
+    return [(*key, f"profile {i + 1}") for key, i in zip(keys, number, strict=True)]
+
+
+def _is_numbered(key: Key) -> bool:
+    return key[-1].startswith("profile ")
+
+
+def _pipelined(rows: pd.DataFrame) -> bool:
+    return "pp" not in rows or bool((pd.to_numeric(rows["pp"], errors="coerce") != 1).any())
+
+
+def _stage_rows(
+    rows: pd.DataFrame, keys: Sequence[Key], curves: Sequence[Key], board: Board, known: bool = True
+) -> StageRows:
+    """The rows, each of the curve of its key; without times and powers unless they are ``known``."""
+    number = {key: i for i, key in enumerate(curves)}
+    words = [key[-2] if _is_numbered(key) else key[-1] for key in curves]
+    kinds = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    unknown = np.full(len(rows), np.nan)
+    return StageRows(
+        curve=np.array([number[key] for key in keys], np.int64),
+        kind_of=np.array([kinds[word] for word in words], np.int64),
+        x=rows["clock_mhz"].fillna(board.max_clock_mhz).to_numpy(float) / board.max_clock_mhz,
+        limit_w=rows["power_limit_w"].to_numpy(float),
+        time_s=rows["time_s"].to_numpy(float) if known else unknown,
+        power_w=rows["power_w"].to_numpy(float) if known else unknown,
+    )
+
+
+@dataclass(frozen=True)
+class _Profiles:
+    """Curves of passes or iterations, their readings, and the fit of all of them."""
+
+    kind: Kind
+    board: Board
+    curves: list[Key]
+    readings: StageRows
+    told: StageFit
+
+    def fitted(self) -> Fitted:
+        time = mean_error_percent(self.told.time, self.readings.time_s)
+        error = {"time": time, "power": mean_error_percent(self.told.power, self.readings.power_w)}
+        names = [" ".join(key) for key in self.curves]
+        return Fitted(self.told, self.readings.x, error, names, list(self._savings()))
+
+    def _with(self, more: StageRows) -> StageFit:
+        """The same fit for the readings and ``more`` rows after them."""
+        names = ("curve", "x", "limit_w", "time_s", "power_w")
+        both: dict[str, Any] = {
+            n: np.concatenate([getattr(self.readings, n), getattr(more, n)]) for n in names
+        }
+        return fit_stages(replace(self.readings, **both), self.board.prior, self.told.found)
+
+    def predicted(self, asked: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
+        """Predicted columns of the rows; of one that may be of several profiles the mean, with an interval that holds
+        them all.
+        """
+        profiles = [self._profiles(key) for key in wanted]
+        at = np.repeat(np.arange(len(asked)), [len(own) for own in profiles])
+        of = [profile for own in profiles for profile in own]
+        told = self._predicted_each(asked.iloc[at].reset_index(drop=True), of)
+        if len(at) == len(asked):
+            return told.set_index(asked.index)
+        how = {"low": "min", "high": "max", "predicted": "first"}
+        out = told.groupby(at).agg(
+            {str(name): how.get(str(name).rsplit("_", 1)[-1], "mean") for name in told}
+        )
+        several = [f"mean of {len(own)} profiles" if len(own) > 1 else "" for own in profiles]
+        return out.assign(assumed=several).set_index(asked.index)
+
+    def _profiles(self, key: Key) -> list[Key]:
+        """The key itself, or all profiles that were told apart where it does not say of which it is."""
+        return [known for known in self.curves if known[:-1] == key and _is_numbered(known)] or [key]
+
+    def _predicted_each(self, asked: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
+        curves = set(self.curves)
+        known = np.array([key in curves for key in wanted], bool)
+        stated = (asked["clock_mhz"].notna() | asked["power_limit_w"].notna()).to_numpy(bool)
+        parts = [pd.DataFrame(index=asked.index[:0])]
+        for at in chunks(np.flatnonzero(known & stated)):
+            rows = asked.iloc[at]
+            more = _stage_rows(rows, [wanted[i] for i in at], self.curves, self.board, known=False)
+            parts.append(self._columns(self._with(more), rows))
+        out = pd.concat(parts).reindex(asked.index)
+        return out.assign(**{NOT_PREDICTED: list(self._reasons(wanted, known, stated))})
+
+    def _columns(self, told: StageFit, rows: pd.DataFrame) -> pd.DataFrame:
+        """Estimates of the rows, which stand last in ``told``; of an iteration the energy of all its GPUs."""
+        count, whole = len(rows), self.kind == "iterations"
+        gpus = rows["num_gpus"].to_numpy(float) if whole and "num_gpus" in rows else 1.0
+        estimates = {
+            "predicted_iteration_time_s" if whole else "predicted_time_s": tail(told.time, count),
+            "predicted_energy_j": tail(told.energy, count, gpus),
+            "predicted_avg_power_w": tail(told.power, count),
+        }
+        return estimate_columns(estimates, rows.index)
+
+    def _reasons(self, wanted: list[Key], known: Bools, stated: Bools) -> Iterator[str]:
+        for key, is_known, is_stated in zip(wanted, known, stated, strict=True):
+            if not is_known:
+                yield unknown_work(key, self.curves)
+            else:
+                yield "" if is_stated else "clock_mhz and power_limit_w are blank"
+
+    def _savings(self) -> Iterator[dict[str, Any]]:
+        """Clock of the least energy and savings over the maximum clock, of the curves that a calibration lists."""
+        grid = np.linspace(min(float(self.readings.x.min()), 0.95), 1.0, 101)
+        blank = np.full(len(grid), np.nan)
+        for curve in range(min(len(self.curves), MOST_WORK)):
+            rows = StageRows(np.full(len(grid), curve), self.readings.kind_of, grid, blank, blank, blank)
+            told = self._with(rows)
+            time, energy = (tail(part, len(grid)).value for part in (told.time, told.energy))
+            time, energy = time / time[-1], energy / energy[-1]
+            figures = {
+                "least_energy_clock_mhz": round(float(grid[np.argmin(energy)]) * self.board.max_clock_mhz),
+                "least_energy_saving_percent": rounded(100 * float(1 - energy.min())),
+            }
+            for percent in _SLOWDOWNS_PERCENT:
+                least = float(energy[time <= 1 + percent / 100].min())
+                figures[f"saving_percent_at_{percent}_percent_slowdown"] = rounded(100 * (1 - least))
+            yield figures

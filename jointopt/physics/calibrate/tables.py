@@ -1,0 +1,202 @@
+"""Tables of stage profiles, measured iterations and pipeline ranks: columns and units."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import CatalogError, TableError, nearest
+from jointopt.spec.catalog.gpus import load_gpu
+
+Kind = Literal["stages", "iterations", "ranks"]
+
+# What tables call a column, in the order of preference; a number stands for the unit.
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "clock_mhz": ("frequency", "freq", "frequency_mhz", "freq_mhz", "sm_clock_mhz", "gpu_clock_mhz", "sm_clock",
+                  "clock", "gpu_frequency", "stage_clock_mhz"),
+    "time_s": ("time", "duration_s", "duration", "latency_s", "epoch_time_s"),
+    "energy_j": ("energy", "energy_joules", "gpu_energy_j"),
+    "avg_power_w": ("power_w", "power", "average_power_w", "mean_power_w", "avg_power"),
+    "power_limit_w": ("power_limit", "limit_w", "power_cap_w"),
+    "instruction": ("instr", "direction", "pass", "phase", "kind"),
+    "stage": ("stage_id", "pipeline_stage"),
+    "rank": ("rank_id", "global_rank", "pipeline_rank"),
+    "forward_clock_mhz_mean": ("forward_clock_mhz", "forward_frequency", "forward_clock"),
+    "backward_clock_mhz_mean": ("backward_clock_mhz", "backward_frequency", "backward_clock"),
+    "forward_time_sum_s": ("forward_time_s", "forward_s"),
+    "backward_time_sum_s": ("backward_time_s", "backward_s"),
+    "iteration_time_s": ("iter_time_s", "iteration_time", "step_time_s"),
+    "num_micro_batches": ("num_microbatches", "micro_batches", "gradient_accumulation_steps"),
+    "plan": ("plan_id", "schedule", "iteration", "run"),
+    "num_gpus": ("n_gpus", "gpus"),
+}  # fmt: skip
+_SCALED = {"time_ms": ("time_s", 1e-3), "energy_mj": ("energy_j", 1e-3), "clock_ghz": ("clock_mhz", 1e3)}
+_NUMBERS = (
+    "clock_mhz", "time_s", "energy_j", "avg_power_w", "power_limit_w", "forward_clock_mhz_mean",
+    "backward_clock_mhz_mean", "forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "num_micro_batches",
+    "num_gpus",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ResponseTable:
+    """Rows in the names and units of `_NUMBERS`, ``gpu`` as the catalogue spells it; rows keep their position."""
+
+    kind: Kind
+    rows: pd.DataFrame
+
+
+def response_table(table: pd.DataFrame, kind: Kind | None = None) -> ResponseTable:
+    """The table in canonical columns; ``kind`` where the table is asked for and lacks results to tell it by.
+
+    Raises TableError for a column that is missing and for a cell that is no number.
+    """
+    rows = _renamed(table.reset_index(drop=True))
+    for name in _NUMBERS:
+        if name in rows:
+            rows[name] = _numbers(rows[name], name)
+    rows = rows.assign(gpu=rows["gpu"].map(gpu_id, na_action="ignore")) if "gpu" in rows else rows
+    found = kind or _kind(rows)
+    return ResponseTable(found, _COMPLETED[found](rows))
+
+
+def gpu_id(name: object) -> str:
+    """The catalogue's id of a GPU, or the name itself where the catalogue has none."""
+    try:
+        return load_gpu(str(name)).id
+    except CatalogError:
+        return str(name).strip().lower()
+
+
+def _renamed(table: pd.DataFrame) -> pd.DataFrame:
+    rows = table.rename(columns=lambda name: re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_"))
+    rows = rows.loc[:, ~rows.columns.duplicated()]
+    for name, others in _ALIASES.items():
+        given = next((other for other in others if other in rows), None)
+        if name not in rows and given is not None:
+            rows = rows.rename(columns={given: name})
+    for name, (target, factor) in _SCALED.items():
+        if name in rows and target not in rows:
+            rows[target] = _numbers(rows[name], name) * factor
+    return rows
+
+
+def _numbers(cells: pd.Series, name: str) -> pd.Series:
+    values = pd.to_numeric(cells, errors="coerce").astype(float)
+    wrong = (values.isna() & cells.notna() & (cells.astype(str).str.strip() != "")) | (values <= 0)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise TableError(
+            f"Row {row + 1}, column {name!r}: expected a number above 0 or a blank, got {cells.iloc[row]!r:.40}."
+        )
+    return values
+
+
+def _kind(rows: pd.DataFrame) -> Kind:
+    if "iteration_time_s" in rows and "time_s" not in rows:
+        return "ranks" if "rank" in rows or "forward_time_sum_s" in rows else "iterations"
+    return "stages"
+
+
+def _stages(rows: pd.DataFrame) -> pd.DataFrame:
+    """Stage profiles: time and power of one pass; a limit without a clock is at the maximum clock."""
+    rows = rows.reindex(
+        columns=_with(rows, "clock_mhz", "power_limit_w", "time_s", "energy_j", "avg_power_w")
+    )
+    power = rows["avg_power_w"].fillna(rows["energy_j"] / rows["time_s"])
+    if rows["energy_j"].notna().any():
+        power = (rows["energy_j"] / rows["time_s"]).fillna(power)
+    if "instruction" not in rows:
+        rows["instruction"] = "work"
+    words = rows["instruction"].astype(str).str.strip().str.lower()
+    if "stage" not in rows and "rank" in rows:
+        rows["stage"] = rows["rank"]
+    return rows.assign(power_w=power, instruction=words.replace({"f": "forward", "b": "backward"}))
+
+
+def _iterations(rows: pd.DataFrame) -> pd.DataFrame:
+    """Whole iterations without ranks: one piece of work, at the mean of its clocks, per GPU."""
+    rows = rows.reindex(columns=_with(rows, "iteration_time_s", "energy_j", "avg_power_w"))
+    passes = [name for name in ("forward_clock_mhz_mean", "backward_clock_mhz_mean") if name in rows]
+    if "clock_mhz" not in rows and passes:
+        rows["clock_mhz"] = rows[passes].mean(axis=1)
+    gpus = rows.get("num_gpus", 1.0)
+    rows = rows.assign(
+        time_s=rows["iteration_time_s"], energy_j=rows["energy_j"] / gpus, instruction="iteration"
+    )
+    _need_one(rows, ("clock_mhz", "power_limit_w"), "a table of iterations")
+    return _stages(rows)
+
+
+def _ranks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Ranks of pipelines: one row per rank and plan."""
+    if "rank" not in rows and "stage" in rows:
+        rows = rows.assign(rank=rows["stage"])
+    _need(rows, ("rank",), "a table of pipeline ranks")
+    for name in ("forward_clock_mhz_mean", "backward_clock_mhz_mean"):
+        if name not in rows and "clock_mhz" in rows:
+            rows = rows.assign(**{name: rows["clock_mhz"]})
+    _need_one(rows, ("forward_clock_mhz_mean", "power_limit_w"), "a table of pipeline ranks")
+    if "num_micro_batches" not in rows and {"global_batch_size", "micro_batch_size"} <= set(rows):
+        batch = pd.to_numeric(rows["global_batch_size"]) / pd.to_numeric(rows["micro_batch_size"])
+        rows = rows.assign(num_micro_batches=batch / pd.to_numeric(rows.get("dp", 1)))
+    results = ("forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j", "avg_power_w")
+    clocks = ("forward_clock_mhz_mean", "backward_clock_mhz_mean", "power_limit_w", "num_micro_batches")
+    rows = rows.reindex(columns=_with(rows, *results, *clocks))
+    by_power = rows["avg_power_w"] * rows["iteration_time_s"]
+    return rows.assign(energy_j=rows["energy_j"].fillna(by_power))
+
+
+_COMPLETED = {"stages": _stages, "iterations": _iterations, "ranks": _ranks}
+
+
+def check_results(table: ResponseTable) -> None:
+    """Raises TableError where the table lacks a column without which nothing can be fitted."""
+    rows = table.rows
+    if table.kind == "stages":
+        names = [
+            name for name in ("time_s", "power_w", "clock_mhz", "power_limit_w") if rows[name].notna().any()
+        ]
+        if "time_s" not in names:
+            raise _missing(
+                rows, "time_s", "a stage profile", "seconds of one pass (also read: time, frequency, energy)"
+            )
+        if "power_w" not in names:
+            raise _missing(rows, "energy_j", "a stage profile", "joules of one pass, or avg_power_w")
+        if not {"clock_mhz", "power_limit_w"} & set(names):
+            raise _missing(rows, "clock_mhz", "a stage profile", "the SM clock, or power_limit_w")
+    if table.kind == "ranks":
+        meaning = {
+            "forward_time_sum_s": "seconds of all forward passes of the rank",
+            "backward_time_sum_s": "seconds of all backward passes of the rank",
+            "iteration_time_s": "seconds of the iteration",
+            "energy_j": "joules of the rank, or avg_power_w",
+            "num_micro_batches": "micro-batches of one iteration",
+        }
+        for name, what in meaning.items():
+            if rows[name].isna().all():
+                raise _missing(rows, name, "a table of pipeline ranks", what)
+
+
+def _missing(rows: pd.DataFrame, name: str, what: str, meaning: str) -> TableError:
+    near = nearest(name, [str(c) for c in rows.columns if c != name and rows[c].notna().any()])
+    return TableError(f"The table lacks the column {name!r}{near}, which {what} needs: {meaning}.")
+
+
+def _with(rows: pd.DataFrame, *names: str) -> list[str]:
+    return list(dict.fromkeys([*rows.columns, *names]))
+
+
+def _need(rows: pd.DataFrame, names: tuple[str, ...], what: str) -> None:
+    for name in names:
+        if name not in rows:
+            raise _missing(rows, name, what, "see `jointopt calibrate --help`")
+
+
+def _need_one(rows: pd.DataFrame, names: tuple[str, ...], what: str) -> None:
+    if not set(names) & set(rows.columns):
+        raise _missing(rows, names[0], what, f"or {' or '.join(names[1:])}")

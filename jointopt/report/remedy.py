@@ -1,0 +1,135 @@
+"""What to say when nothing is feasible: the commonest reasons, and the smallest change that would help."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.core.units import GIB
+from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.stage_memory import memory_parts
+from jointopt.spec.job import Job
+from jointopt.spec.plans.space import enumerate_layouts
+
+_MOST_NODES = 4096
+_MOST_BATCHES = 64
+_MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
+
+
+def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Estimator | None = None) -> str:
+    """One message for InfeasibleError; ``layouts`` are the last ones standing (possibly none).
+
+    ``dropped`` counts layouts by reason, in order; the last reason is what dropped ``layouts``.
+    """
+    reasons = sorted(dropped, key=lambda reason: -dropped[reason])
+    if len(layouts["pp"]):
+        reasons.sort(key=lambda reason: reason != list(dropped)[-1])
+    said = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons[:3])
+    message = f"No plan of job {job.name!r} is feasible. Commonest reasons: {said}."
+    if physics is not None:
+        return f"{message} {_closest(physics)}"
+    if len(layouts["pp"]):
+        message += f" {_shortage(job, layouts)}"
+    change = next(_changes_that_help(job, bool(len(layouts["pp"]))), None)
+    return f"{message} {change}" if change else message
+
+
+def _shortage(job: Job, layouts: Columns) -> str:
+    """By how much the leanest layout misses, and on which stage."""
+    needed = peak_memory_bytes(job, layouts)
+    row = int(needed.argmin())
+    layout = {name: values[[row]] for name, values in layouts.items()}
+    stage = int(np.sum(list(memory_parts(job, layout).values()), axis=0)[0].argmax())
+    missing = needed[row] / GIB - memory_limit_gib(job)
+    degrees = " ".join(
+        f"{name}={int(layout[name][0])}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size")
+    )
+    return (
+        f"The leanest layout ({degrees}) is out of memory by {missing:.1f} GiB per GPU on stage {stage + 1}."
+    )
+
+
+def _closest(physics: Estimator) -> str:
+    """Which constraints no plan meets; where each can be met alone, what the others leave of each."""
+    tried = _ladder(physics)
+    bounds = {name: bound for name, (_, bound) in physics.limits(tried).items()}
+    values = {name: found for name, (found, _) in physics.limits(tried).items()}
+    least = {name: float(found.min()) for name, found in values.items()}
+    unmet = [name for name in bounds if least[name] > bounds[name]]
+    if unmet:
+        words = [
+            f"constraints.{n} is {_figure(bounds[n])} and no plan needs less than about {_up(least[n])}"
+            for n in unmet
+        ]
+        return f"Relax a constraint: {'; '.join(words)}."
+    words = []
+    for name in bounds:
+        others = np.all([values[n] <= bounds[n] for n in bounds if n != name], axis=0)
+        if others.any():
+            words.append(f"constraints.{name} to about {_up(float(values[name][others].min()))}")
+    return f"Each constraint can be met alone, not all together: relax {', or '.join(words) or 'several'}."
+
+
+def _up(value: float) -> str:
+    """Rounded up to the four digits that are shown, so that the shown bound is met."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return _figure(math.ceil(value / unit) * unit)
+
+
+def _figure(value: float) -> str:
+    """Without an exponent, as people write it into a job file."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _ladder(physics: Estimator) -> Columns:
+    """Predictions of all layouts at a few uniform clocks, the highest and the lowest among them."""
+    count = len(physics.layouts["pp"])
+    grid = np.asarray(physics.job.search.clock_mhz)
+    steps = int(np.clip(_MOST_TRIES // count, 3, 12))
+    clocks = np.unique(grid[np.linspace(0, len(grid) - 1, steps).round().astype(int)])
+    index = np.tile(np.arange(count), len(clocks))
+    wide = np.repeat(clocks, count)[:, None] + np.zeros(int(physics.layouts["pp"].max()))
+    return physics.evaluate(index, wide)
+
+
+def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
+    """Changes after which at least one layout fits, the cheapest first."""
+    fixed = [name for name in LAYOUT_COLUMNS if getattr(job.search, name) is not None]
+    for names in [*([name] for name in fixed), fixed]:
+        free: dict[str, Any] = dict.fromkeys(names)
+        if names and _fits(dataclasses.replace(job, search=dataclasses.replace(job.search, **free))):
+            yield f"It would fit without {' and '.join(f'search.{name}' for name in names)}."
+    if job.constraints.memory_fraction is not None:
+        fraction = math.ceil(100.0 * _least_bytes(job) / GIB / job.cluster.gpu.memory_gib) / 100.0
+        if fraction <= 1.0:
+            yield f"It would fit with constraints.memory_fraction of {fraction:g}."
+    nodes = job.cluster.nodes
+    doublings = (nodes * 2**k // 2 for k in range(2, 9))
+    more = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
+    for number in sorted(more):
+        if number <= _MOST_NODES and _fits(_with_nodes(job, number)):
+            yield f"It would fit on {number} nodes instead of {nodes}."
+    if short_of_memory:  # another batch cannot help: the leanest micro-batch is one sequence
+        return
+    for batch in (job.training.global_batch_size + k for k in range(1, _MOST_BATCHES + 1)):
+        training = dataclasses.replace(job.training, global_batch_size=batch)
+        if _fits(dataclasses.replace(job, training=training)):
+            yield f"It would fit with training.global_batch_size of {batch}."
+
+
+def _with_nodes(job: Job, nodes: int) -> Job:
+    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, nodes=nodes))
+
+
+def _least_bytes(job: Job) -> float:
+    layouts = enumerate_layouts(job).layouts
+    return float(peak_memory_bytes(job, layouts).min(initial=math.inf))
+
+
+def _fits(job: Job) -> bool:
+    return _least_bytes(job) <= memory_limit_gib(job) * GIB

@@ -1,0 +1,284 @@
+"""The cells of a measurement table: what each may hold, what its words mean, and its value as JSON."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, RECOMPUTE_NAMES, STATUSES, Column, Ints
+
+Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
+Reader = Callable[[pd.Series, str], Reading]
+
+
+def read_columns(
+    table: pd.DataFrame, names: Iterable[str], readers: Mapping[str, Reader]
+) -> tuple[pd.DataFrame, list[tuple[str, pd.Series, str]]]:
+    """A copy with the cells of ``names`` read, senseless ones blank, and (column, which rows, expected) of those."""
+    given = table.reset_index(drop=True)
+    clean, faults = {}, []
+    for name in given.columns.intersection(pd.Index(list(names))):
+        reader = readers.get(name, readers.get(_column(name).dtype, _text))
+        values, wrong, expected = _read_once(given[name], reader, name)
+        clean[name] = values
+        if wrong.any():
+            clean[name] = values.mask(wrong)
+            faults.append((name, wrong, expected))
+    return given.assign(**clean), faults
+
+
+def _read_once(cells: pd.Series, reader: Reader, name: str) -> Reading:
+    """What ``reader`` says of each cell; where cells are of one kind, each distinct value is read once."""
+    numbers = pd.api.types.is_numeric_dtype(cells) and reader in (_numbers, _text)
+    if numbers or not (pd.api.types.is_numeric_dtype(cells) or pd.api.types.infer_dtype(cells) == "string"):
+        return reader(_stripped(cells), name)
+    codes, distinct = pd.factorize(cells)
+    values, wrong, expected = reader(_stripped(pd.Series(distinct)), name)
+    spread = np.append(values.to_numpy(), [np.nan if values.dtype == float else None])[codes]
+    bad = np.append(wrong.to_numpy(bool), [False])[codes]
+    return pd.Series(spread, cells.index, dtype=values.dtype), pd.Series(bad, cells.index), expected
+
+
+def row_codes(columns: Iterable[npt.ArrayLike | pd.Series]) -> Ints:
+    """One number per row, (n,), equal for rows whose cells are equal in all ``columns``; 0, 1, ... as they appear."""
+    codes = np.zeros(1, np.int64)
+    for column in columns:
+        found, distinct = pd.factorize(np.asarray(column))  # blanks are -1
+        codes = pd.factorize(codes * (len(distinct) + 1) + found + 1)[0].astype(np.int64)
+    return codes
+
+
+def _column(name: str) -> Column:
+    return COLUMNS.get(name, Column(name, "float", "MHz", "plan", "one SM clock for all stages"))
+
+
+def _stripped(cells: pd.Series) -> pd.Series:
+    if pd.api.types.is_numeric_dtype(cells):
+        return cells
+    return cells.map(lambda v: (v.strip() or None) if isinstance(v, str) else v).astype(object)
+
+
+def _text(cells: pd.Series, _: str) -> Reading:
+    return cells, pd.Series(False, index=cells.index), "text"
+
+
+def _numbers(cells: pd.Series, name: str) -> Reading:
+    low, high = _RANGES.get(name, (1, 10**9))
+    values = floats(cells)
+    whole = _column(name).dtype == "int"
+    wrong = ~values.between(low, high, inclusive="right" if low == 0 and not whole else "both")
+    if whole:
+        wrong |= values % 1 != 0
+    kind = "a whole number" if whole else "a number"
+    start = "above 0 and at most" if low == 0 and not whole else f"from {low:,} to"
+    return values, wrong & cells.notna(), f"{kind} {start} {high:,}, or blank"
+
+
+def floats(cells: pd.Series) -> pd.Series:
+    """Numbers; text that is none, and true and false, become NaN."""
+    if pd.api.types.is_bool_dtype(cells):
+        return pd.Series(np.nan, index=cells.index)
+    if not pd.api.types.is_numeric_dtype(cells):
+        cells = cells.map(lambda v: None if isinstance(v, bool) else v)
+    return pd.to_numeric(cells, errors="coerce").astype(float)
+
+
+def _flags(cells: pd.Series, _: str) -> Reading:
+    values = cells.map(lambda v: _FLAGS.get(str(v).lower()), na_action="ignore").astype(float)
+    return values, values.isna() & cells.notna(), "true, false or blank"
+
+
+def _recompute(cells: pd.Series, _: str) -> Reading:
+    words = _lower(cells).replace({"true": "full", "false": "none"})
+    return words, _not_among(words, RECOMPUTE_NAMES), f"one of {', '.join(RECOMPUTE_NAMES)}, or blank"
+
+
+def _status(cells: pd.Series, _: str) -> Reading:
+    words = _lower(cells)
+    return words, _not_among(words, STATUSES), f"one of {', '.join(STATUSES)}, or blank"
+
+
+def _dtype(cells: pd.Series, _: str) -> Reading:
+    named = cells.map(lambda v: named_dtype(str(v)), na_action="ignore")
+    return cells, named.isna() & cells.notna(), f"one of {', '.join(DTYPES)}, or blank"
+
+
+def _attention(cells: pd.Series, _: str) -> Reading:
+    named = cells.map(lambda v: named_attention(str(v))[0], na_action="ignore")
+    return cells, named.isna() & cells.notna(), f"one of {', '.join(ATTENTIONS)}, or blank"
+
+
+def _lower(cells: pd.Series) -> pd.Series:
+    return cells.map(lambda v: str(v).lower(), na_action="ignore")
+
+
+def _not_among(words: pd.Series, known: Sequence[str]) -> pd.Series:
+    return ~words.isin(known) & words.notna()
+
+
+def _clocks(cells: pd.Series, _: str) -> Reading:
+    """Tuples of clocks; ``1410;1395`` or one number for all stages."""
+    clocks = cells.map(_clock_tuple, na_action="ignore").astype(object)
+    expected = "clocks in MHz above 0, separated by semicolons, or blank"
+    return clocks, clocks.isna() & cells.notna(), expected
+
+
+def _clock_tuple(cell: object) -> tuple[float, ...] | None:
+    words = (
+        cell if isinstance(cell, tuple | list | np.ndarray) else re.split(r"[;,\s]+", str(cell).strip("[]; "))
+    )
+    try:
+        clocks = tuple(float(word) for word in words)
+    except (TypeError, ValueError):
+        return None
+    return clocks if clocks and all(0 < clock < 1e5 for clock in clocks) else None
+
+
+def shown(table: pd.DataFrame, row: int, name: str) -> str:
+    cell = table[name].iloc[row]
+    return f"{cell.item() if isinstance(cell, np.generic) else cell!r:.60}"
+
+
+# In this order: what a table calls a precision, and what it means.
+_DTYPE_FRAGMENTS = {
+    "fp4": "fp4", "float4": "fp4", "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16",
+    "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",
+}  # fmt: skip
+
+
+def named_dtype(text: str) -> str | None:
+    """The precision of `jointopt.core.schema.DTYPES` that a cell means, or None."""
+    lower = text.lower()
+    return next((dtype for fragment, dtype in _DTYPE_FRAGMENTS.items() if fragment in lower), None)
+
+
+def named_attention(text: str) -> tuple[str | None, bool]:
+    """(the kernel of `schema.ATTENTIONS` that a cell means, or None; whether the cell states it in full)."""
+    lower = text.lower()
+    if lower in ATTENTIONS:
+        return lower, True
+    version = re.search(r"(?:flash|fa)\D*([123])", lower)
+    if version:
+        return f"flash{version[1]}", True
+    return ("flash2" if "flash" in lower or "sdpa" in lower else None), False
+
+
+_FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
+READERS: dict[str, Reader] = {
+    "int": _numbers,
+    "float": _numbers,
+    "bool": _flags,
+    "clocks": _clocks,
+    "recompute": _recompute,
+}
+STRICT_READERS = {**READERS, "status": _status, "dtype": _dtype, "attention": _attention}
+MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
+# A float range that starts at 0 excludes it: no run takes no time, energy, power or memory.
+_RANGES: dict[str, tuple[int, int]] = {
+    "zero_stage": (0, 3),
+    "num_experts": (0, 10**9),
+    "moe_router_topk": (0, 10**9),
+    "clock_mhz": (1, 10**5),
+    "power_limit_w": (0, MOST_GPU_POWER_W),
+    "iteration_time_s": (0, 10**6),  # eleven days
+    "energy_j": (0, 10**12),
+    "avg_power_w": (0, MOST_GPU_POWER_W),
+    "peak_power_w": (0, MOST_GPU_POWER_W),
+    "peak_memory_gib": (0, 1024),
+    "temperature_c": (-50, 150),
+}
+MEASURED = [c.name for c in COLUMNS.values() if c.role == "result" and c.dtype == "float"]
+
+
+def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every row as a mapping of its cells that are not blank to JSON values, equal for equal measurements.
+
+    A whole number is an int in every column, clocks are ``1410;1395``, numbers and flags in columns that the schema
+    does not know count as such however they are written. Raises TableError for a cell that its column cannot hold.
+    """
+    cells = {str(name): _json_column(table[name], str(name)) for name in table.columns}
+    rows = zip(*cells.values(), strict=True)
+    return [{name: v for name, v in zip(cells, row, strict=True) if v is not None} for row in rows]
+
+
+def _json_column(cells: pd.Series, name: str) -> list[Any]:
+    convert = _JSON[_column(name).dtype] if name in (*COLUMNS, "clock_mhz") else _json_unknown
+    seen: dict[tuple[type, object], Any] = {}  # most columns repeat a few values
+    values = []
+    for row, (cell, known) in enumerate(zip(cells.tolist(), cells.notna().tolist(), strict=True)):
+        key = (type(cell), repr(cell) if isinstance(cell, list | np.ndarray) else cell)
+        try:
+            if known and key not in seen:
+                seen[key] = convert(cell)
+        except (ValueError, TypeError, OverflowError) as error:
+            got = f"{cell!r:.60}"
+            message = f"Row {row + 1} of the table: {name} must be {_column(name).dtype}; got {got}."
+            raise TableError(message) from error
+        values.append(seen[key] if known else None)
+    return values
+
+
+def is_known(cell: object) -> bool:
+    return isinstance(cell, tuple | list | np.ndarray) or not pd.isna(cell)  # type: ignore[call-overload]
+
+
+def _json_number(cell: Any) -> int | float:
+    number = float(cell)
+    if not math.isfinite(number):
+        raise ValueError(cell)
+    return int(number) if number.is_integer() else number
+
+
+def _json_flag(cell: Any) -> bool:
+    flag = _FLAGS.get(str(cell).strip().lower())
+    if flag is None:
+        raise ValueError(cell)
+    return flag > 0
+
+
+def _json_clocks(cell: Any) -> str:
+    clocks = _clock_tuple(cell)
+    if clocks is None:
+        raise ValueError(cell)
+    return ";".join(str(_json_number(clock)) for clock in clocks)
+
+
+def _json_text(cell: Any) -> str | None:
+    return str(cell).strip() or None
+
+
+def _json_unknown(cell: Any) -> Any:
+    """pandas reads 8 as int, float or text by what else its column holds; the value must not depend on that."""
+    text = str(cell).strip()
+    if re.fullmatch(r"(?i)true|false", text):
+        return text.lower() == "true"
+    number = re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", text)
+    return _json_number(text) if number and math.isfinite(float(text)) else text or None
+
+
+_JSON: dict[str, Callable[[Any], Any]] = {
+    "int": _json_number,
+    "float": _json_number,
+    "bool": _json_flag,
+    "str": _json_text,
+    "clocks": _json_clocks,
+}
+
+
+def spelled(cell: object) -> object:
+    """A cleaned cell as a table spells it."""
+    return _json_clocks(cell) if isinstance(cell, tuple) else _json_unknown(cell)
+
+
+def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """The table of rows from `json_rows`: ``columns`` in their order, blanks NaN, measured numbers always floats."""
+    table = pd.DataFrame(list(rows), columns=pd.Index(columns))
+    floats = [name for name in columns if _column(name).dtype == "float" and name in (*COLUMNS, "clock_mhz")]
+    return table.astype(dict.fromkeys(floats, float))

@@ -1,0 +1,450 @@
+"""Tables of runs between files and pandas, and what their cells must be; a refusal is one sentence."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.atomic_write import replacing
+from jointopt.core.errors import TableError
+from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.runs.cells import (
+    MEASURED,
+    MOST_GPU_POWER_W,
+    READERS,
+    STRICT_READERS,
+    as_table,
+    floats,
+    is_known,
+    json_rows,
+    read_columns,
+    shown,
+    spelled,
+)
+
+_TEXT: dict[Any, Any] = {
+    c.name: "str" for c in COLUMNS.values() if c.dtype == "str"
+}  # group 007 is no number
+_WHITE = re.compile(r"\s+")
+_SPECIAL = re.compile(r'[",\r\n]')  # what makes a cell need quotes
+_OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_OTHER_FILES = {
+    b"PK\x03\x04": "it is a workbook of a spreadsheet or a zip archive",
+    b"\xd0\xcf\x11\xe0": "it is a workbook of a spreadsheet",
+    b"\xff\xfe": "it is UTF-16 text",
+    b"\xfe\xff": "it is UTF-16 text",
+    b"PAR1": "it is a Parquet file",
+}
+_ROWS_AT_ONCE = 131_072  # whose texts are held while a file is written
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why one row of a measurement table is refused; ``line`` as in the CSV file, whose header is line 1."""
+
+    line: int
+    column: str
+    message: str  # what was expected there, and what was got
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV or CSV.gz file (UTF-8) with a header and at least one row; blank cells are NaN. Raises TableError."""
+    text = _read_text(path)
+    _header(text, path)
+    table = _parse(text, path)
+    if table.empty:
+        raise TableError(f"{path} holds no rows; expected a header and one run per row.")
+    return table
+
+
+def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[pd.DataFrame, list[Problem]]:
+    """The good rows of a measurement file as `check_measurements` returns them, and what is wrong with the others.
+
+    A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
+    ``rules``: by default `RULES`.
+    Raises TableError for a file that is no table.
+    """
+    text = _read_text(path)
+    header = _header(text, path)
+    records, lines, ragged = [header], [], []
+    for line, record in _records(text, path):
+        if len(record) == len(header):
+            records.append(record)
+            lines.append(line)
+        else:
+            got = f"expected {len(header)} cells as in the header, got {len(record)}"
+            ragged.append(Problem(line, header[min(len(record), len(header)) - 1], got))
+    if not lines and ragged:
+        return pd.DataFrame(columns=header), ragged
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(records)
+    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines, rules)
+    return good, sorted([*problems, *ragged], key=lambda problem: problem.line)
+
+
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
+    """One text per refused row, with everything that is wrong with it."""
+    by_line: dict[int, list[str]] = {}
+    for problem in problems:
+        by_line.setdefault(problem.line, []).append(f"column {problem.column}: {problem.message}")
+    return [f"line {line}, {'; '.join(texts)}." for line, texts in sorted(by_line.items())]
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Writes a CSV (or CSV.gz) file that `read_table` reads back, cells of nothing blank. Raises TableError.
+
+    The file is there when it is whole. Cells are spelled as by pandas, floats in full; its own writer takes three times
+    as long, cell by cell.
+    """
+    try:
+        with replacing(path) as part, _opened(part, path.name) as file:
+            file.write(_lines([[_quoted(str(name))] for name in table.columns]))
+            for start in range(0, len(table), _ROWS_AT_ONCE):
+                rows = table.iloc[start : start + _ROWS_AT_ONCE]
+                file.write(_lines([_spelled_cells(cells) for _, cells in rows.items()]))
+    except OSError as error:
+        raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[io.TextIOWrapper]:
+    """Text to write to the file ``path``, which will be called ``name``: compressed if that ends in .gz."""
+    with path.open("wb") as raw:
+        packed = gzip.GzipFile(name, "wb", fileobj=raw) if name.endswith(".gz") else None
+        with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as file:
+            yield file
+
+
+def _lines(columns: Sequence[Sequence[str]]) -> str:
+    """Lines of a CSV file; a blank that is alone in its line is quoted, because empty lines are passed over."""
+    if len(columns) == 1:
+        columns = [[text or '""' for text in columns[0]]]
+    return "\n".join(map(",".join, zip(*columns, strict=True))) + "\n"
+
+
+def _spelled_cells(cells: pd.Series) -> list[str]:
+    """The texts of a column's cells, blank for nothing; each distinct value is spelled once."""
+    values = cells.to_numpy()
+    if values.dtype == np.float64:  # told apart by their bits, as 0.0 and -0.0 are equal
+        codes, bits = pd.factorize(values.view(np.int64))
+        texts = ["" if text == "nan" else text for text in map(repr, bits.view(np.float64).tolist())]
+    elif values.dtype.kind in "biu" or pd.api.types.infer_dtype(cells) == "string":
+        codes, distinct = pd.factorize(values)
+        texts = [*map(_quoted, map(str, distinct.tolist())), ""]  # code -1 is nothing
+    else:  # of several kinds, where True equals 1
+        known = cells.notna().tolist()
+        return [_quoted(str(v)) if known else "" for v, known in zip(values, known, strict=True)]
+    spelled: list[str] = np.array(texts, dtype=object)[codes].tolist()
+    return spelled
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
+
+
+def _read_text(path: Path) -> str:
+    if path.is_dir():
+        raise TableError(f"{path} is a directory; expected a CSV file.")
+    try:
+        raw = path.read_bytes()
+        if raw.startswith(b"\x1f\x8b"):
+            raw = gzip.decompress(raw)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = _kind(raw) or f"byte {error.start:,} is not UTF-8 text"
+        raise _unreadable(path, f"{what}; expected comma-separated UTF-8 text") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or error) from error
+    if "\0" in text:
+        what = _kind(raw) or f"character {text.index(chr(0)):,} is a zero, as in a binary file"
+        raise _unreadable(path, f"{what}; expected comma-separated UTF-8 text")
+    if not text.strip():
+        raise _unreadable(path, "the file is empty")
+    return text
+
+
+def _kind(raw: bytes) -> str:
+    """What a file is that people take for a CSV file; empty where that is not known."""
+    return next((what for start, what in _OTHER_FILES.items() if raw.startswith(start)), "")
+
+
+def _unreadable(path: Path, reason: object) -> TableError:
+    return TableError(f"{path} cannot be read as CSV: {_WHITE.sub(' ', str(reason)).strip(' .')}.")
+
+
+def _header(text: str, path: Path) -> list[str]:
+    _, first = next(_records(text, path, header=True))
+    header = [name.strip() for name in first]
+    for mark, word in _OTHER_MARKS.items():
+        if len(header) == 1 and header[0].count(mark) > 1:
+            raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
+    named = [name for name in header if name]
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice:
+        raise TableError(f"{path} has the column {twice!r} more than once; expected every column once.")
+    return header
+
+
+def _records(text: str, path: Path, header: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """(line on which it starts, cells) of every record that is not blank; the header alone, or all but it."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    start, headers = 1, 0
+    try:
+        for record in reader:
+            line, start = start, reader.line_num + 1
+            if not any(cell.strip() for cell in record):
+                continue
+            headers += 1
+            if (headers == 1) == header:
+                yield line, record
+    except csv.Error as error:
+        raise _unreadable(path, f"line {start}: {error}") from error
+
+
+def _parse(text: str, path: Path) -> pd.DataFrame:
+    try:
+        with warnings.catch_warnings():
+            # pandas only warns where it cuts off the cells that go beyond the header
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(io.StringIO(text), low_memory=False, index_col=False, dtype=_TEXT)
+    except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
+        raise _unreadable(path, error) from error
+    table.columns = table.columns.str.strip()
+    return table
+
+
+def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """A copy of a measurement table whose plan and workload cells are what the schema says, rows numbered from 0.
+
+    Numbers become floats, flags 1.0 and 0.0, ``recompute`` one of its names; blank cells become NaN, and columns that
+    no prediction reads stay as they are. Raises TableError that names row, column and value of a cell that makes no
+    sense (text where a number belongs, a degree below 1), for a table without rows and for a column given twice.
+    """
+    _check_columns(table)
+    names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
+    clean, faults = read_columns(table, names, READERS)
+    for name, wrong, expected in faults:
+        row = int(wrong.to_numpy().argmax())
+        raise TableError(
+            f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}."
+        )
+    return clean
+
+
+def check_measurements(
+    frame: pd.DataFrame, lines: Sequence[int] | None = None, rules: Sequence[Rule] | None = None
+) -> tuple[pd.DataFrame, list[Problem]]:
+    """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
+
+    ``lines`` are the rows' lines in their file; by default row i stands on line i + 2. Checked are the kind and the
+    range of every cell, and what ``rules`` (by default `RULES`) say of cells together; a blank cell is unknown and
+    breaks no rule. A result of zero on a run that did not finish becomes blank. Columns that the schema does not know
+    are kept. Raises TableError for a table without rows, without any known column, or with a column twice.
+    """
+    _check_columns(frame)
+    _need_known_columns(frame)
+    table = _without_results_of_unfinished(frame.reset_index(drop=True))
+    clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
+    at = range(2, len(table) + 2) if lines is None else lines
+    problems = [
+        Problem(at[row], name, f"expected {expected}, got {shown(table, row, name)}")
+        for name, wrong, expected in faults
+        for row in np.flatnonzero(wrong).tolist()
+    ]
+    for rule, broken in broken_rules(clean, RULES if rules is None else rules):
+        rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail)).tolist()
+        problems += [Problem(at[row], rule.columns[0], rule.complaint(clean.iloc[row])) for row in rows]
+    bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
+    good = as_table(json_rows(clean[~bad]), [str(name) for name in table.columns])
+    return good, sorted(problems, key=lambda problem: problem.line)
+
+
+def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.DataFrame, list[str]]:
+    """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
+
+    A status is one of `schema.STATUSES`, ``unknown`` for a word that is none, or blank; a number beyond the
+    range of its column becomes blank, that of a run that did not finish without a word. Text among the numbers stays.
+    ``rules`` blame a result each: it becomes blank where it breaks one.
+    """
+    table = _without_results_of_unfinished(frame)
+    names = [name for name in ("status", *MEASURED) if name in table]
+    clean, faults = read_columns(table, names, STRICT_READERS)
+    said = []
+    for name, wrong, expected in faults:
+        wrong = wrong if name == "status" else wrong & floats(table.reset_index(drop=True)[name]).notna()
+        if wrong.any():
+            row, count = int(wrong.to_numpy().argmax()), int(wrong.sum())
+            said.append(
+                f"{count:,} row{'s' * (count > 1)} whose {name} cannot be (row {row + 1}: expected {expected}, "
+                f"got {shown(table, row, name)}): not used."
+            )
+            kept = table[name].mask(wrong.to_numpy(), "unknown" if name == "status" else np.nan)
+            table = table.assign(**{name: kept})
+    if "status" in table:
+        known = clean["status"].set_axis(table.index)
+        table = table.assign(status=known.where(known.notna(), table["status"]))
+    return _held_to(table, rules, said)
+
+
+def _held_to(table: pd.DataFrame, rules: Iterable[Rule], said: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The table with results blank that break a rule, and what is ``said`` with a sentence on each such rule."""
+    judged = [rule for rule in rules if rule.columns[0] in table]
+    clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)
+    for rule, broken in broken_rules(clean, judged):
+        rows = np.flatnonzero(broken)
+        if len(rows):
+            said.append(
+                f"{len(rows):,} row{'s' * (len(rows) > 1)} whose {rule.columns[0]} cannot be (row {rows[0] + 1}: "
+                f"{rule.complaint(clean.iloc[rows[0]])}): not used."
+            )
+            table = table.assign(**{rule.columns[0]: table[rule.columns[0]].mask(broken.to_numpy(bool))})
+    return table, said
+
+
+def _unfinished(table: pd.DataFrame) -> pd.Series:
+    if "status" not in table:
+        return pd.Series(False, index=table.index)
+    return table["status"].astype(str).str.strip().str.lower().isin(STATUSES[1:])
+
+
+def _check_columns(table: pd.DataFrame) -> None:
+    if table.empty:
+        raise TableError("The table holds no rows; expected one run per row.")
+    names = [re.sub(r"\.\d+$", "", str(c)) for c in table.columns]  # pandas reads a second tp as tp.1
+    twice = [n for n in dict.fromkeys(names) if n in COLUMNS and names.count(n) > 1]
+    if twice:
+        raise TableError(f"The table has the column {twice[0]!r} more than once; expected every column once.")
+
+
+def _need_known_columns(table: pd.DataFrame) -> None:
+    if not set(COLUMNS) & set(table.columns):
+        got = ", ".join(map(str, table.columns[:5]))
+        raise TableError(
+            f"The table has no column of a measurement table; expected comma-separated columns such as dp, tp, pp, "
+            f"gpu, status and iteration_time_s, got {got[:100]!r}."
+        )
+
+
+def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:
+    """Loggers write a time of 0 for a run that crashed; it says nothing, and must not pass for a measurement."""
+    zero = {
+        name: table[name].mask(_unfinished(table) & (pd.to_numeric(table[name], errors="coerce") == 0))
+        for name in MEASURED
+        if name in table
+    }
+    return table.assign(**zero)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the cells of one run must agree on. ``broken`` is false wherever a cell that it needs is blank."""
+
+    columns: tuple[str, ...]  # the first one is blamed
+    expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
+    broken: Callable[[pd.DataFrame], pd.Series]
+    may_fail: bool = False  # no contradiction where the run failed: that may be just why
+
+    def complaint(self, run: pd.Series) -> str:
+        """What was expected, and the cells that contradict it."""
+        cells = (
+            f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name])
+        )
+        expected = self.expected if isinstance(self.expected, str) else self.expected(run)
+        return f"expected {expected}, got {' '.join(cells)}"
+
+
+def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:
+    """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
+    for rule in rules:
+        yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
+
+
+DEGREES = ("dp", "tp", "pp", "cp")
+_AGREEMENT = (
+    0.2  # between meters: NVML's power and energy counters, and clocks of the wall, differ by up to this
+)
+
+
+def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
+    degrees = runs[list(DEGREES)]
+    product = degrees.prod(axis=1)  # a blank counts as 1
+    complete = degrees.notna().all(axis=1)
+    return (runs["num_gpus"] % product > 0) | (complete & ((product - runs["num_gpus"]).abs() > 0))
+
+
+def _clocks_miscounted(runs: pd.DataFrame) -> pd.Series:
+    count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
+    return (count > 1) & ((count - runs["pp"]).abs() > 0)
+
+
+def _energy_contradicts(runs: pd.DataFrame) -> pd.Series:
+    by_power = runs["avg_power_w"] * runs["iteration_time_s"] * runs["num_gpus"]
+    return (runs["energy_j"] / by_power - 1).abs() > _AGREEMENT
+
+
+def _energy_excessive(runs: pd.DataFrame) -> pd.Series:
+    power_w = runs["energy_j"] / runs["iteration_time_s"] / runs["num_gpus"]
+    return (power_w > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
+
+
+def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
+    """Whether one column exceeds ``factor`` times another."""
+    return lambda runs: runs[larger] > factor * runs[smaller]
+
+
+RUN_RULES = (
+    Rule(("num_gpus", *DEGREES), "dp*tp*pp*cp to be num_gpus", _degrees_contradict),
+    Rule(
+        ("global_batch_size", "dp"),
+        "global_batch_size to be at least dp",
+        above("dp", "global_batch_size"),
+        may_fail=True,
+    ),
+    Rule(
+        ("num_attention_heads", "hidden_size"),
+        "num_attention_heads to be at most hidden_size",
+        above("num_attention_heads", "hidden_size"),
+    ),
+    Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
+)
+RULES = (
+    *RUN_RULES,
+    Rule(("ep", "num_gpus"), "ep to be at most num_gpus", above("ep", "num_gpus")),
+    Rule(
+        ("num_query_groups", "num_attention_heads"),
+        "num_query_groups to be at most num_attention_heads",
+        above("num_query_groups", "num_attention_heads"),
+    ),
+    Rule(
+        ("moe_router_topk", "num_experts"),
+        "moe_router_topk to be at most num_experts",
+        lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0),
+    ),
+    Rule(
+        ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
+        f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}",
+        _energy_contradicts,
+    ),
+    Rule(
+        ("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
+        f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W",
+        _energy_excessive,
+    ),
+    Rule(
+        ("peak_power_w", "avg_power_w"),
+        f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
+        above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT)),
+    ),
+)

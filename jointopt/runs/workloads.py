@@ -1,0 +1,372 @@
+"""Measurement tables as jobs: rows with one model, cluster and software become one Job and an array of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
+from jointopt.core.schema import COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.runs.cells import named_attention, named_dtype, row_codes
+from jointopt.runs.limits import GPU_RULES
+from jointopt.runs.table import RUN_RULES, Rule, above, broken_rules, clean_runs
+from jointopt.spec.catalog.architectures import habitual_attention, usual_attention
+from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.frameworks import recognise_framework
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import Job, Training
+from jointopt.spec.model import Model
+
+_WORKLOAD = (
+    "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+    "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
+    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
+    "heads_from_kin",
+)  # fmt: skip
+_FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
+_HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
+_USUAL_HEAD_DIM = 128
+_USUAL_VOCABULARY = 50257
+_USUAL_TOP_K = 2
+_PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
+_SHAPE = [
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+    "vocab_size", "num_experts", "moe_router_topk",
+]  # fmt: skip
+_REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
+_DEGREES = ("cp", "pp", "tp", "dp")
+_HABITS = ("ep", "vpp", "zero_stage", "sequence_parallel", "recompute")
+# fields of a plan, in the order in which a row names those that it lacks
+_ASSUMABLE = (*_DEGREES, "micro_batch_size", "global_batch_size", *_HABITS)
+_READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
+# nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
+_ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows of a table that share one job. ``rows`` are positions in the table; plans follow the same order."""
+
+    job: Job
+    rows: Ints
+    plans: Columns  # layout columns
+    stage_clock_mhz: Floats  # (n, max pp), NaN beyond a plan's pp
+    assumed: list[str]  # per row: names of defaulted columns, joined by a blank
+    as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
+
+    def take(self, at: Ints) -> Workload:
+        """The rows at positions ``at`` of this workload, in that order."""
+        plans = {name: values[at] for name, values in self.plans.items()}
+        assumed = [self.assumed[i] for i in at.tolist()]
+        return replace(
+            self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed
+        )
+
+
+def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
+    """Workloads of a measurement table, and why each remaining row cannot be predicted.
+
+    Blank cells get the framework's habit; those of a model's shape the catalogue's, where it knows the name. A row
+    is left out, by position and with the reason, where it names no known GPU, lacks what nothing stands in for, or
+    could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond the GPU's).
+    Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
+    """
+    runs = clean_runs(table)
+    runs = _with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
+    missing = [c for c in _REQUIRED if c not in runs]
+    if missing:
+        hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
+        raise TableError(
+            f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted."
+        )
+    runs = _with_heads_of_kin(_with_degrees(runs))
+    reasons = _impossible(runs)
+    found = []
+    good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
+    for rows in _alike(good, [name for name in _WORKLOAD if name in good]):
+        try:
+            found.append(_workload(rows))
+        except UsageError as error:
+            reasons |= {int(row): str(error) for row in rows.index}
+    if not found:
+        row = min(reasons)
+        raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
+    return found, reasons
+
+
+def _shape_hint(runs: pd.DataFrame) -> str:
+    """What stands for a column of the model's shape, and why the table's own models do not."""
+    names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
+    if not names:
+        return " (a catalogue name in the column model stands for it)"
+    return f" ({names[0]!r} in the column model is no catalogue name{nearest(names[0], model_names())})"
+
+
+def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
+    """The rows that agree in the columns ``names``, blanks included, in the order in which they first appear."""
+    codes = row_codes(runs[name] for name in names)
+    order = np.argsort(codes, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
+        yield runs.iloc[rows]
+
+
+def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
+    for name in runs["model"].dropna().unique() if "model" in runs else ():
+        model = _catalogue_model(str(name))
+        if model is None:
+            continue
+        shape = pd.Series({column: float(getattr(model, column)) for column in _SHAPE})
+        rows = runs["model"] == name
+        given = runs.reindex(columns=_SHAPE)[rows].astype(float)
+        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & given.isna().any(axis=1)]
+        runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
+        runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape, 1.0]
+    return runs
+
+
+def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one."""
+    if "num_attention_heads" not in runs or not runs["num_attention_heads"].isna().any():
+        return runs
+    shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
+    shape = shape.assign(source=shape["source"].astype(object).fillna(""), row=np.arange(len(runs)))
+    known = shape.dropna().drop_duplicates(["source", "hidden_size", "num_layers", "num_attention_heads"])
+    pairs = shape[shape["num_attention_heads"].isna()].merge(
+        known, on=["source", "hidden_size"], suffixes=("", "_kin")
+    )
+    pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
+    best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
+    heads, filled = runs["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
+    heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
+    return runs.assign(num_attention_heads=heads, **{_HEADS_FROM_KIN: filled})
+
+
+def _catalogue_model(name: str) -> Model | None:
+    try:
+        return load_model(name)
+    except CatalogError:
+        return None
+
+
+def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
+    """Degrees without blanks, and ``assumed``: one blank is what the others leave, further ones are taken as 1."""
+    blank = pd.DataFrame({d: runs[d].isna() if d in runs else True for d in _DEGREES}, index=runs.index)
+    left = blank.sum(axis=1)
+    assumed = np.zeros(len(runs), np.int64)
+    degrees = {d: runs[d] if d in runs else pd.Series(np.nan, index=runs.index) for d in _DEGREES}
+    for name in _DEGREES:
+        guess = blank[name] & (left > 1)
+        degrees[name] = degrees[name].mask(guess, 1.0)
+        assumed |= _bit(name, guess)
+        left = left - guess
+    product = pd.DataFrame(degrees).prod(axis=1)  # blanks count as 1
+    rest = (runs["num_gpus"] // product).where(lambda quotient: quotient >= 1)
+    filled = {name: values.fillna(rest) for name, values in degrees.items()}
+    return runs.assign(**filled, assumed_plan=assumed)
+
+
+def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
+    """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
+    size = runs["micro_batch_size"] if "micro_batch_size" in runs else pd.Series(np.nan, index=runs.index)
+    share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
+    cut = size.fillna(1.0).clip(upper=share)
+    step = runs["dp"] * cut
+    batch = np.ceil(runs["global_batch_size"] / step) * step
+    assumed = runs["assumed_plan"] | _bit("micro_batch_size", size.isna() | (cut < size))
+    assumed |= _bit("global_batch_size", batch > runs["global_batch_size"])
+    return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
+
+
+def _bit(name: str, rows: pd.Series) -> Ints:
+    """The bit of `_ASSUMABLE` that says so, where a row's field was assumed, (n,)."""
+    return rows.to_numpy(np.int64) << _ASSUMABLE.index(name)
+
+
+def _impossible(runs: pd.DataFrame) -> dict[int, str]:
+    """Rows by position that no physics can price, and the first reason of each."""
+    checks = {f"{name} is blank.": runs[name].isna() for name in _REQUIRED}
+    checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
+    reasons: dict[int, str] = {}
+    for reason, rows in checks.items():
+        reasons = {int(row): reason for row in runs.index[rows]} | reasons
+    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, *GPU_RULES)):
+        reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
+    return reasons
+
+
+def _unknown_gpus(names: pd.Series) -> dict[object, str]:
+    messages: dict[object, str] = {}
+    for name in names.dropna().unique():
+        try:
+            load_gpu(str(name))
+        except CatalogError as error:
+            messages[name] = str(error)
+    return messages
+
+
+def _workload(rows: pd.DataFrame) -> Workload:
+    first = {str(k): v for k, v in rows.iloc[0].items() if isinstance(v, tuple) or not pd.isna(v)}
+    gpu = load_gpu(str(first["gpu"]))
+    framework, known = recognise_framework(str(first.get("framework", "")))
+    assumed = [] if known else ["framework"]
+    training = _training(first, gpu, framework, assumed)
+    model = _model(first, assumed)
+    cluster = _cluster(first, gpu, assumed)
+    job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
+    plans, guessed = _plans(rows, job)
+    bits = rows["assumed_plan"].to_numpy(np.int64)
+    for name, mask in guessed.items():
+        bits = bits | _bit(name, pd.Series(mask))
+    notes, clocks = _named(assumed, bits), _clocks(rows, plans["pp"], gpu)
+    return Workload(job, rows.index.to_numpy(), plans, clocks, notes, _as_stated(first, training))
+
+
+def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
+    """Whether nothing stands in for a row's precision, nor for an attention kernel that it names.
+
+    A blank precision is none: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for bf16: median
+    error 35 % instead of 5 %). A blank kernel is a habit; recorded runs that leave it blank are covered.
+    """
+    if named_dtype(str(row.get("dtype", ""))) != training.dtype:
+        return False
+    kernel, in_full = named_attention(str(row.get("attention", training.attention)))
+    return kernel == training.attention if in_full else kernel is not None
+
+
+def _named(assumed: list[str], bits: Ints) -> list[str]:
+    """What every row assumes: names common to all rows, then those of its ``bits``."""
+    codes, distinct = pd.factorize(bits)
+    words = [
+        " ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()
+    ]
+    texts: list[str] = np.array(words, dtype=object)[codes].tolist()
+    return texts
+
+
+def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
+    num_gpus = int(row["num_gpus"])
+    if "gpus_per_node" not in row:
+        assumed.append("gpus_per_node")
+    per_node = min(int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus)
+    where: dict[str, Any] = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
+    if gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
+        where["inter_node_gbytes_per_s"] = _PLAIN_NETWORK_GBYTES_PER_S
+        assumed.append("inter_node_gbytes_per_s")
+    if "power_limit_w" in row:
+        where["power_limit_w"] = float(row["power_limit_w"])
+    return build_cluster(where)
+
+
+_NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
+
+
+def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
+    """The precision that a cell means, or the next wider one that the GPU has a rate for; 16 bit where none is said."""
+    named = named_dtype(text)
+    dtype = named or "bf16"
+    while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
+        dtype = _NEXT_WIDER[dtype]
+    if dtype != named:
+        assumed.append("dtype")
+    return dtype
+
+
+def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
+    """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
+    named, stated = named_attention(text)
+    kernel = usual_attention(gpu, named or habitual_attention(gpu, dtype, framework.default_attention))
+    if not stated or kernel != named:
+        assumed.append("attention")
+    return kernel
+
+
+def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
+    text = str(row.get("dtype", ""))
+    dtype = _dtype(text, gpu, assumed)
+    if "fused_norm" not in row:
+        assumed.append("fused_norm")
+    return Training(
+        seq_length=int(row["seq_length"]),
+        global_batch_size=int(row["global_batch_size"]),
+        dtype=dtype,
+        attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
+        attention_assumed="attention" in assumed,
+        fused_norm=bool(row.get("fused_norm", True)),
+        framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+    )
+
+
+def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
+    if row.get(_FROM_CATALOGUE):
+        return load_model(str(row["model"]))
+    hidden = int(row["hidden_size"])
+    heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
+    experts = int(row.get("num_experts", 0))
+    experts = experts if experts > 1 else 0  # a single expert is a dense MLP
+    shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
+    assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
+    assumed += ["num_attention_heads"] * bool(row.get(_HEADS_FROM_KIN))
+    ffn = int(row.get("ffn_hidden_size", 4 * hidden))
+    # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
+    gated = bool(row.get("gated_mlp", ffn != 4 * hidden))
+    return Model(
+        name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
+        num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
+        vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
+        rmsnorm=gated, num_experts=experts, moe_ffn_hidden_size=ffn if experts else 0,
+        moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
+    )  # fmt: skip
+
+
+def _plans(rows: pd.DataFrame, job: Job) -> tuple[Columns, dict[str, Bools]]:
+    """Layout columns, and for those with a habit where it stands in."""
+    habits = job.training.framework
+    plans: Columns = {d: rows[d].to_numpy(np.int64) for d in (*_DEGREES, "micro_batch_size")}
+    chunks = job.model.num_layers // (plans["pp"] * max(habits.default_chunk_layers, 1))
+    interleaved = (plans["pp"] > 1) & (habits.default_chunk_layers > 0)
+    piped = min(habits.default_zero_stage, max(habits.zero_stages_with_pipeline))
+    usual = {
+        "ep": np.ones(len(rows)),
+        "vpp": np.where(interleaved, np.maximum(chunks, 1), 1),
+        "zero_stage": np.where(plans["pp"] > 1, piped, habits.default_zero_stage),
+        "sequence_parallel": np.full(len(rows), float(habits.default_sequence_parallel)),
+        "recompute": np.full(len(rows), habits.default_recompute, dtype=object),
+    }
+    guessed: dict[str, Bools] = {}
+    for name, habit in usual.items():
+        given = rows[name] if name in rows else pd.Series(np.nan, index=rows.index)
+        guessed[name] = given.isna().to_numpy(copy=True)
+        plans[name] = np.where(guessed[name], habit, given.to_numpy())
+    plans |= {name: plans[name].astype(np.int64) for name in ("ep", "vpp", "zero_stage")}
+    plans["sequence_parallel"] = (plans["sequence_parallel"].astype(float) > 0) & (plans["tp"] > 1)
+    codes, words = pd.factorize(plans["recompute"])
+    plans["recompute"] = np.array([RECOMPUTE_CODES[str(word)] for word in words], np.int8)[codes]
+    guessed["sequence_parallel"] &= plans["tp"] > 1
+    guessed["ep"] &= job.model.is_moe
+    return plans, guessed
+
+
+def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:
+    """One clock per stage from ``stage_clock_mhz``, else ``clock_mhz``, else the GPU's maximum (1.0 if unknown)."""
+    one = np.full(len(rows), gpu.clock_max_mhz or 1.0)
+    if "clock_mhz" in rows:
+        one = rows["clock_mhz"].fillna(one[0]).to_numpy(float)
+    beyond = np.arange(int(pp.max())) >= pp[:, None]
+    out = np.where(beyond, np.nan, one[:, None])
+    if "stage_clock_mhz" in rows:
+        given = rows["stage_clock_mhz"]
+        counts = given.map(len, na_action="ignore").fillna(0).to_numpy(np.int64)
+        for count in np.unique(counts[counts > 0]).tolist():
+            at = np.flatnonzero(counts == count)
+            clocks = np.array(given.iloc[at].tolist(), np.float64)
+            width = out.shape[1] if count == 1 else count  # one clock is that of all stages
+            out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
+    return out

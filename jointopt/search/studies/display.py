@@ -1,0 +1,145 @@
+"""What a person reads of a study: its front in words and as a plot, plans explained, and where a dashboard looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.search.pareto import OBJECTIVES, evenly, front_order, objectives, take
+from jointopt.spec.plans.parse import format_plan
+
+TOLD = 8  # plans of the front in the study's note
+DRAWN = 400  # plans beside the front in the plot, so that it stays small
+EXPLAINED = 200  # plans of the front that get a note of their own
+METRIC_NAMES_KEY = "study:metric_names"  # as Optuna's `Study.set_metric_names` does
+FIT_NOTE = "peak_memory_gib", "avg_power_w"
+
+
+def front_rows(plans: Columns) -> Ints:
+    """Rows of the feasible plans that no other one beats, sorted by time."""
+    feasible = np.flatnonzero(plans["violation"] <= 0.0)
+    return feasible[front_order(*(values[feasible] for values in objectives(plans)))]
+
+
+def plan_text(plans: Columns, row: int) -> str:
+    """The plan as `jointopt explain --plan` takes it."""
+    layout = {name: plans[name] for name in LAYOUT_COLUMNS}
+    return format_plan(layout, plans["stage_clock_mhz"], row)
+
+
+def front_note(plans: Columns) -> str:
+    """The front in words, in Markdown: its plans (at most `TOLD`, evenly) and what each costs beside the fastest."""
+    rows = front_rows(plans)
+    if not len(rows):
+        return "## The front\n\nNo plan of this study keeps its constraints.\n"
+    told = rows[evenly(take(plans, rows), TOLD)]
+    lines = [f"| {plans[OBJECTIVES[0]][row]:.4g} | {plans[OBJECTIVES[1]][row]:.6g} | {_relative(plans, row, rows[0])} "
+             f"| `{plan_text(plans, row)}` |" for row in told.tolist()]  # fmt: skip
+    return "\n".join(
+        [
+            f"## The front: {len(rows)} plans that no other one beats in both time and energy",
+            "",
+            "A feasible trial has constraint `violation` <= 0: the largest relative excess over any limit.",
+            "",
+            "| time s | energy J | beside the fastest | plan |",
+            "|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def plan_note(plans: Columns, row: int) -> str:
+    """One plan of the front explained, in Markdown."""
+    fastest = int(front_rows(plans)[0])
+    known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
+    return "\n".join(
+        [
+            f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.",
+            "",
+            _degrees(plans, row),
+            "",
+            f"{_clocks(plans['stage_clock_mhz'][row])} {', '.join(known)}".strip(),
+            "",
+            f'`jointopt explain JOB --plan "{plan_text(plans, row)}"`',
+            "",
+        ]
+    )
+
+
+def _relative(plans: Columns, row: int, fastest: int) -> str:
+    time_s, energy_j = (values[row] / values[fastest] - 1.0 for values in objectives(plans))
+    return f"time {time_s:+.1%}, energy {energy_j:+.1%}"
+
+
+def _degrees(plans: Columns, row: int) -> str:
+    """How the GPUs share the work, in a sentence."""
+    dp, tp, pp, cp, ep, vpp = (int(plans[name][row]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
+    parts = [f"{dp} replicas (dp)"]
+    parts += [f"every layer over {tp} GPUs (tp)"] * (tp > 1)
+    parts += [f"layers over {pp} stages (pp)"] * (pp > 1)
+    parts += [f"{vpp} chunks a stage (vpp)"] * (vpp > 1)
+    parts += [f"every sequence over {cp} GPUs (cp)"] * (cp > 1)
+    parts += [f"experts over {ep} GPUs (ep)"] * (ep > 1)
+    return f"{dp * tp * pp * cp:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}."
+
+
+def _clocks(stages: Floats) -> str:
+    clocks = stages[np.isfinite(stages)]
+    if clocks.min() == clocks.max():
+        return f"All GPUs run at {clocks[0]:g} MHz."
+    slowest = f"{clocks.min():g} MHz where a stage has slack"
+    return f"Stages run at {clocks.max():g} MHz, down to {slowest}."
+
+
+def front_figure(plans: Columns) -> dict[str, Any]:
+    """The plans and their front as a plotly figure; on hover a plan of the front says what it is."""
+    front = front_rows(plans)
+    others = np.setdiff1d(np.arange(len(plans["violation"])), front)
+    others = others[:: -(-len(others) // DRAWN) or 1]
+    feasible = plans["violation"][others] <= 0.0
+    traces = [
+        _trace(plans, others[~feasible], "breaks a constraint", "markers", "#bbbbbb"),
+        _trace(plans, others[feasible], "feasible", "markers", "#7fa7d6"),
+        _trace(plans, front, "front", "lines+markers", "#d62728"),
+    ]
+    traces[-1]["text"] = [plan_text(plans, row) for row in front.tolist()]
+    titles = ("iteration time (s)", "energy per iteration (J)")
+    axes = {f"{axis}axis": {"title": {"text": title}} for axis, title in zip("xy", titles, strict=True)}
+    return {"data": traces, "layout": {"title": {"text": "The front"}, "hovermode": "closest", **axes}}
+
+
+def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict[str, Any]:
+    x, y = ([float(f"{value:.6g}") for value in values[rows].tolist()] for values in objectives(plans))
+    return {"type": "scatter", "x": x, "y": y, "name": name, "mode": mode, "marker": {"color": color}}
+
+
+def shown(plans: Columns, note: str, trial_ids: list[int]) -> Iterator[tuple[str, Any]]:
+    """What Optuna and its dashboard show of a study beside its trials."""
+    yield METRIC_NAMES_KEY, list(OBJECTIVES)
+    yield from note_attributes(f"{note}\n{front_note(plans)}".strip())
+    yield from plot_attributes(front_figure(plans), "front")
+    for row in front_rows(plans)[:EXPLAINED].tolist():
+        yield from note_attributes(plan_note(plans, row), trial_ids[row])
+
+
+def note_attributes(body: str, trial_id: int | None = None) -> Iterator[tuple[str, Any]]:
+    """The study attributes in which optuna-dashboard looks for a note (Markdown) of the study or of a trial."""
+    owner = "" if trial_id is None else f"{trial_id}:"
+    yield from _pieces(f"dashboard:{owner}note_str:", body)
+    yield f"dashboard:{owner}note_ver", 1
+
+
+def plot_attributes(figure: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """The study attributes in which optuna-dashboard looks for a plotly figure of its own."""
+    yield from _pieces(f"dashboard:plot_data:{name}:", json.dumps(figure))
+
+
+def _pieces(prefix: str, text: str) -> Iterator[tuple[str, str]]:
+    """Text in pieces of at most 2045 characters, the most that an attribute holds everywhere."""
+    for number, start in enumerate(range(0, len(text), 2045)):
+        yield f"{prefix}{number}", text[start : start + 2045]

@@ -1,0 +1,313 @@
+"""The study of what was really run: a trial per run, predicted and measured side by side.
+
+Unlike a finished search (`saving`) it grows while people look at it: a trial is there, and running,
+from the moment its run begins. The store holds the measurements; this is a view of them for people.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import optuna
+import psutil
+from optuna.trial import FrozenTrial, TrialState
+
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.runs.database import database_errors
+from jointopt.search.studies.bulk import CONSTRAINT_KEYS, distributions_of
+from jointopt.search.studies.display import METRIC_NAMES_KEY, note_attributes, plot_attributes
+from jointopt.search.studies.storage import open_storage
+
+RESULTS = (
+    "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
+    "notes",
+)  # fmt: skip
+_UNITS = {
+    "iteration_time_s": "s", "energy_j": "J", "avg_power_w": "W per GPU", "peak_power_w": "W",
+    "peak_memory_gib": "GiB", "temperature_c": "°C",
+}  # fmt: skip
+KIND = "measured runs"  # attribute `kind` of such a study
+_GOING, _PROCESS, _LEFT = "going", "process", "left"
+_TIME = ("iteration_time_s",)  # what every run that succeeds has measured
+_EXPLANATION = (
+    "Each trial is a plan that was run for real. Attributes `predicted_...` are what was expected before the run (with "
+    "the ends of the 90 % interval), the others what was measured; a trial that failed says why in `notes`. Runs that "
+    "broke a limit of the job break the constraint `violation`."
+)
+
+
+class MeasuredStudy:
+    """A study that minimises what runs measured of one job; it is made where it is missing, else continued.
+
+    ``plans`` are all plans that may become trials, ``text`` (Markdown) says what the job is, and ``job`` is its file.
+    UsageError where the database cannot be used.
+    """
+
+    def __init__(
+        self, url: str, name: str, job_hash: str, objectives: tuple[str, ...], plans: Columns, text: str = "",
+        job: str = "",
+    ) -> None:  # fmt: skip
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
+        self._text, self._job = text, job
+        self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
+        made = distributions_of(plans, np.nanmax(plans["stage_clock_mhz"], axis=1))
+        self._distributions = {name: kind for name, kind in made.items() if name != "slack"}
+        self.objectives = objectives
+        with self._errors():
+            self._storage = open_storage(url)
+            self._study = self._opened()
+            self._end_lost()
+
+    @property
+    def name(self) -> str:
+        return self._study.study_name
+
+    @property
+    def going(self) -> dict[str, Any] | None:
+        """What a process that has ended without saying so had told by `go`."""
+        with self._errors():
+            told: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
+            return None if told is None or _lives(told[_PROCESS]) else told
+
+    def go(self, told: Mapping[str, Any] | None) -> None:
+        """Remember ``told`` (JSON values) until this is called again; None where nothing is to be continued."""
+        with self._errors():
+            value = None if told is None else {**told, _PROCESS: _process()}
+            self._study.set_user_attr(_GOING, value)
+
+    def pause(self, told: Mapping[str, Any]) -> None:
+        """Remember ``told`` for whoever continues, this process or another."""
+        with self._errors():
+            self._study.set_user_attr(_GOING, {**told, _PROCESS: ""})
+
+    def holds(self, plan: Mapping[str, Any]) -> bool:
+        """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
+        with self._errors():
+            trials = self._study.get_trials(deepcopy=False)
+        mine = _plan_key(plan)
+        return any(trial.user_attrs.get("plan") == mine and not _is_lost(trial) for trial in trials)
+
+    def left(self, origin: str) -> list[FrozenTrial]:
+        """Trials of ``origin`` that nobody ended, and whose plans have not been run since: their runs may go on."""
+        with self._errors():
+            trials = self._study.get_trials(deepcopy=False)
+        last = {trial.user_attrs.get("plan"): trial for trial in trials}
+        return [
+            trial
+            for trial in last.values()
+            if trial.user_attrs.get(_LEFT) and trial.user_attrs.get("origin") == origin
+        ]
+
+    def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **told: Any) -> int:
+        """A running trial; returns its id. ``predicted`` are columns without the prefix, ``told`` other attributes."""
+        attributes = {"plan": _plan_key(plan), _PROCESS: _process(), **told}
+        attributes |= {
+            f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)
+        }
+        trial = optuna.trial.create_trial(
+            state=TrialState.RUNNING, params=_parameters(plan), distributions=self._distributions,
+            user_attrs=attributes,
+        )  # fmt: skip
+        with self._errors():
+            return self._storage.create_new_trial(self._study._study_id, template_trial=trial)
+
+    def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **told: Any) -> None:
+        """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
+        with self._errors():
+            trial_id = self._moved.get(trial_id, trial_id)
+            if row["status"] == "ok":
+                trial_id = self._suited(trial_id, row)
+            for name, value in {**_results(row), **told}.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
+            violation: list[Any] = [[float(len(broken))], float(len(broken))]
+            for key, value in zip(CONSTRAINT_KEYS, violation, strict=True):
+                self._storage.set_trial_system_attr(trial_id, key, value)
+            values = [_number(row.get(name)) for name in self.objectives]
+            good = row["status"] == "ok" and all(map(math.isfinite, values))
+            self._note(trial_id, broken)
+            state = TrialState.COMPLETE if good else TrialState.FAIL
+            self._storage.set_trial_state_values(trial_id, state, values if good else None)
+            self._draw()
+
+    def lose(self, trial_id: int, why: str, left: bool = False) -> None:
+        """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
+        with self._errors():
+            trial_id = self._moved.get(trial_id, trial_id)
+            self._storage.set_trial_user_attr(trial_id, "status", "interrupted")
+            self._storage.set_trial_user_attr(trial_id, "notes", why)
+            self._storage.set_trial_user_attr(trial_id, _LEFT, left)
+            self._note(trial_id, ())
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+
+    def _errors(self) -> Any:
+        return _quiet_errors(self._url)
+
+    def _opened(self) -> optuna.Study:
+        """The newest study of the job with these objectives, made where there is none."""
+        number = 0
+        while True:
+            number += 1
+            name = self._base if number == 1 else f"{self._base}-{number}"
+            try:
+                return self._made(name)
+            except optuna.exceptions.DuplicatedStudyError:
+                study = optuna.load_study(study_name=name, storage=self._storage)
+                mine = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
+                if mine.items() <= study.user_attrs.items():
+                    study.set_user_attr("job", self._job)
+                    return study
+
+    def _made(self, name: str) -> optuna.Study:
+        minimise = [optuna.study.StudyDirection.MINIMIZE] * len(self.objectives)
+        study = optuna.create_study(storage=self._storage, study_name=name, directions=minimise)
+        facts = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives), "job": self._job}
+        for key, value in facts.items():
+            study.set_user_attr(key, value)
+        self._set(
+            study, [(METRIC_NAMES_KEY, list(self.objectives)), *note_attributes(self._text + _EXPLANATION)]
+        )
+        return study
+
+    def _set(self, study: optuna.Study, attributes: Iterable[tuple[str, Any]]) -> None:
+        for key, value in attributes:
+            self._storage.set_study_system_attr(study._study_id, key, value)
+
+    def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
+        """A trial in a study of what is measured: before the first success nobody knows whether there is a meter."""
+        measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or _TIME
+        trials = self._study.get_trials(deepcopy=False)
+        if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
+            return trial_id
+        told, old = self._study.user_attrs.get(_GOING), self._study
+        self.objectives = measured
+        optuna.delete_study(study_name=old.study_name, storage=self._storage)
+        self._study = self._opened()
+        self._study.set_user_attr(_GOING, told)
+        new = [self._storage.create_new_trial(self._study._study_id, template_trial=t) for t in trials]
+        self._moved |= {trial._trial_id: moved for moved, trial in zip(new, trials, strict=True)}
+        for moved, trial in zip(new, trials, strict=True):
+            if trial.state.is_finished():  # failed runs: notes are found by the trial's id
+                self._note(moved, ())
+        return self._moved[trial_id]
+
+    def _end_lost(self) -> None:
+        """Trials whose process was killed do not run any more."""
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if not _lives(trial.user_attrs.get(_PROCESS, "")):
+                self.lose(trial._trial_id, "the process that waited for the run was killed", left=True)
+
+    def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
+        trial = self._storage.get_trial(trial_id)
+        self._set(self._study, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
+
+    def _draw(self) -> None:
+        trials = [t.user_attrs | {"number": t.number} for t in self._study.get_trials(deepcopy=False)]
+        self._set(self._study, plot_attributes(_figure(trials), "measured"))
+
+
+@contextmanager
+def _quiet_errors(url: str) -> Iterator[None]:
+    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+        yield
+
+
+def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
+    params = {name: plan[name] for name in LAYOUT_COLUMNS}
+    return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
+
+
+def _plan_key(plan: Mapping[str, Any]) -> str:
+    """The plan as text; what tells trials apart, since two plans may share all parameters."""
+    return json.dumps(dict(plan), sort_keys=True)
+
+
+def _process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
+
+
+def _lives(process: str) -> bool:
+    """Whether the process is there still; of another machine nobody here can tell, so it is taken to be."""
+    if not process:
+        return False
+    host, pid, born = process.rsplit(":", 2)
+    if host != socket.gethostname():
+        return True
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - float(born)) <= 1
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_lost(trial: FrozenTrial) -> bool:
+    return trial.user_attrs.get("status") == "interrupted"
+
+
+def _results(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Result columns that the row knows, as JSON."""
+    known: dict[str, Any] = {}
+    for name in RESULTS:
+        value = row.get(name)
+        if isinstance(value, str) and value:
+            known[name] = value
+        elif name in _UNITS and math.isfinite(_number(value)):
+            known[name] = _number(value)
+    return known
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None or isinstance(value, str) else float(value)
+
+
+def _trial_note(attributes: Mapping[str, Any], broken: tuple[str, ...]) -> str:
+    """A run in words, in Markdown: what was expected beside what came out."""
+    lines = [
+        f"**{attributes['status']}**" + (f": {attributes['notes']}" if attributes.get("notes") else ""),
+        "",
+    ]
+    if broken:
+        lines += [f"Beyond the job's bound on {', '.join(broken)}.", ""]
+    lines += ["| | predicted | 90 % interval | measured | error |", "|---|---|---|---|---|"]
+    for name, unit in _UNITS.items():
+        predicted, measured = attributes.get(f"predicted_{name}"), attributes.get(name)
+        if predicted is None and measured is None:
+            continue
+        low, high = (attributes.get(f"predicted_{name}_{end}") for end in ("low", "high"))
+        interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+        error = f"{predicted / measured - 1:+.1%}" if measured and predicted else ""
+        lines.append(f"| {name} ({unit}) | {_text(predicted)} | {interval} | {_text(measured)} | {error} |")
+    return "\n".join([*lines, "", f"`jointopt explain JOB --plan '{attributes['plan']}'`", ""])
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _figure(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """Predicted against measured times, a point per run, with the best so far."""
+    name = "iteration_time_s"
+    good = [trial for trial in trials if trial.get("status") == "ok" and trial.get(name)]
+    numbers = [trial["number"] for trial in good]
+    measured = [trial[name] for trial in good]
+    told = [trial for trial in good if f"predicted_{name}" in trial]
+    predicted = [trial[f"predicted_{name}"] for trial in told]
+    above = [t.get(f"predicted_{name}_high", p) - p for t, p in zip(told, predicted, strict=True)]
+    below = [p - t.get(f"predicted_{name}_low", p) for t, p in zip(told, predicted, strict=True)]
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    traces: list[dict[str, Any]] = [
+        {"x": [t["number"] for t in told], "y": predicted, "error_y": bars, "mode": "markers", "name": "predicted"},
+        {"x": numbers, "y": measured, "mode": "markers", "name": "measured"},
+        {"x": numbers, "y": list(itertools.accumulate(measured, min)), "mode": "lines", "name": "best so far",
+         "line": {"shape": "hv"}},
+    ]  # fmt: skip
+    axes = {"xaxis": {"title": {"text": "trial"}}, "yaxis": {"title": {"text": "iteration time (s)"}}}
+    layout = {"title": {"text": "Predicted and measured, run by run"}, **axes}
+    return {"data": [{"type": "scatter", **trace} for trace in traces], "layout": layout}

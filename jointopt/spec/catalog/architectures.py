@@ -1,0 +1,85 @@
+"""What training kernels reach on each GPU architecture, beside bare matrix products."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from jointopt.core.schema import ATTENTIONS
+from jointopt.core.units import TERA
+from jointopt.spec.catalog.gpu_sheet import read_yaml
+from jointopt.spec.cluster import Gpu
+
+ALIGNMENTS = (1, 2, 4, 8, 16)  # elements; 16 and more are alike
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    forward: float  # share of the dense 16-bit peak, causal work only
+    backward: float
+    half_length: float  # tokens
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {}
+    for name, row in read_yaml("architectures.yaml").items():
+        table[name] = {**table[row["like"]], **row} if "like" in row else row
+    return table
+
+
+def _row(gpu: Gpu) -> dict[str, Any]:
+    return _table().get(gpu.architecture.lower(), _table()["ampere"])
+
+
+def attention_kernels(gpu: Gpu) -> tuple[str, ...]:
+    """The attention kernels that run on that GPU; on one of an unknown architecture, all of them."""
+    known = _table().get(gpu.architecture.lower())
+    return tuple(known["attention_kernels"]) if known else ATTENTIONS
+
+
+def usual_attention(gpu: Gpu, wanted: str = "flash2") -> str:
+    """The wanted kernel where it runs; else flash2, the newest that most GPUs run; else fused."""
+    able = attention_kernels(gpu)
+    return next(kernel for kernel in (wanted, "flash2", "fused") if kernel in able)
+
+
+def habitual_attention(gpu: Gpu, dtype: str, habit: str) -> str:
+    """The kernel that runs on a GPU used where nobody names one: flash2 where it is usual, else the ``habit``.
+
+    Profiles of frameworks were fitted to runs of their time, those with the habit ``fused`` to runs of 2021 and 2022 on
+    A100 and V100. Whoever has a Hopper GPU or a later one has libraries that bring flash kernels and choose them by
+    themselves. These take 16 bit and less (FlashAttention's README), so the habit stays in fp32.
+    """
+    return "flash2" if _row(gpu).get("flash_is_usual") and dtype != "fp32" else habit
+
+
+def training_factor(gpu: Gpu) -> float:
+    """Time of products within a training step over that of the same products timed alone."""
+    return float(_row(gpu)["training_factor"])
+
+
+def unaligned_factors(gpu: Gpu) -> tuple[float, ...]:
+    """Time of a 16-bit product over an aligned one's where 1, 2, 4, 8 and 16 is the largest power of two in a width."""
+    slower = _row(gpu)["unaligned"]
+    return tuple(float(slower.get(power, 1.0)) for power in ALIGNMENTS)
+
+
+def fp32_time_factor(gpu: Gpu) -> float | None:
+    """Time of an fp32 product without TF32 over its bf16 time; None where the cores per SM are not known."""
+    lanes = _row(gpu)["fp32_lanes_per_sm"]
+    if lanes is None or gpu.sm_count is None or gpu.clock_max_mhz is None:
+        return None
+    peak = float(gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
+    return peak * TERA / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
+
+
+def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:
+    """Constants of a flash kernel; one that an architecture lacks (flash3 before Hopper) falls back to flash2.
+
+    Unfused and fused-softmax attention is priced by its traffic and needs none: they get the flash1 row.
+    """
+    rows = _row(gpu)
+    fallback = "flash1" if kernel in ("unfused", "fused") else "flash2"
+    return AttentionConstants(**rows.get(kernel, rows[fallback]))

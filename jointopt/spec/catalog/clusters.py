@@ -1,0 +1,203 @@
+"""Clusters: a mapping of a job file, or a name of ``clusters.yaml``, into a fully filled `Cluster`.
+
+What a mapping leaves open comes from the GPU catalogue, or is assumed in a sentence of ``Cluster.assumed``
+that starts with the key. No figure is silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jointopt.core.errors import CatalogError, JobError, nearest
+from jointopt.spec.catalog.gpus import load_gpu, read_yaml
+from jointopt.spec.catalog.links import link_defaults
+from jointopt.spec.check import Section
+from jointopt.spec.cluster import Cluster, Gpu
+
+FIGURES = (
+    "intra_node_gbytes_per_s",
+    "inter_node_gbytes_per_s",
+    "inter_node_latency_us",
+    "intra_node_pj_per_bit",
+    "inter_node_pj_per_bit",
+    "inlet_temperature_c",
+    "exhaust_rise_k",
+    "host_power_w",
+    "pue",
+    "power_limit_w",
+)
+SIZES = ("gpu", "nodes", "gpus_per_node")
+SITE = (
+    "carbon_kg_per_kwh",
+    "price_per_kwh",
+    "currency",
+)  # what the site's electricity brings along; all optional
+KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE)
+_MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
+_MOST_MEMORY_GIB = 65_536.0
+_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0, "inter_node_latency_us": 1e6}
+_MAY_BE_ZERO = (
+    *(f for f in FIGURES if "_pj_" in f),
+    "inter_node_latency_us",
+    "host_power_w",
+    "inlet_temperature_c",
+    "exhaust_rise_k",
+)
+_UNITS = {
+    "inter_node_latency_us": " µs",
+    "intra_node_pj_per_bit": " pJ/bit",
+    "inter_node_pj_per_bit": " pJ/bit",
+    "inlet_temperature_c": " °C",
+    "exhaust_rise_k": " K",
+    "host_power_w": " W per node",
+    "pue": "",
+}
+
+_Open = tuple[float, str]  # the value, and a sentence where it was assumed rather than looked up
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Every cluster name of the catalogue."""
+    return tuple(read_yaml("clusters.yaml"))
+
+
+def load_cluster(name: str) -> Cluster:
+    """The cluster of that catalogue name in its full size; `CatalogError` names the nearest known one."""
+    return build_cluster({"catalog": name})
+
+
+def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster:
+    """The cluster that a job file describes: ``gpu``, ``nodes``, ``gpus_per_node``, any of `FIGURES`.
+
+    ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry that other keys override.
+    Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
+    the catalogue states.
+    """
+    section = _with_entry(Section(mapping, where).only(KEYS))
+    gpu = _gpu(section)
+    nodes = section.whole("nodes", high=_MOST_NODES)
+    per_node, assumed = _gpus_per_node(section, gpu)
+    figures: dict[str, Any] = {}
+    for key in FIGURES:
+        figures[key], sentence = _figure(section, key, gpu, nodes, per_node)
+        assumed += (sentence,) if sentence else ()
+    _check_power_limit(section, gpu)
+    name = section.text("name", "") if section.has("name") else ""
+    return Cluster(
+        gpu=gpu, nodes=nodes, gpus_per_node=per_node, name=name, assumed=assumed, **figures, **_site(section)
+    )
+
+
+def _site(section: Section) -> dict[str, Any]:
+    """Carbon and price of the electricity, where they are given; a currency needs something to be the price of."""
+    highest = {"carbon_kg_per_kwh": 10.0, "price_per_kwh": 1e9}
+    site: dict[str, Any] = {
+        key: section.number(key, most, zero=True) for key, most in highest.items() if section.has(key)
+    }
+    if section.has("currency"):
+        if "price_per_kwh" not in site:
+            raise section.refuse("price_per_kwh", "a price of electricity in the currency that is given")
+        site["currency"] = section.text("currency", most=12)
+    return site
+
+
+def _with_entry(section: Section) -> Section:
+    if not section.has("catalog"):
+        return section
+    name, entries = section.text("catalog"), read_yaml("clusters.yaml")
+    if name.lower() not in entries:
+        raise CatalogError(
+            f"The {section.where} {name!r} is not in the catalogue{nearest(name, entries)}; expected one of "
+            f"{', '.join(entries)}, or a mapping with gpu, nodes and gpus_per_node."
+        )
+    entry = {key: value for key, value in entries[name.lower()].items() if key in KEYS}
+    own = {key: value for key, value in section.values.items() if key != "catalog" and value is not None}
+    return Section({"name": name.lower()} | entry | own, section.where)
+
+
+def _gpu(section: Section) -> Gpu:
+    """The catalogue's GPU, with the memory that the job states."""
+    try:
+        gpu = load_gpu(section.text("gpu"))
+    except CatalogError as error:
+        raise CatalogError(f"{section.at('gpu')}: {error}") from error
+    if not section.has("memory_gib"):
+        return gpu
+    return dataclasses.replace(gpu, memory_gib=section.number("memory_gib", _MOST_MEMORY_GIB))
+
+
+def _gpus_per_node(section: Section, gpu: Gpu) -> tuple[int, tuple[str, ...]]:
+    usual = gpu.usual_gpus_per_node
+    if section.has("gpus_per_node") or usual is None:
+        return section.whole("gpus_per_node", high=_MOST_GPUS_PER_NODE), ()
+    return usual, (f"gpus_per_node is not given; the usual {usual} of {gpu.id} are assumed",)
+
+
+def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    if not section.has(key):
+        look_up = _LOOKED_UP.get(key)
+        return look_up(gpu, nodes, per_node) if look_up else _stand_in(key, gpu, nodes, per_node)
+    value = section.number(key, _HIGHEST.get(key, 1e6), zero=key in _MAY_BE_ZERO)
+    if key == "pue" and value < 1:
+        raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
+    return value, ""
+
+
+def _stand_in(key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    """A figure that no catalogue has; silent only where it is one of a network that a single node lacks."""
+    assumption = link_defaults(gpu, per_node)[key]
+    if nodes == 1 and key.startswith("inter_node"):
+        return assumption.value, ""
+    return assumption.value, (
+        f"{key} is not given; {assumption.value:g}{_UNITS[key]} is assumed ({assumption.source})"
+    )
+
+
+def _check_power_limit(section: Section, gpu: Gpu) -> None:
+    """No board runs below its idle draw, and none is sold with half as much again as its rated power."""
+    lowest, highest = gpu.idle_w or 0.0, 1.5 * (gpu.tdp_w or float("inf"))
+    if section.has("power_limit_w") and not lowest < section.number("power_limit_w") <= highest:
+        raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
+
+
+# --- figures that a mapping leaves open
+
+
+def _intra_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    if gpu.intra_node_gbytes_per_s is None and per_node == 1:
+        return _inter_bandwidth(gpu, nodes, per_node)[0], ""  # no second GPU to talk to
+    return gpu.need("intra_node_gbytes_per_s", "time collectives inside a node"), ""
+
+
+def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    usual = gpu.usual_inter_node_gbytes_per_s
+    if nodes == 1:  # no link between nodes is ever used
+        return usual or gpu.intra_node_gbytes_per_s or 1.0, ""
+    if usual is None:
+        raise JobError(
+            f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
+            f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
+            f"(without a job file: --inter-node-gbytes-per-s)."
+        )
+    return usual, (
+        f"inter_node_gbytes_per_s is not given; {usual:g} GB/s per GPU are assumed, as in the reference "
+        f"system of {gpu.id}"
+    )
+
+
+def _power_limit(gpu: Gpu, nodes: int, per_node: int) -> _Open:
+    if gpu.architecture == "CPU":  # nothing here caps its power, and nothing says what it is
+        return (
+            float("inf"),
+            f"nothing is known of the power of a {gpu.id}; only times are predicted, and time is the only objective",
+        )
+    return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
+
+
+_LOOKED_UP: dict[str, Callable[[Gpu, int, int], _Open]] = {
+    "intra_node_gbytes_per_s": _intra_bandwidth,
+    "inter_node_gbytes_per_s": _inter_bandwidth,
+    "power_limit_w": _power_limit,
+}

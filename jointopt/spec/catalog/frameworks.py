@@ -1,0 +1,63 @@
+"""Framework profiles: load by name, or recognise one in a table's free text."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+from jointopt.core.errors import CatalogError, nearest
+from jointopt.spec.catalog.gpu_sheet import read_yaml
+from jointopt.spec.framework import Framework
+
+
+@functools.cache
+def _profiles() -> dict[str, Framework]:
+    profiles: dict[str, Framework] = {}
+    for name, entry in read_yaml("frameworks.yaml").items():
+        base = profiles[entry["like"]] if "like" in entry else Framework()
+        habits = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
+        # a relative neither answers to its parent's names nor shares its measurements
+        own: dict[str, Any] = {"aliases": (), "fitted": False} | habits
+        profiles[name] = dataclasses.replace(base, name=name, **own)
+    return profiles
+
+
+def framework_names() -> tuple[str, ...]:
+    return tuple(_profiles())
+
+
+def load_framework(name: str) -> Framework:
+    """The profile of that name; CatalogError names the nearest known one."""
+    profiles = _profiles()
+    if name not in profiles:
+        raise CatalogError(
+            f"training.framework must be one of {', '.join(profiles)}; got {name!r}{nearest(name, profiles)}."
+        )
+    return profiles[name]
+
+
+def recognise_framework(text: str) -> tuple[Framework, bool]:
+    """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
+    low = text.strip().lower()
+    for profile in _profiles().values():
+        if low == profile.name or any(_says(low, alias) for alias in profile.aliases):
+            return profile, True
+    return load_framework("generic"), False
+
+
+_DENIED = re.compile(
+    r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$"
+)
+
+
+def _says(text: str, alias: str) -> bool:
+    """Whether lower-case ``text`` names ``alias``: "megatron_lm 2.4" does; "not Megatron", "Megatron-like" do not."""
+    return any(not _DENIED.search(text[: found.start()]) for found in _whole_words(alias).finditer(text))
+
+
+@functools.cache
+def _whole_words(alias: str) -> re.Pattern[str]:
+    words = r"[\s_-]*".join(map(re.escape, alias.split("-")))
+    return re.compile(rf"(?<![a-z0-9]){words}(?![a-z])(?![\s-]*(like|style|inspired)\b)")

@@ -1,0 +1,64 @@
+"""The model catalogue: ``models.yaml`` read once; each shape in the keys of its Hugging Face config.json."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from jointopt.core.errors import CatalogError, nearest
+from jointopt.spec.catalog.gpus import read_yaml
+from jointopt.spec.huggingface import model_from_config
+from jointopt.spec.model import Model
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A catalogue entry: the shape, and the parameter counts that its authors publish."""
+
+    model: Model
+    published_parameters: int
+    published_active_parameters: int | None
+    source: str
+
+
+def model_names() -> tuple[str, ...]:
+    """Every model name of the catalogue, in the order of the file (by family and size)."""
+    return tuple(read_yaml("models.yaml"))
+
+
+def load_model(name: str) -> Model:
+    """The model of that catalogue name or alias (a Hugging Face repository is one), in any letter case.
+
+    Raises `CatalogError` for an unknown name, naming the nearest known one.
+    """
+    return published_model(name).model
+
+
+def published_model(name: str) -> PublishedModel:
+    """The catalogue entry of that name or alias; `CatalogError` names the nearest known one."""
+    known = _names()
+    if name.lower() not in known:
+        raise CatalogError(
+            f"The model {name[:80]!r} is not in the catalogue{nearest(name, known)}; expected one of "
+            f"{', '.join(model_names())}, a path to a config.json, or a shape written in place."
+        )
+    return _published(known[name.lower()])
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    """Name or alias in lower case -> catalogue name."""
+    entries = read_yaml("models.yaml")
+    names = {name: name for name in entries}
+    return names | {alias.lower(): name for name in entries for alias in entries[name].get("aliases", ())}
+
+
+@functools.cache
+def _published(name: str) -> PublishedModel:
+    entry = read_yaml("models.yaml")[name]
+    return PublishedModel(
+        model=model_from_config(entry["config"], name),
+        published_parameters=entry["published_parameters"],
+        published_active_parameters=entry.get("published_active_parameters"),
+        source=entry["source"],
+    )

@@ -1,0 +1,413 @@
+"""Jobs from files, mappings and command-line options, and back into YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
+from jointopt.core.schema import RECOMPUTE_NAMES
+from jointopt.spec.abilities import check_abilities
+from jointopt.spec.catalog.architectures import attention_kernels, usual_attention
+from jointopt.spec.catalog.clusters import FIGURES, KEYS, SITE, build_cluster
+from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.models import load_model
+from jointopt.spec.check import Section
+from jointopt.spec.clocks import read_clocks
+from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.files import dump_yaml, parse_yaml, read_text
+from jointopt.spec.huggingface import read_config
+from jointopt.spec.job import (
+    ATTENTIONS,
+    DTYPES,
+    OBJECTIVES,
+    SITE_ENERGY,
+    TIME_ALONE,
+    Constraints,
+    Job,
+    Search,
+    Training,
+)
+from jointopt.spec.model import Model
+from jointopt.spec.shape import inline_model
+from jointopt.spec.slurm import Slurm, read_slurm
+
+JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
+_TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
+_SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
+_CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
+_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
+_PANDAS_ROW = (
+    "object"  # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables do it
+)
+_MOST_GPUS = 10_000_000
+_OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
+
+
+def load_job(path: str | Path) -> Job:
+    """The job of a YAML file, or the shipped job of that name (see `shipped_jobs`).
+
+    Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
+    """
+    shipped = _studies() / str(path) / "job.yaml"
+    file = shipped if str(path) in shipped_jobs() and not Path(path).is_file() else Path(path)
+    try:
+        text = read_text(file)
+    except JobError as error:
+        raise JobError(f"{error}{nearest(path, shipped_jobs())}") from error
+    try:
+        return parse_job(parse_yaml(text), _printable(file.stem), file.parent)
+    except UsageError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def shipped_jobs() -> tuple[str, ...]:
+    """Names of the jobs that come with jointopt: real systems, under ``studies/``."""
+    return tuple(sorted(entry.parent.name for entry in _studies().glob("*/job.yaml")))
+
+
+def shipped_job(name: str) -> Job:
+    """The shipped job of that name; JobError lists the known ones."""
+    Section({"job": name}, "").choice("job", shipped_jobs())
+    return load_job(_studies() / name / "job.yaml")
+
+
+def _studies() -> Path:
+    return Path(__file__).parents[1] / "studies"
+
+
+def _printable(stem: str) -> str:
+    return "".join(c for c in stem if c.isprintable())[:200].strip() or "job"
+
+
+def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
+    """The job that a mapping describes; ``stem`` names a nameless one, paths are relative to ``base_dir``."""
+    section = Section(mapping, "").only(JOB_KEYS)
+    name = section.text("name", stem)
+    model = _model(section, name, base_dir)
+    cluster = _cluster(section)
+    search_section = section.section("search", _SEARCH_KEYS)
+    clocks, sentence = read_clocks(search_section, cluster.gpu)
+    if sentence:
+        cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, sentence))
+    training = _training(section, cluster.gpu)
+    if training.dtype_assumed:
+        said = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
+        cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, said))
+    search = _search(search_section, clocks)
+    check_abilities(search, training)
+    return Job(
+        name=name,
+        model=model,
+        training=training,
+        cluster=cluster,
+        search=search,
+        constraints=_constraints(section, cluster.gpu),
+        objectives=_objectives(section, cluster.gpu),
+        slurm=read_slurm(section),
+    )
+
+
+def job_from_options(
+    model: str,
+    gpu: str,
+    gpus: int,
+    global_batch_size: int,
+    seq_length: int,
+    gpus_per_node: int | None = None,
+    dtype: str = "bf16",
+    framework: str = "generic",
+    inter_node_gbytes_per_s: float | None = None,
+) -> Job:
+    """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
+
+    Raises JobError where the GPUs do not fill whole nodes, and what `parse_job` raises.
+    """
+    options = Section({"gpus": gpus, "gpus_per_node": gpus_per_node}, "")
+    total = options.whole("gpus", high=_MOST_GPUS)
+    found = load_gpu(gpu)
+    per_node = options.whole("gpus_per_node", default=min(total, found.usual_gpus_per_node or total))
+    if gpus_per_node is None and found.usual_gpus_per_node is None and total > 1:
+        raise JobError(f"No source states how many {found.id} a node usually has; give --gpus-per-node.")
+    if total % per_node:
+        raise JobError(
+            f"{total} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}, or give "
+            f"--gpus-per-node."
+        )
+    cluster: dict[str, Any] = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
+    if inter_node_gbytes_per_s is not None:
+        cluster["inter_node_gbytes_per_s"] = inter_node_gbytes_per_s
+    training: dict[str, Any] = {"seq_length": seq_length, "global_batch_size": global_batch_size}
+    training |= {"dtype": dtype, "framework": framework}
+    mapping = {"model": model, "training": training, "cluster": cluster}
+    job = parse_job(mapping, "job", Path())
+    return dataclasses.replace(job, name=f"{job.model.name}-{cluster['nodes']}x{per_node}-{found.id}"[:200])
+
+
+def _model(section: Section, name: str, base_dir: Path) -> Model:
+    value = section.values.get("model")
+    if isinstance(value, Mapping):
+        return inline_model(value, name)
+    if not isinstance(value, str):
+        raise section.refuse("model", "a catalogue name, a path to a config.json, or a mapping")
+    text = section.text("model", most=1000)
+    try:
+        return load_model(text)
+    except CatalogError as error:
+        path = _config_path(text, base_dir)
+        if path is None:
+            raise CatalogError(f"model: {error}") from error
+    return read_config(path)
+
+
+def _config_path(text: str, base_dir: Path) -> Path | None:
+    """The config.json that a model's text points at, or None where it reads like a mere name."""
+    path = base_dir / text
+    try:
+        if path.is_dir():
+            return path / "config.json"
+        return path if path.is_file() or text.endswith(".json") or text.startswith((".", "/")) else None
+    except OSError:
+        return None
+
+
+def _training(section: Section, gpu: Gpu) -> Training:
+    training = section.section("training", _TRAINING_KEYS)
+    dtype = _dtype(training, gpu)
+    if dtype not in gpu.peak_tflops:
+        raise JobError(
+            f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
+            f"expected one of {', '.join(gpu.peak_tflops)}."
+        )
+    return Training(
+        seq_length=training.whole("seq_length"),
+        global_batch_size=training.whole("global_batch_size"),
+        dtype=dtype,
+        dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
+        attention=_attention(training, gpu),
+        attention_assumed=not training.has("attention"),
+        fused_norm=training.flag("fused_norm", True),
+        framework=load_framework(training.choice("framework", framework_names(), "generic")),
+        run_tokens=_run_tokens(training),
+    )
+
+
+def _run_tokens(training: Section) -> int | None:
+    """Tokens of the whole run, which people write as 15e12."""
+    if not training.has("run_tokens"):
+        return None
+    tokens = training.number("run_tokens", 1e18)
+    if not tokens.is_integer():
+        raise training.refuse("run_tokens", "a whole number of tokens")
+    return int(tokens)
+
+
+def _attention(training: Section, gpu: Gpu) -> str:
+    """The job's attention kernel, one that the GPU can run; by default flash2 where it runs, else fused."""
+    kernel, able = training.choice("attention", ATTENTIONS, usual_attention(gpu)), attention_kernels(gpu)
+    if kernel not in able:
+        raise JobError(
+            f"{training.at('attention')}: {kernel} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
+            f"expected one of {', '.join(able)}."
+        )
+    return kernel
+
+
+def _dtype(training: Section, gpu: Gpu) -> str:
+    """The job's precision; the GPU's own 16-bit format where none is stated."""
+    usual = "bf16" if "bf16" in gpu.peak_tflops else "fp16"
+    if training.values.get("dtype") == _PANDAS_ROW:
+        return usual
+    return training.choice("dtype", DTYPES, usual)
+
+
+def _cluster(section: Section) -> Cluster:
+    value = section.values.get("cluster")
+    if isinstance(value, str):
+        value = {"catalog": section.text("cluster")}
+    elif not isinstance(value, Mapping):
+        raise section.refuse("cluster", "a catalogue name, or a mapping with gpu, nodes and gpus_per_node")
+    cluster = build_cluster(value)
+    if cluster.num_gpus > _MOST_GPUS:
+        raise JobError(f"cluster: {cluster.num_gpus:,} GPUs are more than any job may have ({_MOST_GPUS:,}).")
+    return cluster
+
+
+def _search(section: Section, clocks: tuple[float, ...]) -> Search:
+    allowed: dict[str, Any] = {key: _wholes(section, key, 1, 10_000_000) for key in _DEGREES}
+    return Search(
+        **allowed,
+        zero_stage=_wholes(section, "zero_stage", 0, 3),
+        sequence_parallel=_flags(section, "sequence_parallel"),
+        recompute=_words(section, "recompute"),
+        clock_mhz=clocks,
+        per_stage_clocks=section.flag("per_stage_clocks", True),
+    )
+
+
+def _items(section: Section, key: str, expected: str) -> list[Section]:
+    """Each allowed value as a section of its own, to be checked like any other; one is a list of one."""
+    value: Any = section.values[key]
+    values = value if isinstance(value, list) else [value]
+    if not 0 < len(values) <= 1000:
+        raise section.refuse(key, f"{expected}, or a list of up to 1000 of them")
+    return [Section({key: v}, section.where) for v in values]
+
+
+def _wholes(section: Section, key: str, low: int, high: int) -> tuple[int, ...] | None:
+    if not section.has(key):
+        return None
+    items = _items(section, key, "a whole number")
+    return tuple(sorted({item.whole(key, low, high) for item in items}))
+
+
+def _flags(section: Section, key: str) -> tuple[bool, ...] | None:
+    if not section.has(key):
+        return None
+    return tuple(sorted({item.flag(key) for item in _items(section, key, "true or false")}))
+
+
+def _words(section: Section, key: str) -> tuple[str, ...] | None:
+    """Recompute modes, in the order of `RECOMPUTE_NAMES`."""
+    if not section.has(key):
+        return None
+    chosen = {item.choice(key, RECOMPUTE_NAMES) for item in _items(section, key, "a recompute mode")}
+    return tuple(mode for mode in RECOMPUTE_NAMES if mode in chosen)
+
+
+def _constraints(section: Section, gpu: Gpu) -> Constraints:
+    bounds = section.section("constraints", _CONSTRAINT_KEYS)
+    for key in _OF_POWER:
+        if bounds.has(key) and gpu.power is None:
+            raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
+    highest = {"memory_fraction": 1.0}
+    return Constraints(
+        **{key: bounds.number(key, highest.get(key, 1e15)) for key in _CONSTRAINT_KEYS if bounds.has(key)}
+    )
+
+
+def _objectives(section: Section, gpu: Gpu) -> tuple[str, ...]:
+    """Time and energy by default; time alone where nothing is known of the GPU's power."""
+    if not section.has("objectives"):
+        return OBJECTIVES if gpu.power else TIME_ALONE
+    items = _items(section, "objectives", "an objective")
+    chosen = tuple(dict.fromkeys(item.choice("objectives", (*OBJECTIVES, SITE_ENERGY)) for item in items))
+    if chosen != TIME_ALONE and gpu.power is None:
+        raise JobError(f"objectives: {_powerless(gpu)}; expected [{', '.join(TIME_ALONE)}], or leave it out.")
+    return chosen
+
+
+def _powerless(gpu: Gpu) -> str:
+    return f"nothing is known of the power of GPU {gpu.id!r}, so that no energy can be predicted"
+
+
+# --- back into YAML
+
+
+def dump_job(job: Job | Mapping[str, Any]) -> str:
+    """The YAML of a job, or of a mapping that describes one; `load_job` of it gives an equal job.
+
+    A model that is not in the catalogue is written out; what was assumed is left out, to be assumed again.
+    """
+    return dump_yaml(job_mapping(job) if isinstance(job, Job) else job)
+
+
+def job_mapping(job: Job) -> dict[str, Any]:
+    """The mapping that `parse_job` reads back into an equal job."""
+    mapping = {
+        "name": job.name,
+        "model": _model_mapping(job.model),
+        "training": _training_mapping(job.training),
+        "cluster": _cluster_mapping(job.cluster),
+        "search": _search_mapping(job),
+        "constraints": _filled(job.constraints),
+        "objectives": list(job.objectives),
+        "slurm": _slurm_mapping(job.slurm),
+    }
+    return {key: value for key, value in mapping.items() if value != {}}
+
+
+def _training_mapping(training: Training) -> dict[str, Any]:
+    stated = {key: value for key, value in _filled(training).items() if key in _TRAINING_KEYS}
+    if training.attention_assumed:
+        del stated["attention"]
+    return stated | {"framework": training.framework.name}
+
+
+def _slurm_mapping(slurm: Slurm) -> dict[str, Any]:
+    """What differs from a section that says nothing."""
+    usual = _filled(Slurm())
+    return {key: value for key, value in _filled(slurm).items() if value != usual.get(key)}
+
+
+def _filled(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that hold something, as plain YAML values."""
+    values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+    return {key: _plain(value) for key, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e9 else value
+
+
+def _model_mapping(model: Model) -> str | dict[str, Any]:
+    try:
+        if load_model(model.name) == model:
+            return model.name
+    except CatalogError:
+        pass  # a shape of its own is written out
+    shape = dataclasses.asdict(model)
+    return {key: value for key, value in shape.items() if value or isinstance(value, bool)}
+
+
+def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
+    """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
+    sizes = {"gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
+    assumed = _assumed_keys(cluster)
+    stated = {key: _plain(getattr(cluster, key)) for key in FIGURES if key not in assumed}
+    needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
+    site = {key: _plain(getattr(cluster, key)) for key in SITE if getattr(cluster, key) is not None}
+    if cluster.gpu.memory_gib != load_gpu(cluster.gpu.id).memory_gib:
+        site["memory_gib"] = _plain(cluster.gpu.memory_gib)
+    mapping = {"name": cluster.name} | sizes | needed | site
+    return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
+
+
+def _assumed_keys(cluster: Cluster) -> set[str]:
+    return {key for key in KEYS for sentence in cluster.assumed if sentence.startswith(f"{key} ")}
+
+
+def _is_default(key: str, value: float, sizes: Mapping[str, Any], stated: Mapping[str, float]) -> bool:
+    """Whether a cluster without that key would have that value, by no assumption."""
+    try:
+        bare = build_cluster({**sizes, **{k: v for k, v in stated.items() if k != key}})
+    except UsageError:
+        return False  # the key is needed
+    return key not in _assumed_keys(bare) and getattr(bare, key) == value
+
+
+def _search_mapping(job: Job) -> dict[str, Any]:
+    mapping = _filled(job.search)
+    if job.search.per_stage_clocks:
+        del mapping["per_stage_clocks"]
+    clocks = job.search.clock_mhz
+    if _read_back(None, job) == clocks:
+        del mapping["clock_mhz"]
+    elif len(clocks) > 2:
+        ends = {"min": clocks[0], "max": clocks[-1], "step": clocks[1] - clocks[0]}
+        span = {key: _plain(value) for key, value in ends.items()}
+        mapping["clock_mhz"] = span if _read_back(span, job) == clocks else mapping["clock_mhz"]
+    return mapping
+
+
+def _read_back(clock_mhz: object, job: Job) -> tuple[float, ...] | None:
+    """The clocks that a job with this ``clock_mhz`` would search, or None where it would be refused."""
+    try:
+        return read_clocks(Section({"clock_mhz": clock_mhz}, "search"), job.cluster.gpu)[0]
+    except UsageError:
+        return None

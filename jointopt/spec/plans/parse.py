@@ -1,0 +1,268 @@
+"""One plan from and to text: ``dp=4 tp=2 pp=1 micro_batch_size=1 clock_mhz=1410``, or a JSON mapping.
+
+A row of a printed table reads back too: its short names, ``y`` and ``-``, and clocks such as ``1800×7,1860``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import PlanError, nearest
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, RECOMPUTE_NAMES, Columns, Floats
+from jointopt.spec.job import Job
+from jointopt.spec.plans.clocks import format_stage_clocks, parse_stage_clocks, plain_number
+
+PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
+_LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_ALIASES = {
+    "mbs": "micro_batch_size",
+    "sp": "sequence_parallel",
+    "rc": "recompute",
+    "zero": "zero_stage",
+    "clock": "clock_mhz",
+}
+_SHORT_WORDS = {
+    "sequence_parallel": {"y": "true", "n": "false", "-": "false"},
+    "recompute": {"-": "none", "sel": "selective", "all": "full"},
+}
+_BETWEEN_PAIRS = re.compile(r"\s+|,(?=\s*[^\s=,]+=)")  # a comma within a value separates clocks
+
+
+@dataclass(frozen=True)
+class ParsedPlan:
+    """One plan as a row of columns, its clocks (1, pp) in MHz, and the keys that defaults filled."""
+
+    layouts: Columns
+    stage_clock_mhz: Floats
+    assumed: tuple[str, ...]
+
+
+def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
+    """Read one plan for ``job``; PlanError names the key, what it must be, and what was given.
+
+    Absent keys take defaults and are listed in ``assumed``: dp fills the cluster, the other degrees and the
+    micro-batch are 1, what else the framework does by habit, the clock is the highest of the job's. The
+    result is in canonical form (see `jointopt.spec.plans.space.enumerate_layouts`); whether it is a point of the
+    job's space is for `jointopt.spec.plans.check.check_plan` to say.
+    """
+    given = _read(plan)
+    row = {key: _value(key, value) for key, value in given.items() if key in LAYOUT_COLUMNS}
+    defaults = _defaults(row, job)
+    row = _canonical({**defaults, **row}, job)
+    clocks = _clocks(given, row["pp"], job)
+    layouts: Columns = {name: np.asarray([row[name]], _dtype(name)) for name in LAYOUT_COLUMNS}
+    layouts |= _power_limits(given, row["pp"])
+    assumed = [key for key in defaults if key not in given and _matters(key, row, job)]
+    if not {"clock_mhz", "stage_clock_mhz"} & given.keys():
+        assumed.append("stage_clock_mhz")
+    return ParsedPlan(layouts, clocks, tuple(assumed))
+
+
+def assumed_sentences(parsed: ParsedPlan) -> tuple[str, ...]:
+    """A sentence for each key that a default filled, with the value that stands in."""
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    record["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
+    return tuple(f"{key} is not given; {_word(record[key])} is assumed" for key in parsed.assumed)
+
+
+def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
+    """The plan in row ``index`` as text that `parse_plan` reads; a clock common to all stages is written
+    once.
+    """
+    record = plan_records(layouts, stage_clock_mhz, [index])[0]
+    clocks = record.pop("stage_clock_mhz")
+    words = [f"{key}={_word(value)}" for key, value in record.items()]
+    name = "clock_mhz" if len(set(clocks)) == 1 else "stage_clock_mhz"
+    clock_text = format_stage_clocks(clocks[:1] if name == "clock_mhz" else clocks)
+    return " ".join([*words, f"{name}={clock_text}"] if clocks else words)
+
+
+def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]) -> list[dict[str, Any]]:
+    """The plans in the rows ``index`` as JSON-ready mappings, keys in the order of the plan's columns.
+
+    ``recompute`` is a name, ``stage_clock_mhz`` a list of pp floats (MHz), ``power_limit_w`` and
+    ``stage_power_limit_w`` (list of pp floats) there where set.
+    """
+    return [_record(layouts, stage_clock_mhz, int(i)) for i in index]
+
+
+def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
+    record: dict[str, Any] = {name: layouts[name][i].item() for name in LAYOUT_COLUMNS}
+    record["sequence_parallel"] = bool(record["sequence_parallel"])
+    record["recompute"] = RECOMPUTE_NAMES[record["recompute"]]
+    record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
+    if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
+        record["power_limit_w"] = float(layouts["power_limit_w"][i])
+    if "stage_power_limit_w" in layouts:
+        record["stage_power_limit_w"] = layouts["stage_power_limit_w"][i].tolist()
+    return record
+
+
+def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The keys and raw values of a plan, every key a known one."""
+    if isinstance(plan, Mapping):
+        pairs = list(plan.items())
+    elif plan.lstrip().startswith("{"):
+        pairs = _json_pairs(plan)
+    else:
+        words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
+        pairs = [_pair(word) for word in words if word]
+    pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
+    for key, _ in pairs:
+        if key not in PLAN_KEYS:
+            known = ", ".join(PLAN_KEYS)
+            raise PlanError(f"A plan has no key {key!r}{nearest(key, PLAN_KEYS)}; the keys are {known}.")
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise PlanError(f"A plan gives each key once; got {' '.join(str(key) for key, _ in pairs)}.")
+    return given
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not (key and equals and value):
+        raise PlanError(f"A plan is written as words such as dp=4 tp=2 clock_mhz=1410; got {word!r}.")
+    return key, value
+
+
+def _json_pairs(text: str) -> list[tuple[str, Any]]:
+    try:
+        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"The plan starts with '{{' and is not a JSON mapping: {error}.") from error
+    return pairs
+
+
+def _value(key: str, value: Any) -> int | bool:
+    """One layout value in its column's type; ``recompute`` as its code."""
+    if key == "sequence_parallel":
+        return _choice(key, value, _WORDS)
+    if key == "recompute":
+        return _choice(key, value, RECOMPUTE_CODES)
+    lowest, highest = (0, 3) if key == "zero_stage" else (1, _LARGEST)
+    try:
+        number = lowest - 1 if isinstance(value, bool) else int(str(value))
+    except ValueError:
+        number = lowest - 1
+    if not lowest <= number <= highest:
+        raise PlanError(f"The {key} of a plan must be a whole number {lowest} to {highest}; got {value!r}.")
+    return number
+
+
+def _choice(key: str, value: Any, known: Mapping[str, int]) -> int:
+    word = str(value).strip().lower()
+    word = _SHORT_WORDS[key].get(word, word)
+    if word not in known:
+        names = ", ".join(known)
+        raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, known)}.")
+    return known[word]
+
+
+def _defaults(row: Mapping[str, int], job: Job) -> dict[str, int]:
+    """What stands in for the keys that the plan does not give."""
+    framework = job.training.framework
+    filled = {key: row.get(key, 1) for key in ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size")}
+    dp = max(job.cluster.num_gpus // (filled["tp"] * filled["pp"] * filled["cp"]), 1)
+    zero = framework.default_zero_stage
+    if filled["pp"] > 1 and zero not in framework.zero_stages_with_pipeline:
+        zero = min(framework.zero_stages_with_pipeline, default=0)
+    return {
+        "dp": dp,
+        **filled,
+        "sequence_parallel": framework.default_sequence_parallel,
+        "recompute": RECOMPUTE_CODES[framework.default_recompute],
+        "zero_stage": zero,
+    }
+
+
+def _canonical(row: dict[str, int], job: Job) -> dict[str, int]:
+    """Choices without effect at their one value."""
+    if row["tp"] == 1:
+        row["sequence_parallel"] = False
+    if row["dp"] * row["cp"] == 1:
+        row["zero_stage"] = 0
+    if job.training.selective_is_none and row["recompute"] == RECOMPUTE_CODES["selective"]:
+        row["recompute"] = RECOMPUTE_CODES["none"]
+    return row
+
+
+def _matters(key: str, row: Mapping[str, int], job: Job) -> bool:
+    """Whether a default is an assumption, or the only value the key can have here."""
+    only = {
+        "ep": not job.model.is_moe,
+        "vpp": row["pp"] == 1,
+        "sequence_parallel": row["tp"] == 1,
+        "zero_stage": row["dp"] * row["cp"] == 1,
+    }
+    return not only.get(key, False)
+
+
+def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
+    """The clock of each stage (1, pp), each one that the GPU has."""
+    if {"clock_mhz", "stage_clock_mhz"} <= given.keys():
+        raise PlanError("A plan gives either clock_mhz (one for all stages) or stage_clock_mhz; got both.")
+    key = "clock_mhz" if "clock_mhz" in given else "stage_clock_mhz"
+    clocks = parse_stage_clocks(given.get(key), key)
+    if key in given and len(clocks) not in (1, pp):
+        raise PlanError(f"{key} must have one clock, or one for each of the {pp} stages; got {given[key]!r}.")
+    if key not in given:
+        clocks = [_highest_clock(job)]
+    gpu = job.cluster.gpu
+    low, high = gpu.clock_min_mhz or 0.0, gpu.clock_max_mhz or float("inf")
+    for clock in clocks:
+        if not low <= clock <= high:
+            span = f"between {plain_number(low)} and {high:g} MHz, the clocks of {gpu.id}"
+            raise PlanError(f"{key} must be {span}; got {plain_number(clock)}.")
+    return np.broadcast_to(np.asarray([clocks], np.float64), (1, pp)).copy()
+
+
+def _highest_clock(job: Job) -> float:
+    if job.search.clock_mhz:
+        return max(job.search.clock_mhz)
+    return job.cluster.gpu.need("clock_max_mhz", "choose the clock of a plan that gives none")
+
+
+def _power_limits(given: Mapping[str, Any], pp: int) -> Columns:
+    """``power_limit_w`` (1,) or ``stage_power_limit_w`` (1, pp), whichever the plan states."""
+    if {"power_limit_w", "stage_power_limit_w"} <= given.keys():
+        raise PlanError(
+            "A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both."
+        )
+    if "power_limit_w" in given:
+        return {"power_limit_w": np.asarray([_watts(given["power_limit_w"], "power_limit_w")])}
+    if "stage_power_limit_w" not in given:
+        return {}
+    key, value = "stage_power_limit_w", given["stage_power_limit_w"]
+    parts = value if isinstance(value, list | tuple) else re.split("[;,]", str(value))
+    if len(parts) != pp:
+        raise PlanError(f"{key} must have one limit in W for each of the {pp} stages; got {value!r}.")
+    return {key: np.asarray([[_watts(part, key) for part in parts]])}
+
+
+def _watts(value: Any, key: str) -> float:
+    try:
+        watts = 0.0 if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        watts = 0.0
+    if not 0 < watts < 1e6:
+        raise PlanError(f"The {key} of a plan must be watts per GPU, above 0; got {value!r}.")
+    return watts
+
+
+def _dtype(name: str) -> type[np.generic]:
+    return {"sequence_parallel": np.bool_, "recompute": np.int8}.get(name, np.int64)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ";".join(plain_number(one) for one in value)
+    return plain_number(value) if isinstance(value, float) else str(value)

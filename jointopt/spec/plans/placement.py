@@ -1,0 +1,116 @@
+"""Which links the communication groups of a layout use: how many members share a scale-up domain.
+
+Ranks are numbered as Megatron-LM's default order tp-cp-ep-dp-pp does: tp innermost, then cp, then dp, pp
+outermost, and ep inside dp*cp. A domain (NVLink switch, or the node) holds consecutive ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jointopt.core.schema import Columns, Ints
+from jointopt.spec.cluster import Cluster
+
+
+class Group(NamedTuple):
+    """One kind of group for n plans: members, and how many of them share a domain in the worst place."""
+
+    size: Ints
+    local: Ints
+
+
+def placement(layouts: Columns, domain: int) -> dict[str, Group]:
+    """Groups ``tp, cp, dp, dp_cp, ep, expert_dp, pp`` of n layouts on domains of ``domain`` GPUs.
+
+    Arrays are (n,). ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts.
+    ``local`` is the smallest number of members that any such group has in any domain it touches: those
+    members' links carry its traffic into that domain, so the worst-off place sets the pace. It equals
+    ``size`` where every group lies in one domain. ``pp`` is the pair of neighbouring stages: size 2 (1
+    without pipeline), local 2 only where all boundaries are inside a domain.
+    """
+    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in ("tp", "cp", "dp", "pp", "ep")])
+    # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
+    starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
+    lengths = np.diff(starts, append=degrees.shape[1])
+    tp, cp, dp, pp, ep = degrees[:, starts]
+    groups = _groups(tp, cp, dp, pp, ep, domain)
+    return {name: Group(*(np.repeat(part, lengths) for part in group)) for name, group in groups.items()}
+
+
+def _groups(tp: Ints, cp: Ints, dp: Ints, pp: Ints, ep: Ints, domain: int) -> dict[str, Group]:
+    gpus, shards = tp * cp * dp * pp, dp * cp
+    strides = {
+        "tp": (tp, np.ones_like(tp)),
+        "cp": (cp, tp),
+        "dp": (dp, tp * cp),
+        "dp_cp": (shards, tp),
+        "ep": (ep, tp),
+        "expert_dp": (shards // ep, tp * ep),
+        "pp": (pp, tp * shards),
+    }
+    groups = {
+        name: Group(size, members_per_domain(size, stride, gpus, domain))
+        for name, (size, stride) in strides.items()
+    }
+    chain = groups["pp"]
+    pair_local = np.where((chain.size > 1) & (chain.local == chain.size), 2, 1)
+    return groups | {"pp": Group(np.minimum(pp, 2), pair_local)}
+
+
+def members_per_domain(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Ints:
+    """Fewest members of any group in any domain it touches; all arrays (n,).
+
+    Groups tile the ranks 0..``gpus``-1: members are ``start + j*stride``, j < ``size``, and blocks of
+    ``size*stride`` ranks follow each other.
+    """
+    block = size * stride
+    inside = (gpus <= domain) | (domain % block == 0)
+    aligned = (domain % stride == 0) & (block % domain == 0)
+    local = np.where(inside, size, np.where(aligned, domain // stride, 1))
+    odd = ~inside & ~aligned & (stride < domain) & (size > 1)
+    if odd.any():
+        local[odd] = _odd_members(size[odd], stride[odd], gpus[odd], domain)
+    return local
+
+
+def even_domain(cluster: Cluster) -> int:
+    """The scale-up domain as a scheduler fills it, in GPUs: whole nodes, spread evenly over domains.
+
+    A job of 512 GPUs on racks of 72 takes 64 in each of 8 racks rather than 72 in 7 and 8 in the last. Where no
+    equal share fills at least half a rack, as few racks as possible hold the nodes, the last a little less.
+    """
+    most = max(min(cluster.scale_up_gpus // cluster.gpus_per_node, cluster.nodes), 1)
+    equal = next(n for n in range(most, 0, -1) if cluster.nodes % n == 0)
+    racks = -(-cluster.nodes // most)
+    nodes = equal if 2 * equal >= most else -(-cluster.nodes // racks)
+    return nodes * cluster.gpus_per_node
+
+
+def _odd_members(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Ints:
+    """The rows that no shortcut answers, each distinct triple once."""
+    local = np.empty_like(size)
+    for total in np.unique(gpus).tolist():
+        rows = gpus == total
+        pairs, back = np.unique(size[rows] << 32 | stride[rows], return_inverse=True)
+        counts = [_fewest(pair >> 32, pair & 0xFFFFFFFF, total, domain) for pair in pairs.tolist()]
+        local[rows] = np.asarray(counts, np.int64)[back]
+    return local
+
+
+@functools.lru_cache(maxsize=65536)
+def _fewest(size: int, stride: int, gpus: int, domain: int) -> int:
+    """`members_per_domain` for one triple, over all places where a group can start in a domain."""
+    common = math.gcd(stride, domain)  # ranks of one such bundle share their domain
+    stride, gpus, domain = stride // common, gpus // common, domain // common
+    if stride >= domain:
+        return 1
+    blocks = np.arange(0, gpus, size * stride) % domain
+    starts = np.unique((np.unique(blocks)[:, np.newaxis] + np.arange(stride)) % domain)
+    borders = np.arange(0, size * stride + 2 * domain, domain)
+    first = np.clip(-(-(borders - starts[:, np.newaxis]) // stride), 0, size)  # member at or past it
+    members = np.diff(first, axis=1)
+    return int(members[members > 0].min())

@@ -1,0 +1,288 @@
+"""Where surrogates meet the physics: tables as runs with residuals, training, and held-out errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import JointOptError, TableError
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
+from jointopt.physics.estimate import Estimator, memory_limit_gib
+from jointopt.runs.cells import MEASURED, floats, row_codes, shown
+from jointopt.runs.workloads import Workload, workloads
+from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.job import Job
+from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.residual_gp import Runs
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Rows of a table with the physics' answer. ``rows`` are positions in the table; arrays follow them."""
+
+    rows: Ints
+    runs: Runs
+    physics: Columns  # predictions of the physics alone
+    fitted: np.ndarray[Any, Any]  # whether the row's framework has a profile of its own
+    assumed: np.ndarray[Any, Any]
+    memory_limit_gib: Floats
+    reasons: dict[int, str]  # rows that nothing can be said about, and why
+
+    def residual(self, time_s: Floats) -> Floats:
+        """log(measured / physics) of measured times (n,) in the order of ``rows``; NaN where not measured."""
+        return np.asarray(np.log(time_s / self.physics["iteration_time_s"]))
+
+
+def with_results(table: pd.DataFrame) -> pd.DataFrame:
+    """A copy, rows numbered from 0, with numbers or NaN as iteration time and other results, and a blank status as ok.
+
+    Raises TableError that names row, column and value where a result is no number.
+    """
+    clean = table.reset_index(drop=True)
+    for name in clean.columns.intersection(pd.Index(MEASURED)):
+        values = floats(clean[name])
+        wrong = values.isna() & clean[name].notna() & (clean[name].astype(str).str.strip() != "")
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            raise TableError(
+                f"Row {row + 1} of the table: {name} must be a number or blank; got {shown(clean, row, name)}."
+            )
+        clean[name] = values
+    status = clean["status"].fillna("ok") if "status" in clean else "ok"
+    return clean.reindex(columns=clean.columns.union(["iteration_time_s"], sort=False)).assign(status=status)
+
+
+def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows that ran and have an iteration time, numbered from 0, as `with_results` reads them; perhaps none."""
+    clean = with_results(table)
+    return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
+
+
+def price(table: pd.DataFrame, cluster: Cluster | None = None) -> Priced:
+    """The physics' predictions and features of every row that can be priced; TableError where none can.
+
+    ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
+    the usual ones of the row's GPU.
+    """
+    found, reasons = workloads(table)
+    found = found if cluster is None else [_on(cluster, work) for work in found]
+    texts = source_texts(table)
+    works: list[Workload] = []
+    parts: list[tuple[Columns, Runs]] = []
+    for work in found:
+        try:
+            parts.append(_described(work))
+            works.append(work)
+        except JointOptError as error:
+            reasons |= dict.fromkeys(work.rows.tolist(), str(error))
+    if not works:
+        raise TableError(
+            f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}"
+        )
+    lengths = [len(w.rows) for w in works]
+    sourced = [replace(runs, source=texts.keys(w)) for (_, runs), w in zip(parts, works, strict=True)]
+    return Priced(
+        rows=np.concatenate([w.rows for w in works]),
+        runs=together(sourced),
+        physics={n: np.concatenate([values[n] for values, _ in parts]) for n in parts[0][0]},
+        fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
+        assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
+        memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
+        reasons=reasons,
+    )
+
+
+def _on(cluster: Cluster, work: Workload) -> Workload:
+    """The workload on as many nodes of ``cluster``, if it ran on that GPU."""
+    own = work.job.cluster
+    if own.gpu.id != cluster.gpu.id:
+        return work
+    limit_w = min(own.power_limit_w, cluster.power_limit_w)
+    there = replace(cluster, nodes=own.nodes, gpus_per_node=own.gpus_per_node, power_limit_w=limit_w)
+    return replace(work, job=replace(work.job, cluster=there))
+
+
+@dataclass(frozen=True)
+class PricedPlans:
+    """Plans of a workload, each once, with the physics' answer (n,), and which of them every row of it runs."""
+
+    plans: Workload
+    plan_of_row: Ints
+    physics: Estimator
+    layout: Ints  # of ``physics``, (n,)
+    values: Columns
+
+    @classmethod
+    def of(cls, work: Workload) -> PricedPlans:
+        """Price layouts once, plans once, rows not at all."""
+        layout = row_codes(work.plans[name] for name in LAYOUT_COLUMNS)
+        clocks = work.stage_clock_mhz
+        alike = ((clocks == clocks[:, :1]) | np.isnan(clocks)).all()
+        plan = row_codes([layout, *(clocks.T[:1] if alike else clocks.T)])
+        at, first = _first_rows(plan), _first_rows(layout)
+        layouts = {name: values[first] for name, values in work.plans.items()}
+        physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), layouts)
+        return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
+
+    def runs(self, source: str) -> Runs:
+        """The plans as runs of the source of that key."""
+        features, moved = described(self.physics, self.plans.stage_clock_mhz, self.layout)
+        count = len(self.layout)
+        return Runs(moved, features, np.full(count, source), np.full(count, group_key(self.plans.job)))
+
+
+def together(parts: Sequence[Runs]) -> Runs:
+    """Runs of several workloads as one; a feature that only some have is 0 in the others."""
+    if len(parts) == 1:
+        return parts[0]
+    names = {name: None for runs in parts for name in runs.features}
+    zeros = [np.zeros(len(runs)) for runs in parts]
+    return Runs(
+        np.concatenate([runs.sensitivity for runs in parts]),
+        {n: np.concatenate([r.features.get(n, z) for r, z in zip(parts, zeros, strict=True)]) for n in names},
+        np.concatenate([runs.source for runs in parts]),
+        np.concatenate([runs.group for runs in parts]),
+    )
+
+
+def _described(work: Workload) -> tuple[Columns, Runs]:
+    """(predictions, runs of no source) of one workload's rows."""
+    priced = PricedPlans.of(work)
+    row = priced.plan_of_row
+    return {name: values[row] for name, values in priced.values.items()}, priced.runs("").take(row)
+
+
+def _first_rows(codes: Ints) -> Ints:
+    """Where each of the numbers from `row_codes` appears first."""
+    first = np.empty(int(codes.max()) + 1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
+    return first
+
+
+def described(physics: Estimator, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
+    """(features by name (n,), sensitivities (n, `CONSTANTS`)) of plans of the ``layout`` (n,) of ``physics``.
+
+    Shares and sensitivities are those of the layout at the GPU's top clock, the only one that runs of many layouts were
+    recorded at: so what is learned moves a layout by one factor at every clock, and time still falls with the clock as
+    the physics says (with those of the plan's own clock it rose by up to 0.6 % from one clock to the next).
+    """
+    every = np.arange(len(physics.layouts["pp"]))
+    top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
+    moved = sensitivities(physics, every, top, physics.iteration_time_s(every, top))
+    shares = share_columns(physics, every, top)
+    features = shape_columns(physics.job, _at(physics.layouts, layout), stage_clock_mhz) | _at(shares, layout)
+    return features | _speeds(physics.job.cluster.gpu, len(layout)), moved[layout]
+
+
+def _at(columns: Columns, rows: Ints) -> Columns:
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def _speeds(gpu: Gpu, count: int) -> Columns:
+    """What tells GPUs apart: logarithms of peak flops and of memory speed, (count,) each."""
+    speeds = {
+        "peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)),
+        "memory": gpu.memory_gbytes_per_s,
+    }
+    return {f"log2_{name}": np.full(count, np.log2(speed)) for name, speed in speeds.items()}
+
+
+def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
+    """log(measured / predicted) average power (n,) in the order of ``priced.rows``; NaN where nothing was measured.
+
+    Average power is a column, or energy over time and GPUs; ``table`` as `with_results` reads it.
+    """
+    blank = pd.Series(np.nan, index=table.index)
+    given = {
+        n: table.get(n, blank).to_numpy(float)
+        for n in ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
+    }
+    watts = given["energy_j"] / (given["iteration_time_s"] * given["num_gpus"])
+    watts = np.where(given["avg_power_w"] > 0, given["avg_power_w"], watts)
+    watts = np.where((table["status"].to_numpy(str) == "ok") & (watts > 0), watts, np.nan)
+    return np.asarray(np.log(watts[priced.rows] / priced.physics["avg_power_w"]))
+
+
+def group_key(job: Job) -> str:
+    """What runs must share to be of one group: model, batch, GPUs and sequence length."""
+    return (
+        f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
+    )
+
+
+def source_key(origin: str, job: Job, framework_text: str) -> str:
+    """What runs must share to be of one source: where the table says they are from, software, GPU and node.
+
+    ``framework_text`` is what a table calls the software; it tells apart what has no profile of its own.
+    """
+    habits, cluster = job.training.framework, job.cluster
+    name = habits.name if habits.fitted else framework_text.lower()
+    return f"{origin}|{name}|{cluster.gpu.id}|{cluster.gpus_per_node}"
+
+
+@dataclass(frozen=True)
+class SourceTexts:
+    """What a table says of where its rows are from: (origin, framework) by number, and each row's number (n,)."""
+
+    texts: list[tuple[str, str]]
+    of_row: Ints
+
+    def keys(self, work: Workload) -> np.ndarray[Any, Any]:
+        """`source_key` of every row of ``work``, (n,)."""
+        codes = self.of_row[work.rows]
+        present, inverse = np.unique(codes, return_inverse=True)
+        texts = [self.texts[code] for code in present.tolist()]
+        return np.array([source_key(origin, work.job, framework) for origin, framework in texts])[inverse]
+
+
+def source_texts(table: pd.DataFrame) -> SourceTexts:
+    """What the columns ``source`` and ``framework`` say, where there are such."""
+    blank = np.full(len(table), "")
+    columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
+    codes = row_codes(columns)
+    first = _first_rows(codes)
+    origin, framework = (["" if pd.isna(v) else str(v) for v in column[first]] for column in columns)
+    return SourceTexts(list(zip(origin, framework, strict=True)), codes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one workload that are of one source."""
+
+    work: Workload
+    source: str
+
+
+def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: int) -> list[list[Part]]:
+    """The rows of ``works`` as batches of one source and about ``most_rows`` each, rows of like layouts together."""
+    texts = source_texts(table)
+    of_source: dict[str, list[Part]] = {}
+    for work in works:
+        for part in _parts(work, texts.keys(work), most_rows):
+            of_source.setdefault(part.source, []).append(part)
+    batches: list[list[Part]] = []
+    for parts in of_source.values():
+        filled = np.cumsum([len(part.work.rows) for part in parts]) // most_rows
+        batches += [[p for p, at in zip(parts, filled, strict=True) if at == n] for n in np.unique(filled)]
+    return batches
+
+
+def _parts(work: Workload, sources: np.ndarray[Any, Any], most_rows: int) -> Iterator[Part]:
+    names, of_row = np.unique(sources, return_inverse=True)
+    for i, name in enumerate(names.tolist()):
+        rows = np.flatnonzero(of_row == i)
+        if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
+            layout = row_codes(work.plans[n][rows] for n in LAYOUT_COLUMNS)
+            rows = rows[np.lexsort((layout, work.plans["pp"][rows]))]
+        for start in range(0, len(rows), most_rows):
+            at = rows[start : start + most_rows]
+            yield Part(work if len(at) == len(work.rows) else work.take(at), str(name))
+
+
+__all__ = ["CONSTANTS", "Priced", "price", "timed_runs", "with_results"]

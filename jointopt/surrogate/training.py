@@ -1,0 +1,408 @@
+"""Training a surrogate on recorded runs, and what it is worth on runs that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import Floats, Ints
+from jointopt.physics.describe import CATEGORY
+from jointopt.surrogate.dataset import Priced, price, timed_runs
+from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.residual_gp import LARGEST_RESIDUAL, Kernel, Runs, learn
+from jointopt.surrogate.residual_trees import ResidualBooster
+
+MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
+FOLDS = 5
+MOST_SUPPORT = 500  # runs kept per source
+COVERAGE = 0.9
+LEAST_ROWS = 20
+BROKEN = 2.0
+MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
+
+
+@dataclass(frozen=True)
+class Use:
+    """What became of the timed runs of one source, as counts of rows."""
+
+    source: str
+    timed: int
+    learned: int  # trained on
+    broken: int  # further from the physics than training takes
+    unpriced: int  # the physics cannot price them
+    reason: str = ""  # of the first of those
+
+    def to_text(self) -> str:
+        """One line on how many rows were learned from, and why others were not."""
+        hint = ": is iteration_time_s in seconds?" if self.broken > MOST_BROKEN * self.timed else ""
+        why = (
+            [f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse{hint}"]
+            if self.broken
+            else []
+        )
+        why += (
+            [f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})"] if self.unpriced else []
+        )
+        rest = f"; left out: {', '.join(why)}" if why else ""
+        return f"{self.source}: learned from {self.learned:,} of {self.timed:,} timed rows{rest}"
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Timed runs with their residuals, as the physics sees them with and without framework profiles."""
+
+    source: np.ndarray[Any, Any]  # where the rows came from, (n,)
+    known: Priced
+    known_residual: Floats
+    unknown: Priced
+    unknown_residual: Floats
+    use: tuple[Use, ...] = ()  # by source, in the order of their names
+
+    def of(self, names: set[str]) -> Ints:
+        return np.flatnonzero(np.isin(self.source, list(names))).astype(np.int64)
+
+
+def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
+    """Rows of ``table`` with status ok and a time; the column ``source`` tells the origins apart.
+
+    Runs that took more than ``broken`` times what the physics says, or less than its inverse, are left out: allocator
+    retries, a link down, a gradient synchronisation per micro-batch are no smooth correction of anything.
+    Raises TableError for a table without a timed row.
+    """
+    timed = timed_runs(table)
+    if timed.empty:
+        raise TableError("No row has status ok and an iteration_time_s; training needs runs that were timed.")
+    known, unknown = price(timed), price(timed.assign(framework=""))
+    time_s = timed["iteration_time_s"].to_numpy(float)
+    origin = timed.get("source", pd.Series("table", index=timed.index)).astype(str).to_numpy()
+    both = np.intersect1d(known.rows, unknown.rows)
+    at, plain = (np.searchsorted(p.rows, both, sorter=np.argsort(p.rows)) for p in (known, unknown))
+    at, plain = np.argsort(known.rows)[at], np.argsort(unknown.rows)[plain]
+    sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
+    use = _use(origin, both, both[sound], known.reasons | unknown.reasons)
+    at, plain, both = at[sound], plain[sound], both[sound]
+    return TrainingSet(
+        source=origin[both],
+        known=replace(known, rows=both, runs=known.runs.take(at)),
+        known_residual=known.residual(time_s[known.rows])[at],
+        unknown=replace(unknown, rows=both, runs=unknown.runs.take(plain)),
+        unknown_residual=unknown.residual(time_s[unknown.rows])[plain],
+        use=use,
+    )
+
+
+def _use(
+    origin: np.ndarray[Any, Any], priced: Ints, sound: Ints, reasons: Mapping[int, str]
+) -> tuple[Use, ...]:
+    """How many of the timed rows of each of ``origin`` (n,) were ``priced`` and ``sound`` (positions among them)."""
+    found = []
+    for name in np.unique(origin).tolist():
+        timed, known, learned = (
+            int((rows == name).sum()) for rows in (origin, origin[priced], origin[sound])
+        )
+        why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
+        found.append(Use(name, timed, learned, known - learned, timed - known, why))
+    return tuple(found)
+
+
+def _by_source(data: TrainingSet, rows: Ints, priced: Priced, residual: Floats) -> list[tuple[Runs, Floats]]:
+    names = np.unique(data.source[rows])
+    parts = [rows[data.source[rows] == name] for name in names]
+    return [(priced.runs.take(part), residual[part]) for part in parts]
+
+
+def source_weights(source: np.ndarray[Any, Any]) -> Floats:
+    """Each source counts with the root of its size, so that a big one does not drown the rest."""
+    _, inverse, count = np.unique(source, return_inverse=True, return_counts=True)
+    weight = 1.0 / np.sqrt(count[inverse])
+    return np.asarray(weight / weight.mean())
+
+
+def _booster(
+    data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int
+) -> ResidualBooster:
+    features = data.known.runs.take(rows).matrix(names)
+    target = np.clip(data.known_residual[rows], -1.0, 1.0)
+    booster = ResidualBooster(
+        strength=strength, random_state=seed, categories=[i for i, name in enumerate(names) if CATEGORY in name],
+        monotone=[MONOTONE.get(name, 0) for name in names],
+    )  # fmt: skip
+    return booster.fit(features, target, sample_weight=source_weights(data.source[rows]))
+
+
+def learn_kernels(data: TrainingSet, rows: Ints, seed: int = 0) -> tuple[Kernel, Kernel]:
+    """Kernels for frameworks with a profile and without, from the same runs."""
+    known = learn(_by_source(data, rows, data.known, data.known_residual), seed=seed)
+    return known, learn(_by_source(data, rows, data.unknown, data.unknown_residual), seed=seed)
+
+
+def fit(
+    data: TrainingSet,
+    rows: Ints,
+    kernels: tuple[Kernel, Kernel],
+    seed: int = 0,
+    strength: float | None = None,
+) -> Surrogate:
+    """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
+    names = tuple(sorted(data.known.runs.features))
+    known, unknown = kernels
+    best = _best_strength(data, rows, names, seed) if strength is None else strength
+    kept = _support(data, rows, seed)
+    return Surrogate(
+        known=known,
+        unknown=unknown,
+        booster=_booster(data, rows, names, best, seed),
+        feature_names=names,
+        support=data.known.runs.take(kept),
+        residual=np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL),
+    )
+
+
+def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: int) -> float:
+    errors = np.zeros(len(STRENGTHS))
+    for name in np.unique(data.source[rows]):
+        held = rows[data.source[rows] == name]
+        rest = rows[data.source[rows] != name]
+        if not len(rest):
+            return 0.0
+        full = _booster(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
+        y = data.known_residual[held]
+        errors += [float(np.median(np.abs(np.expm1(s * full - y)))) for s in STRENGTHS]
+    best = int(errors.argmin())
+    return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
+
+
+def _support(data: TrainingSet, rows: Ints, seed: int) -> Ints:
+    rng = np.random.default_rng(seed)
+    parts = []
+    for name in np.unique(data.source[rows]):
+        own = rows[data.source[rows] == name]
+        parts.append(np.sort(rng.choice(own, min(len(own), MOST_SUPPORT), replace=False)))
+    return np.concatenate(parts).astype(np.int64)
+
+
+def group_folds(group: np.ndarray[Any, Any], seed: int = 0) -> Iterator[tuple[Ints, Ints]]:
+    """(train, test) positions with whole groups held out, at most `FOLDS` times."""
+    groups = np.random.default_rng(seed).permutation(np.unique(group))
+    if len(groups) < 2:
+        return
+    for held in np.array_split(groups, min(FOLDS, len(groups))):
+        test = np.isin(group, held)
+        yield np.flatnonzero(~test).astype(np.int64), np.flatnonzero(test).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions of the log residual for runs not seen: truth, mean and 90 % half-width, (n,)."""
+
+    truth: Floats
+    mean: Floats
+    half_width: Floats
+    rows: Ints
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median(np.abs(np.expm1(self.mean - self.truth))))
+
+    @property
+    def coverage(self) -> float:
+        return float((np.abs(self.mean - self.truth) <= self.half_width).mean())
+
+
+def _predict_rows(
+    surrogate: Surrogate, priced: Priced, residual: Floats, test: Ints, measured: Ints | None, fitted: bool
+) -> HeldOut:
+    mean, width = np.empty(len(test)), np.empty(len(test))
+    runs = priced.runs
+    given = None
+    if measured is not None and len(measured):
+        given = (runs.take(measured), residual[measured])
+    for source in np.unique(runs.source[test]):
+        at = np.flatnonzero(runs.source[test] == source)
+        mean[at], width[at], _ = surrogate.predict(runs.take(test[at]), fitted, given)
+    return HeldOut(residual[test], mean, width, test)
+
+
+def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
+    """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
+    rows = data.of({name})
+    group = data.known.runs.group[rows]
+    parts = [
+        _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[train], True)
+        for train, test in group_folds(group)
+    ]
+    return _together(parts)
+
+
+def measured_split(group: np.ndarray[Any, Any], per_group: int, seed: int = 0) -> tuple[Ints, Ints] | None:
+    """(measured, judged) positions: ``per_group`` runs, drawn at random, of each group that has more, and its others.
+
+    A smaller group neither gives runs nor is judged. None where no group is large enough.
+    """
+    rng = np.random.default_rng(seed)
+    large = [g for g in np.unique(group) if (group == g).sum() > per_group]
+    if not large:
+        return None
+    picked = [rng.choice(np.flatnonzero(group == g), per_group, replace=False) for g in large]
+    chosen = np.concatenate(picked).astype(np.int64)
+    return chosen, np.setdiff1d(np.flatnonzero(np.isin(group, large)), chosen)
+
+
+def leave_source_out(
+    data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0
+) -> HeldOut | None:
+    """Nothing of the source known but what `measured_split` draws from it, ``per_group`` runs of each group, pooled."""
+    rows = data.of({name})
+    split = measured_split(data.known.runs.group[rows], per_group, seed)
+    if split is None:
+        return None
+    chosen, test = split
+    return _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[chosen], True)
+
+
+def _together(parts: list[HeldOut]) -> HeldOut | None:
+    if not parts:
+        return None
+    names = ("truth", "mean", "half_width", "rows")
+    return HeldOut(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
+
+
+def calibrated(surrogate: Surrogate, parts: dict[str, list[HeldOut]]) -> Surrogate:
+    """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
+
+    ``parts``: held-out predictions per source under ``measured``, ``fitted`` and ``unknown``.
+    """
+    factors = {kind: _conformal(held) for kind, held in parts.items() if held}
+    return replace(surrogate, widths=replace(surrogate.widths, **factors))
+
+
+def _conformal(held: list[HeldOut]) -> float:
+    scores = np.concatenate([np.abs(h.mean - h.truth) / h.half_width for h in held])
+    weight = np.concatenate([np.full(len(h.truth), 1.0 / len(h.truth)) for h in held])
+    order = np.argsort(scores)
+    below = np.cumsum(weight[order]) / weight.sum()
+    at = min(int(np.searchsorted(below, COVERAGE)), len(order) - 1)
+    return float(scores[order][at])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Held-out errors of one source, and the held-out predictions behind them."""
+
+    source: str
+    physics: float
+    group_out: HeldOut | None
+    source_out: HeldOut | None
+    three: HeldOut | None
+    ten: HeldOut | None
+    stranger: HeldOut | None  # as source_out, under a framework that nobody knows
+
+
+def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
+    """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
+    scores = []
+    for name in np.unique(data.source).tolist():
+        others = data.of(allowed - {name})
+        surrogate = fit(data, others, learn_kernels(data, others, seed), seed, strength)
+        rows = data.of({name})
+        scores.append(
+            Scores(
+                source=name,
+                physics=float(np.median(np.abs(np.expm1(-data.known_residual[rows])))),
+                group_out=leave_group_out(data, surrogate, name),
+                source_out=leave_source_out(data, surrogate, name, 0, seed),
+                three=leave_source_out(data, surrogate, name, 3, seed),
+                ten=leave_source_out(data, surrogate, name, 10, seed),
+                stranger=_predict_rows(surrogate, data.unknown, data.unknown_residual, rows, None, False),
+            )
+        )
+    return scores
+
+
+def score_table(scores: list[Scores]) -> pd.DataFrame:
+    """Median errors and coverage per source, one row each, and their means."""
+    rows = []
+    for s in scores:
+        held = {"group out": s.group_out, "source out": s.source_out, "+3 runs": s.three, "+10 runs": s.ten}
+        held["framework unknown"] = s.stranger
+        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
+        row |= {name: h.median_error if h else np.nan for name, h in held.items()}
+        row |= {f"{name} covered": h.coverage if h else np.nan for name, h in held.items()}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    mean = table.drop(columns="source").mean()
+    return pd.concat([table, pd.DataFrame([{"source": "mean", **mean.to_dict()}])], ignore_index=True)
+
+
+def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
+    """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
+
+    ``attrs["groups"]`` of the errors has those of every group, ``attrs["rows"]`` what was held out and predicted,
+    ``attrs["use"]`` what became of the rows of each source (`Use`).
+
+    Raises TableError where fewer than two sources or 20 timed rows are left to learn from and to judge by.
+    """
+    data = training_set(table)
+    everything = np.arange(len(data.source)).astype(np.int64)
+    names = set(data.source.tolist())
+    if len(everything) < LEAST_ROWS or len(names) < 2:
+        told = "; ".join(use.to_text() for use in data.use)
+        raise TableError(
+            f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
+            f"rows of {len(names)} ({told}): add tables, or adapt to the rows with `jointopt predict --measured` "
+            "instead."
+        )
+    # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
+    with threadpool_limits(1, user_api="blas"):
+        surrogate = fit(data, everything, learn_kernels(data, everything, seed), seed)
+        strength = surrogate.booster.strength if surrogate.booster else 0.0
+        scores = cross_validate(data, names, strength, seed)
+    surrogate = calibrated(surrogate, _held_out(scores))
+    table = score_table(scores)
+    table.attrs["groups"] = _group_errors(data, scores)
+    table.attrs["rows"] = _row_errors(data, scores)
+    table.attrs["use"] = data.use
+    return surrogate, table
+
+
+def _row_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, list[tuple[str, float, float]]]:
+    """(group, log(measured / physics), predicted log) of every run of a group that was held out, by source."""
+    found = {s.source: s.group_out for s in scores if s.group_out is not None}
+    return {
+        name: list(
+            zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True)
+        )
+        for name, h in found.items()
+    }
+
+
+def _group_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, dict[str, float]]:
+    """Median error of every group that was held out, by source; a group is model, batch, GPUs and sequence length."""
+    errors: dict[str, dict[str, float]] = {}
+    for s in scores:
+        if s.group_out is not None:
+            found = np.abs(np.expm1(s.group_out.mean - s.group_out.truth))
+            groups = pd.Series(found).groupby(data.known.runs.group[s.group_out.rows])
+            errors[s.source] = {str(name): float(error) for name, error in groups.median().round(4).items()}
+    return errors
+
+
+def _held_out(scores: list[Scores]) -> dict[str, list[HeldOut]]:
+    """Held-out predictions by how much was known: runs of the source, a profile of its framework, neither."""
+    kinds: dict[str, list[HeldOut]] = {"measured": [], "fitted": [], "unknown": []}
+    for s in scores:
+        kinds["measured"] += [h for h in (s.group_out, s.three) if h]
+        kinds["fitted"] += [s.source_out] if s.source_out else []
+        kinds["unknown"] += [s.stranger] if s.stranger else []
+    return kinds
+
+
+__all__ = ["Scores", "TrainingSet", "Widths", "cross_validate", "score_table", "train", "training_set"]

@@ -1,0 +1,1 @@
+"""One file per verb: where the rooms below meet."""

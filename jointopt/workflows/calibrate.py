@@ -1,0 +1,68 @@
+"""``calibrate``: the clock response of a GPU and its work from a stage profile or measured pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import TableError
+from jointopt.physics.calibrate.board import board_of
+from jointopt.physics.calibrate.fitted import NOT_PREDICTED
+from jointopt.physics.calibrate.learned import calibration_of
+from jointopt.physics.calibrate.pipelines import fit_pipelines
+from jointopt.physics.calibrate.profiles import fit_profiles
+from jointopt.physics.calibrate.tables import ResponseTable, check_results, gpu_id, response_table
+from jointopt.spec.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The calibration, and the query with predicted columns where one was asked."""
+
+    calibration: Calibration
+    predictions: pd.DataFrame | None
+
+
+def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:
+    """Fits the readings of that GPU in ``table`` and predicts ``query``, a table of the same columns without results.
+
+    ``table`` is a stage profile, measured iterations, or pipeline ranks (see `physics.calibrate.tables`). A query row
+    that cannot be predicted has blanks and the reason in ``not_predicted``. Raises TableError for a table from which
+    nothing can be learned, saying what it lacks.
+    """
+    measured = response_table(table)
+    check_results(measured)
+    asked = None if query is None else response_table(query, measured.kind)
+    name = gpu_id(gpu)
+    measured = ResponseTable(measured.kind, _of_gpu(measured.rows, name))
+    board = board_of(name, measured, asked)
+    fit = fit_pipelines if measured.kind == "ranks" else fit_profiles
+    fits, predicted = fit(measured, measured.rows.iloc[:0] if asked is None else asked.rows, board)
+    predictions = None
+    if query is not None and asked is not None:
+        predictions = _written(query, asked.rows, predicted, name)
+    return Calibrated(calibration_of(measured, board, fits), predictions)
+
+
+def _of_gpu(rows: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    if "gpu" not in rows or rows["gpu"].isna().all():
+        return rows
+    own = rows[rows["gpu"].isna() | (rows["gpu"] == gpu)]
+    if own.empty:
+        there = ", ".join(sorted({str(name) for name in rows["gpu"].dropna()})[:5])
+        raise TableError(
+            f"No row of the table is of GPU {gpu!r}; its column gpu has {there}; give one of them as --gpu."
+        )
+    return own
+
+
+def _written(query: pd.DataFrame, rows: pd.DataFrame, predicted: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    """The query with its predicted columns; its ``rows`` of other GPUs have none."""
+    columns = predicted.set_index(query.index)
+    if "gpu" in rows:
+        other = (rows["gpu"].notna() & (rows["gpu"] != gpu)).to_numpy(bool)
+        columns.loc[other, [name for name in columns if name != NOT_PREDICTED]] = np.nan
+        columns.loc[other, NOT_PREDICTED] = "the row is of another GPU than --gpu"
+    return pd.concat([query.drop(columns=[c for c in columns if c in query]), columns], axis=1)

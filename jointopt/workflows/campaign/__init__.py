@@ -1,0 +1,1 @@
+"""What `tune` and `validate` share: candidates, earlier runs, expectations, the record of every run."""

@@ -1,0 +1,141 @@
+"""The plans that a launcher may be asked to run, each with what the physics says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import InfeasibleError
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
+from jointopt.runs.workloads import workloads
+from jointopt.search.pareto import front_order
+from jointopt.spec.job import OBJECTIVES, Job
+from jointopt.spec.plans.clocks import stage_clocks_to_text
+from jointopt.spec.plans.parse import plan_records
+from jointopt.workflows.predict import predict
+from jointopt.workflows.propose import priced_problem
+
+MOST = 500  # plans of a job that are kept as candidates, the best by the physics
+_PREDICTED = (*OBJECTIVES, "avg_power_w")
+_CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid cannot be told apart by a run
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Plans that may be run; all columns have one entry per plan."""
+
+    asked: (
+        pd.DataFrame
+    )  # columns of a measurement table without results: what a launcher receives and predict reads
+    plans: Columns  # layout columns and stage_clock_mhz, nothing blank
+    predicted: Columns  # objectives and avg_power_w, SI
+    log_load: Floats  # log of predicted memory over what a GPU has for a run
+    log_room: Floats  # log of what the job allows a run over what a GPU has for it: 0, or below
+
+    def record(self, index: int) -> dict[str, Any]:
+        """The plan columns of one candidate, as JSON has them."""
+        return plan_records(self.plans, self.plans["stage_clock_mhz"], [index])[0]
+
+    def question(self, index: int) -> dict[str, Any]:
+        """What the launcher is asked to run."""
+        return {str(name): value for name, value in self.asked.iloc[index].items()}
+
+    @property
+    def size(self) -> int:
+        return len(self.asked)
+
+
+def listed(asked: Mapping[str, Any], job: Job) -> Candidates:
+    """The plans that a launcher lists; rows that no physics can price are left out.
+
+    The table says what software they ran under, ``job`` how much memory they may take. Raises TableError where none
+    can be predicted.
+    """
+    table = pd.DataFrame(asked)
+    found, _ = workloads(table)
+    rows = np.concatenate([work.rows for work in found])
+    table = table.iloc[rows].reset_index(drop=True)
+    width = max(work.stage_clock_mhz.shape[1] for work in found)
+    plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
+    plans["stage_clock_mhz"] = np.concatenate([_widened(work.stage_clock_mhz, width) for work in found])
+    limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
+    has, allowed = np.concatenate(limits).T
+    answers = predict(table)
+    predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
+    load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
+    return Candidates(table, plans, predicted, load, np.log(allowed / has))
+
+
+def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
+    """(what a GPU has for a run, what the job allows it to take) of runs that are those of ``runs``."""
+    memory_gib = runs.cluster.gpu.memory_gib
+    usual = runs.training.framework.memory_fraction * memory_gib
+    asked = job.constraints.memory_fraction
+    allowed = usual if asked is None else asked * memory_gib
+    return max(usual, allowed), allowed
+
+
+def _widened(clocks: Floats, width: int) -> Floats:
+    return np.pad(clocks, ((0, 0), (0, width - clocks.shape[1])), constant_values=np.nan)
+
+
+def searched(job: Job) -> Candidates:
+    """The best plans of a job's own space: Pareto front after Pareto front of the physics, at uniform clocks.
+
+    Raises InfeasibleError where no plan keeps the constraints.
+    """
+    problem = priced_problem(job)
+    grid = np.unique(np.linspace(0, problem.num_clocks - 1, _CLOCKS).round().astype(np.int64))
+    grid = grid if "energy_j" in job.objectives else grid[-1:]
+    layout = np.repeat(np.arange(problem.num_layouts), len(grid))
+    plans = problem.plans(layout, np.tile(grid, problem.num_layouts), np.zeros(len(layout)))
+    feasible = np.flatnonzero(plans["violation"] <= 0)
+    if not len(feasible):
+        raise InfeasibleError(
+            f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why."
+        )
+    goals = [
+        plans[name][feasible] for name in (job.objectives * 2)[:2]
+    ]  # one objective is a front of one plan
+    best = feasible[peeled(goals[0], goals[1], MOST)]
+    columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
+    columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
+    predicted = {name: plans[name][best] for name in _PREDICTED}
+    has, allowed = _limits_gib(job, job)
+    load = np.log(plans["peak_memory_gib"][best] / has)
+    return Candidates(
+        measurement_columns(job, columns), columns, predicted, load, np.full(len(best), np.log(allowed / has))
+    )
+
+
+def peeled(first: Floats, second: Floats, count: int) -> Ints:
+    """At most ``count`` points: the front, the front of the rest, and so on."""
+    left, chosen = np.arange(len(first)), np.empty(0, np.int64)
+    while len(left) and len(chosen) < count:
+        front = left[front_order(first[left], second[left])]
+        if not len(front):
+            break
+        chosen = np.concatenate([chosen, front])
+        left = np.setdiff1d(left, front)
+    return chosen[:count]
+
+
+def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
+    """Plans of a job as rows of a measurement table without results, the job's own columns included."""
+    model, training, cluster = job.model, job.training, job.cluster
+    table = pd.DataFrame({name: columns[name] for name in LAYOUT_COLUMNS})
+    table["recompute"] = [RECOMPUTE_NAMES[code] for code in columns["recompute"]]
+    return table.assign(
+        stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=model.name,
+        num_layers=model.num_layers, hidden_size=model.hidden_size, ffn_hidden_size=model.ffn_hidden_size,
+        num_attention_heads=model.num_attention_heads, num_query_groups=model.num_query_groups,
+        gated_mlp=model.gated_mlp, vocab_size=model.vocab_size, num_experts=model.num_experts,
+        moe_router_topk=model.moe_router_topk, seq_length=training.seq_length,
+        global_batch_size=training.global_batch_size, dtype=training.dtype, attention=training.attention,
+        fused_norm=training.fused_norm, framework=training.framework.name, gpu=cluster.gpu.id,
+        gpus_per_node=cluster.gpus_per_node, num_gpus=cluster.num_gpus,
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""What the store already knows of a job: plans that were measured, and runs of other jobs on the same cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import STATUSES, Floats, Ints
+from jointopt.spec.catalog.gpus import gpu_id
+from jointopt.surrogate.dataset import Priced, price, with_results
+from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.memory import memory_evidence
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNREAD = "What the store holds of earlier runs is not used, as one of them cannot be read:"
+_SAME = 6  # decimals to which the physics must agree on two plans that are one
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Earlier runs. ``rows`` are measurements of candidates ``index``, each plan once, of repeats the fastest."""
+
+    rows: tuple[dict[str, Any], ...] = ()
+    index: tuple[int, ...] = ()
+    log_factor: Floats | None = None  # (n,) on the predicted time of every candidate, from runs of other jobs
+    memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
+    others: int = 0  # timed runs of other jobs behind ``log_factor``
+    unread: str = ""  # why stored runs are not used at all; blank where they are
+
+
+def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "default") -> Earlier:
+    """What ``stored`` measurements say of the candidates ``asked`` (rows of a table without results).
+
+    Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics cannot tell from a
+    candidate is that plan; from all others the surrogate predicts as `jointopt predict --measured` does.
+    """
+    import pandas as pd
+
+    rows = _comparable(asked, stored)
+    if rows.empty:
+        return Earlier()
+    both = pd.concat([asked.drop(columns="source", errors="ignore"), rows], ignore_index=True)
+    try:
+        table = with_results(both)
+        priced = price(table)
+    except (
+        TableError
+    ) as error:  # candidates are sound: some stored cell is not, and earlier runs are no condition
+        return Earlier(unread=str(error))
+    place = np.argsort(priced.rows)
+    new = place[priced.rows[place] < len(asked)]
+    old = place[priced.rows[place] >= len(asked)]
+    old = old[np.isin(priced.runs.source[old], priced.runs.source[new])]
+    if not len(old) or len(new) < len(asked):
+        return Earlier()
+    plan_of = {key: i for i, key in enumerate(_keys(priced, new))}
+    matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old)], np.int64)
+    best = _fastest(table, priced.rows[old], matched)
+    known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
+    log_factor, count = _moved(priced, table, new, old[matched < 0], surrogate)
+    memory = _memory(priced, table, old[matched < 0], str(priced.runs.source[new[0]]))
+    return Earlier(tuple(known), tuple(best), log_factor, memory, count)
+
+
+def _comparable(asked: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
+    """Stored rows with a result, on the candidates' GPU, without columns that say where they came from."""
+    if stored.empty or "gpu" not in stored or "gpu" not in asked:
+        return stored.iloc[:0]
+    here = {gpu_id(name) for name in asked["gpu"].unique()}
+    rows = stored[
+        stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)
+    ]
+    rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
+    return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
+
+
+def _keys(priced: Priced, at: Ints) -> list[bytes]:
+    """What the physics sees of each run: equal for runs of one plan of one job."""
+    runs, physics = priced.runs, priced.physics
+    seen = [runs.matrix(sorted(runs.features))[at]]
+    seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
+    rounded = np.round(np.hstack(seen), _SAME) + 0.0  # no negative zeros
+    return [row.tobytes() for row in rounded]
+
+
+def _fastest(table: pd.DataFrame, rows: Ints, matched: Ints) -> dict[int, int]:
+    """Row of the table per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
+    time_s = table["iteration_time_s"].to_numpy(float)
+    rank = {"ok": 0, "oom": 1}
+    status = table["status"].to_numpy(str)
+
+    def order(i: int) -> tuple[int, float]:
+        return rank.get(status[rows[i]], 2), time_s[rows[i]] if status[rows[i]] == "ok" else 0.0
+
+    best: dict[int, int] = {}
+    for i in sorted(np.flatnonzero(matched >= 0).tolist(), key=order):
+        best.setdefault(int(matched[i]), int(rows[i]))
+    return best
+
+
+def _moved(
+    priced: Priced, table: pd.DataFrame, new: Ints, old: Ints, surrogate: str
+) -> tuple[Floats | None, int]:
+    """(log of the factor on every candidate's time, runs behind it); none where no other job was timed."""
+    from jointopt.surrogate.correction import load_surrogate
+
+    residual = priced.residual(table["iteration_time_s"].to_numpy(float)[priced.rows])
+    timed = old[np.isfinite(residual[old]) & (table["status"].to_numpy(str)[priced.rows[old]] == "ok")]
+    learned = load_surrogate(surrogate) if len(timed) else None
+    if learned is None:
+        return None, 0
+    out, known = np.empty(len(new)), (priced.runs.take(timed), residual[timed])
+    for source in np.unique(priced.runs.source[new]):
+        own = np.flatnonzero(priced.runs.source[new] == source)
+        fitted = bool(priced.fitted[new[own[0]]])
+        out[own], _, _ = learned.predict(priced.runs.take(new[own]), fitted, known)
+    return out, len(timed)
+
+
+def _memory(priced: Priced, table: pd.DataFrame, old: Ints, source: str) -> MemoryEvidence:
+    if not len(old):
+        return MemoryEvidence()
+    some = replace(
+        priced, rows=priced.rows[old], runs=priced.runs.take(old), memory_limit_gib=priced.memory_limit_gib[old],
+        physics={name: values[old] for name, values in priced.physics.items()},
+    )  # fmt: skip
+    return memory_evidence(table, some).get(source, MemoryEvidence())

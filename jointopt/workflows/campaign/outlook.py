@@ -1,0 +1,168 @@
+"""What is expected of every candidate of a tune after all runs so far, and how far that is to be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.physics.facility import facility_energy_j
+from jointopt.search.acquire import SAMPLES
+from jointopt.spec.job import Job
+from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights
+from jointopt.surrogate.memory import memory_margin
+from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_error, plan_features
+from jointopt.workflows.campaign.candidates import Candidates
+from jointopt.workflows.campaign.earlier import Earlier
+
+ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
+_HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
+_LEARNED, _OWN_RUNS, _PHYSICS = "earlier runs of other jobs", "the runs of this job", "the physics alone"
+
+
+def bounds(job: Job) -> dict[str, float]:
+    """Upper bounds of the job on what a run measures, by result column; memory and the site's energy are not here."""
+    limits, cluster = job.constraints, job.cluster
+    out = {name: getattr(limits, name) for name in ("iteration_time_s", "energy_j", "avg_power_w")}
+    if limits.cluster_power_kw is not None:
+        gpus_w = 1e3 * limits.cluster_power_kw / cluster.pue - cluster.host_power_w * cluster.nodes
+        out["avg_power_w"] = min(out["avg_power_w"] or np.inf, gpus_w / cluster.num_gpus)
+    return {name: value for name, value in out.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Belief:
+    """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
+
+    ``draws``: the same as joint draws, and ``fits``. ``basis`` says what the predicted time rests on.
+    """
+
+    columns: Columns
+    draws: Columns
+    basis: str
+
+
+class Outlook:
+    """Predictions for candidates, moved by earlier runs of other jobs and by those of this one."""
+
+    def __init__(
+        self, job: Job, candidates: Candidates, earlier: Earlier, spread: Spread, rng: np.random.Generator
+    ) -> None:
+        self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
+        self._features = plan_features(candidates.plans)
+        self._bounds, self._cluster = bounds(job), job.cluster
+        self._site_bound_j = job.constraints.facility_energy_j
+
+    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Belief:
+        """The belief after measurements ``rows`` of candidates ``index`` (m,)."""
+        columns: Columns = {}
+        draws: Columns = {"fits": np.empty(0)}
+        columns["probability_fits"], draws["fits"] = self._fits(index, rows)
+        basis = _PHYSICS
+        needed = ("iteration_time_s", "energy_j") if self._site_bound_j is not None else ()
+        found_by_name: dict[str, Adapted] = {}
+        for name in dict.fromkeys([*objectives, *self._bounds, *needed]):
+            found, said = self._adapted(name, index, rows)
+            found_by_name[name] = found
+            basis = said if name == "iteration_time_s" else basis
+            if name in objectives:
+                columns[name] = np.exp(found.mean)
+                columns[f"{name}_low"] = np.exp(found.mean - _HALF_INTERVAL * found.deviation)
+                columns[f"{name}_high"] = np.exp(found.mean + _HALF_INTERVAL * found.deviation)
+                draws[name] = np.exp(found.draws(SAMPLES, self._rng))
+        for kept in self._probabilities_kept(found_by_name):
+            columns["probability_fits"] = columns["probability_fits"] * kept
+            draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
+        return Belief(columns, draws, basis)
+
+    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Adapted, str]:
+        """The log of a result of every candidate, and what it rests on."""
+        values = np.array([result(row, name) for row in rows], float)
+        good = np.flatnonzero(values > 0)
+        at, seen = index[good], np.log(values[good])
+        choices = self._choices(np.log(self._candidates.predicted[name]), name)
+        if len(at) < ENOUGH_TO_JUDGE:
+            prior, spread, said = choices[0]
+            return adapted(self._features, prior, at, seen, spread), said
+        physics = np.log(self._candidates.predicted[name])
+        errors = [left_out_error(self._features, prior, at, seen, spread) for prior, spread, _ in choices]
+        best = int(np.argmin(errors))
+        if float(np.mean(np.abs(physics[at] - seen))) < errors[best]:
+            scatter = max(float(np.sqrt(np.mean((seen - physics[at]) ** 2))), self._spread.noise)
+            alone = Spread(1e-6, 1e-6, scatter)
+            return adapted(self._features, physics, at[:0], seen[:0], alone), _PHYSICS
+        prior, spread, said = choices[best]
+        return adapted(self._features, prior, at, seen, spread), said
+
+    def _choices(self, physics: Floats, name: str) -> list[tuple[Floats, Spread, str]]:
+        own = [(physics, self._spread, _OWN_RUNS)]
+        if self._earlier.log_factor is None or name == "avg_power_w":
+            return own
+        # the job's own runs come first: until they say otherwise, other jobs told the order of plans no better
+        return [*own, (physics + self._earlier.log_factor, INFORMED, _LEARNED)]
+
+    def _probabilities_kept(self, found: Mapping[str, Adapted]) -> Iterator[Floats]:
+        """For each bound of the job, how probably every candidate keeps it."""
+        for name, bound in self._bounds.items():
+            yield _probability_below(found[name].mean, found[name].deviation, bound)
+        if self._site_bound_j is not None:
+            time, energy = found["iteration_time_s"], found["energy_j"]
+            site_j = facility_energy_j(self._cluster, np.exp(time.mean), np.exp(energy.mean))
+            yield _probability_below(np.log(site_j), energy.deviation, self._site_bound_j)
+
+    def _fits(self, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Floats, Any]:
+        """What ran and what ran out of memory decide; other failures say nothing about memory."""
+        margin, load, room = memory_margin(), self._candidates.log_load, self._candidates.log_room
+        status = np.array([row["status"] for row in rows], str)
+        told, earlier = index[status == "ok"], self._earlier.memory
+        evidence = MemoryEvidence(
+            earlier.log_ratio,
+            np.concatenate([earlier.ok_load, load[told]]),
+            np.concatenate([earlier.oom_load, load[index[status == "oom"]]]),
+        )
+        weights = source_weights(margin, evidence)
+        probability = fit_probability(load - room, weights, margin)
+        return probability, fit_draws(load - room, weights, margin, SAMPLES, self._rng)
+
+
+def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
+    """Of log-normals; where nothing is predicted nothing is known, and the run itself will tell."""
+    if bound <= 0.0:
+        return np.zeros(len(mean))
+    chance = ndtr((np.log(bound) - mean) / deviation)
+    return np.asarray(np.where(np.isfinite(mean), chance, 1.0))
+
+
+def result(row: Mapping[str, Any], name: str) -> float:
+    """A measured result, NaN where the run failed or did not measure it; power follows from energy and time."""
+    if row.get("status") != "ok":
+        return float("nan")
+    value = row.get(name)
+    known = float("nan") if value is None else float(value)
+    if name == "avg_power_w" and not known > 0 and row.get("num_gpus"):
+        return result(row, "energy_j") / result(row, "iteration_time_s") / float(row["num_gpus"])
+    return known
+
+
+def broken_bounds(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the job's constraints that a measured run does not keep; what was not measured counts as kept."""
+    return tuple(name for name, (value, bound) in held_to(job, row).items() if value > bound)
+
+
+def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
+    held = {name: (result(row, name), bound) for name, bound in bounds(job).items()}
+    limits, cluster = job.constraints, job.cluster
+    if limits.facility_energy_j is not None:
+        time_s, energy_j = result(row, "iteration_time_s"), result(row, "energy_j")
+        site_j = float(facility_energy_j(cluster, time_s, energy_j))
+        held["facility_energy_j"] = (site_j, limits.facility_energy_j)
+    if limits.memory_fraction is not None:
+        held["memory_fraction"] = (
+            result(row, "peak_memory_gib") / cluster.gpu.memory_gib, limits.memory_fraction,
+        )  # fmt: skip
+    return held

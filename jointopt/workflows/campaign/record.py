@@ -1,0 +1,209 @@
+"""What becomes of every real run, as soon as it ends: a row of the store, and a trial of the study that people see."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.core.errors import LauncherError, UsageError
+from jointopt.core.schema import STATUSES, Columns
+from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Say, run_all
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import dump_job
+
+if TYPE_CHECKING:
+    from jointopt.runs.store import Store
+    from jointopt.search.studies.measured import MeasuredStudy
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run: its row, how long it held its GPUs, and why it could not be stored (blank: it was)."""
+
+    row: dict[str, Any]
+    seconds: float
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run to be: what the launcher is asked, the plan for people, what is expected, and more about its trial."""
+
+    question: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    predicted: Mapping[str, float]
+    round: int
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Record:
+    """Where the runs of a job are kept; without ``storage`` (a database URL) nowhere.
+
+    The store is what counts: where it cannot be written a run says so in `Done.trouble`. The study is a view for
+    people: where it cannot be written, ``say`` is told once and runs go on.
+    """
+
+    def __init__(self, job: Job, storage: str | None, origin: str, say: Callable[[str], None]) -> None:
+        self._job, self._url, self._origin, self._say = job, storage, origin, say
+        self.store = _open(storage)
+        self._study: MeasuredStudy | None = None
+
+    @property
+    def study_name(self) -> str | None:
+        return None if self._study is None else self._study.name
+
+    def open_study(
+        self,
+        plans: Columns,
+        objectives: tuple[str, ...],
+        earlier: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]]] = (),
+    ) -> None:
+        """The study of the job, with ``earlier`` runs (plan record, row, broken bounds) that it does not hold yet.
+
+        ``plans`` are all that may be run (layout columns and stage clocks).
+        """
+        if self._url is None:
+            return
+        from jointopt.search.studies.measured import MeasuredStudy
+
+        text = dump_job(self._job)
+        job_hash = hashlib.sha256(text.encode()).hexdigest()
+        note = f"# {self._job.name}, measured\n\n```yaml\n{text}```\n\n"
+        self._study = study = MeasuredStudy(
+            self._url, self._job.name, job_hash, objectives, plans, note, text
+        )
+        for plan, row, broken in earlier:
+            if not study.holds(plan):
+                study.end(study.begin(plan, {}, round=0), row, broken)
+
+    def unfinished(self) -> dict[str, Any] | None:
+        """What an earlier process had told by `progress` and not finished."""
+        return None if self._study is None else self._study.going
+
+    def progress(self, told: Mapping[str, Any]) -> None:
+        """Remember ``told`` in case that this process is killed."""
+        self._seen(lambda study: study.go(told))
+
+    def pause(self, told: Mapping[str, Any]) -> None:
+        """Remember ``told`` for whoever continues."""
+        self._seen(lambda study: study.pause(told))
+
+    def finish(self) -> None:
+        """Nothing is left to be continued."""
+        self._seen(lambda study: study.go(None))
+
+    def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
+
+        Only those of a launcher whose runs may go on without it, in the queue of a cluster.
+        """
+        if self._study is None or not isinstance(launcher, ManyAtOnce):
+            return []
+        trials = self._study.left(self._origin)
+        return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
+
+    def run_all(
+        self, launcher: Launcher, asked: Iterable[Asked], broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
+        say: Say,
+    ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
+        """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
+
+        Each is drawn from ``asked`` when its run begins; what one measured is kept before anything else happens.
+        Whatever ends the runs otherwise passes through, with the trials of those that have not ended given up.
+        """
+        begun: dict[int, tuple[Asked, int | None]] = {}  # by place, with the trial
+        runs = run_all(launcher, self._job, self._begun(launcher, asked, begun), say)
+        why, left = "the runs were given up", False
+        try:
+            for run in runs:
+                yield run.place, self._kept(run, *begun.pop(run.place), broken_by)
+        except LauncherError as error:
+            why, left = str(error), True
+            raise
+        except KeyboardInterrupt:
+            why = "interrupted (Ctrl-C) before it ended"
+            raise
+        except SystemExit:
+            why, left = "the tool was ended by a signal before it ended", True
+            raise
+        finally:
+            runs.close()
+            for _, trial in begun.values():
+                if trial is not None:
+                    self._seen(functools.partial(_lose, trial=trial, why=why, left=left))
+
+    def _begun(
+        self, launcher: Launcher, asked: Iterable[Asked], begun: dict[int, tuple[Asked, int | None]]
+    ) -> Iterator[Mapping[str, Any]]:
+        """What the launcher is asked, with a trial made of each; ``begun`` is filled."""
+        for place, each in enumerate(asked):
+            told = {"round": each.round, "launcher": launcher.name, "origin": self._origin, **each.told}
+            begun[place] = each, self._seen(functools.partial(_begin, asked=each, told=told))
+            yield each.question
+
+    def _kept(
+        self, run: Ended, asked: Asked, trial: int | None,
+        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
+    ) -> Done:  # fmt: skip
+        row = {**asked.question, **run.row}
+        row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
+        trouble = self._stored(row)
+        if trial is not None:
+            seconds = round_s(run.seconds)
+            self._seen(lambda study: study.end(trial, row, broken_by(row), run_seconds=seconds))
+        return Done(row, run.seconds, trouble)
+
+    def _stored(self, row: Mapping[str, Any]) -> str:
+        """Stores a measurement; an interrupt meanwhile waits until the row is safe (adding it twice is once)."""
+        if self.store is None:
+            return ""
+        import pandas as pd
+
+        frame = pd.DataFrame([dict(row)])
+        try:
+            try:
+                self.store.add(frame, self._origin)
+            except KeyboardInterrupt:
+                self.store.add(frame, self._origin)
+                raise
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def _seen(self, act: Callable[[MeasuredStudy], Any]) -> Any:
+        """The answer of the study; None where there is none, or where it cannot be written any more."""
+        if self._study is None:
+            return None
+        try:
+            return act(self._study)
+        except UsageError as error:
+            self._study = None
+            self._say(f"The study shows no further runs, the store keeps them: {error}")
+            return None
+
+
+def _begin(study: MeasuredStudy, asked: Asked, told: Mapping[str, Any]) -> int:
+    return study.begin(asked.plan, asked.predicted, **told)
+
+
+def _lose(study: MeasuredStudy, trial: int, why: str, left: bool) -> None:
+    study.lose(trial, why, left)
+
+
+def round_s(seconds: float) -> float:
+    """Seconds as people read them."""
+    return float(np.round(seconds, 2))
+
+
+def _open(storage: str | None) -> Store | None:
+    if storage is None:
+        return None
+    from jointopt.runs.store import Store
+
+    return Store(storage)

@@ -1,0 +1,194 @@
+"""``doctor``: what this machine has, what of jointopt works on it, and what to install for the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.errors import CatalogError, LauncherError, UsageError
+from jointopt.measure.devices.clocks import restore_offer
+from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine, measured_speeds
+from jointopt.measure.devices.meter import PERMISSION
+from jointopt.report.diagnosis import Diagnosis, Feature
+from jointopt.runs.database import database_errors, has_table, without_password
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.cluster import Gpu
+
+Say = Callable[[str], None]
+CPU_CORE = "cpu-core"
+_ENOUGH_DISK_GIB = 1.0
+_MOST_CPU_PROCESSES = 4  # of the probe: more than that say nothing new and take long to start
+
+
+def diagnose(
+    storage: str = "sqlite:///jointopt.db", *, speeds: bool = True, progress: Say | None = None
+) -> Diagnosis:
+    """What was found here; nothing is changed, no database made.
+
+    ``speeds``: also measure products, memory and links, which takes seconds and needs PyTorch.
+    """
+    machine = found_machine()
+    notes = [offer] if (offer := restore_offer()) else []
+    measured: dict[str, Any] = {}
+    if speeds and _has("torch"):
+        if progress is not None:
+            progress("measuring products, memory and links ...")
+        try:
+            measured = dict(
+                measured_speeds(len(machine.gpus) or max(1, min(machine.cores, _MOST_CPU_PROCESSES)))
+            )
+        except LauncherError as error:
+            notes.append(str(error))
+    gpu, unknown = _catalogued(machine)
+    notes += [unknown] if unknown else []
+    return Diagnosis(
+        machine=asdict(machine), features=tuple(_features(machine, measured, storage)), speeds=measured,
+        nominal=_nominal(gpu), cluster=_cluster(machine, gpu), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:
+    yield Feature("propose, explain, predict, select", True, f"jointopt {version('jointopt')}, no GPU needed")
+    yield _torchrun(machine, speeds)
+    yield _megatron(machine)
+    yield _slurm(machine)
+    yield _energy(machine)
+    yield _clocks(machine)
+    yield _package(
+        "polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)"
+    )
+    yield _package("dashboard", "optuna-dashboard", "pip install 'jointopt[dashboard]'")
+    yield _package("work on PostgreSQL", "psycopg", "pip install 'psycopg[binary]' (SQLite works without)")
+    yield _database(storage)
+    yield _disk()
+
+
+def _torchrun(machine: Machine, speeds: dict[str, Any]) -> Feature:
+    name = "launcher torchrun"
+    if not _has("torch"):
+        return Feature(name, False, "PyTorch is not installed", "pip install 'jointopt[torch]'")
+    backends = speeds.get("backends")
+    what = f"PyTorch {version('torch')}" + (f" with {', '.join(backends)}" if backends else "")
+    if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
+        return Feature(
+            name, False, f"{what}, which does not see the GPUs", "install a build of PyTorch with CUDA"
+        )
+    return Feature(name, True, what)
+
+
+def _megatron(machine: Machine) -> Feature:
+    if not machine.gpus:
+        return Feature("launcher megatron", False, "Megatron-LM trains on GPUs, and here is none")
+    fix = "git clone https://github.com/NVIDIA/Megatron-LM, then --checkout Megatron-LM"
+    return Feature("launcher megatron", True, "GPUs are here; it also takes a checkout of Megatron-LM", fix)
+
+
+def _slurm(machine: Machine) -> Feature:
+    name, missing = "launcher slurm", [name for name in SLURM_COMMANDS if name not in machine.slurm]
+    if missing:
+        fix = "run jointopt where jobs are submitted, or: sudo apt-get install slurm-client"
+        return Feature(name, False, f"no {', '.join(missing)}", fix)
+    if not machine.partitions:
+        return Feature(
+            name, False, "Slurm's commands are here, and sinfo shows no partition", "is slurmctld running?"
+        )
+    return Feature(name, True, f"{len(machine.partitions)} partitions")
+
+
+def _energy(machine: Machine) -> Feature:
+    name = "energy, power, temperature"
+    if machine.no_meter:
+        what, _, fix = machine.no_meter.rstrip(".").partition(": pip install")
+        return Feature(name, False, f"runs count for time alone: {what}", f"pip install{fix}" if fix else "")
+    return Feature(name, True, "Zeus reads the GPUs")
+
+
+def _clocks(machine: Machine) -> Feature:
+    name = "GPU clocks"
+    if machine.no_meter:
+        return Feature(name, False, "GPUs cannot be set, as they cannot be read")
+    if not machine.may_set_clocks:
+        return Feature(name, False, PERMISSION)
+    return Feature(name, True, f"set {machine.may_set_clocks}, and put back after every run (not tried now)")
+
+
+def _package(feature: str, package: str, fix: str) -> Feature:
+    try:
+        return Feature(feature, True, f"{package} {version(package)}")
+    except PackageNotFoundError:
+        return Feature(feature, False, f"{package} is not installed", fix)
+
+
+def _database(url: str) -> Feature:
+    """Whether the database can be used; a file that is missing stays missing."""
+    name, place = "database", without_password(url)
+    try:
+        with database_errors(url, "database"):
+            known = has_table(url, "studies") or has_table(url, "jointopt_measurements")
+    except UsageError as error:
+        return Feature(name, False, str(error).rstrip("."))
+    path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+    if path is not None and not known:
+        if not os.access(path.absolute().parent, os.W_OK):
+            return Feature(name, False, f"{place} cannot be made: {path.absolute().parent} is not writable")
+        return Feature(name, True, f"{place} will be made")
+    return Feature(name, True, f"{place}, {_count(url)} measurements")
+
+
+def _count(url: str) -> int:
+    from jointopt.runs.store import Store
+
+    return len(Store(url).read())
+
+
+def _disk() -> Feature:
+    free_gib = shutil.disk_usage(".").free / 2**30
+    enough = free_gib >= _ENOUGH_DISK_GIB
+    return Feature(
+        "disk space for logs and database", enough, f"{free_gib:.1f} GiB free here",
+        "" if enough else "free some, or work in another folder",
+    )  # fmt: skip
+
+
+def _catalogued(machine: Machine) -> tuple[Gpu | None, str]:
+    """The catalogue's GPU, and a sentence where it does not know the machine's."""
+    if not machine.gpus:
+        return load_gpu(CPU_CORE), ""
+    try:
+        return load_gpu(machine.gpus[0].name), ""
+    except CatalogError as error:
+        return None, f"{error} `jointopt calibrate` fits a GPU that the catalogue does not know."
+
+
+def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
+    """The cluster section for this one machine; cores share its memory evenly."""
+    if not machine.gpus:
+        each_gib = math.floor(10 * machine.memory_gib / machine.cores) / 10
+        return {"gpu": CPU_CORE, "nodes": 1, "gpus_per_node": machine.cores, "memory_gib": each_gib}
+    name = machine.gpus[0].name if gpu is None else gpu.id
+    section: dict[str, Any] = {"gpu": name, "nodes": 1, "gpus_per_node": len(machine.gpus)}
+    limit_w = machine.gpus[0].power_limit_w
+    if limit_w and gpu is not None and gpu.tdp_w and limit_w < gpu.tdp_w:
+        section["power_limit_w"] = limit_w
+    return section
+
+
+def _nominal(gpu: Gpu | None) -> dict[str, float]:
+    if gpu is None:
+        return {}
+    figures = dict(gpu.peak_tflops)
+    memory, link = gpu.memory_gbytes_per_s, gpu.intra_node_gbytes_per_s
+    return figures | {
+        name: value for name, value in (("memory_gbytes_per_s", memory), ("link_gbytes_per_s", link)) if value
+    }
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,128 @@
+"""``evaluate``: predictions against a table of measurements, per group of comparable runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import kendalltau
+
+from jointopt.core.errors import TableError, nearest
+from jointopt.runs.cells import is_known, spelled
+from jointopt.runs.limits import RESULT_RULES
+from jointopt.runs.table import sound_results
+from jointopt.surrogate.dataset import with_results
+from jointopt.surrogate.off_scale import doubts, off_scale
+from jointopt.workflows.predict import predict
+
+_ALIKE = (
+    "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
+)  # fmt: skip
+LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One row of figures per group, and over all rows; blanks where a group does not tell.
+
+    Groups of one name are told apart by their source, where the table has that column.
+    """
+
+    groups: pd.DataFrame
+    overall: dict[str, int | float]
+    remarks: tuple[str, ...] = ()  # rows that were not judged, and why
+
+    def to_json(self) -> dict[str, Any]:
+        rows = self.groups.to_dict("records")
+        return {"groups": [_known(row) for row in rows], "overall": _known(self.overall)}
+
+    def to_text(self) -> str:
+        head = self.groups.round(3).to_string(index=False, na_rep="")
+        figures = [f"{k.replace('_', ' ')} {_figure(v)}" for k, v in _known(self.overall).items()]
+        return f"{head}\n\n{', '.join(figures)}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _known(row: dict[Any, Any]) -> dict[str, Any]:
+    return {str(k): v for k, v in row.items() if not (isinstance(v, float) and np.isnan(v))}
+
+
+def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
+    """Errors of ``surrogate`` on ``table``; rows that ran out of memory count for feasibility only.
+
+    Raises TableError for a table without measured times. Rows that the surrogate was trained on say nothing about it.
+    """
+    hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
+    sound, said = sound_results(table, RESULT_RULES)
+    table = with_results(sound)
+    if not (table["iteration_time_s"] > 0).any():
+        raise TableError(
+            f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
+        )
+    names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
+    names["group"] = _groups(table)
+    known = [*names]
+    judged = predict(table, surrogate, say=said.append).assign(**names)
+    said += _doubts(judged)
+    groups = [
+        dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)
+    ]
+    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), tuple(said))
+
+
+def _doubts(judged: pd.DataFrame) -> list[str]:
+    """What is said of sources whose times are far from the predicted ones."""
+    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0)]
+    source = ran["source"].to_numpy(str) if "source" in ran else np.full(len(ran), "")
+    ratio = (ran["iteration_time_s"] / ran["predicted_iteration_time_s"]).to_numpy(float)
+    return doubts(off_scale(np.log(ratio), source), "what was predicted")
+
+
+def _groups(table: pd.DataFrame) -> pd.Series[Any]:
+    """The table's groups; where it names none, runs of one model, GPU, number of GPUs and batch are comparable."""
+    blank = pd.Series(None, index=table.index, dtype=object)
+    given = table["group"].astype(object) if "group" in table else blank
+    alike = table[[name for name in _ALIKE if name in table]]
+    words = alike.apply(lambda run: " ".join(str(spelled(cell)) for cell in run if is_known(cell)), axis=1)
+    return given.fillna(words if len(alike.columns) else "")
+
+
+def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:
+    unpredicted = rows["predicted_iteration_time_s"].isna()
+    rows = rows[~unpredicted]
+    ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
+    time_s, predicted = ran["iteration_time_s"], ran["predicted_iteration_time_s"]
+    error = (predicted / time_s - 1.0).abs()
+    inside = time_s.between(ran["predicted_iteration_time_s_low"], ran["predicted_iteration_time_s_high"])
+    enough = ranked and len(ran) >= LEAST_TO_RANK
+    return {
+        "rows": len(ran),
+        "not_predicted": int(unpredicted.sum()),
+        "median_error": float(error.median()),
+        "mean_error": float(error.mean()),
+        "kendall_tau": float(kendalltau(predicted, time_s)[0]) if enough else np.nan,
+        "top1_regret": _regret(time_s, predicted) if enough else np.nan,
+        "covered": float(inside.mean()) if len(ran) else np.nan,
+        **_out_of_memory(rows),
+    }
+
+
+def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:
+    """How much slower the plan predicted fastest is than the fastest."""
+    chosen = int(predicted.to_numpy(float).argmin())
+    return float(time_s.to_numpy(float)[chosen] / time_s.min() - 1.0)
+
+
+def _out_of_memory(rows: pd.DataFrame) -> dict[str, float]:
+    known = rows[rows["status"].isin(["ok", "oom"])]
+    was, said = known["status"] == "oom", ~known["predicted_fits"].astype(bool)
+    hit = float((was & said).sum())
+    return {
+        "oom_recall": hit / was.sum() if was.any() else np.nan,
+        "oom_precision": hit / said.sum() if said.any() and was.any() else np.nan,
+    }

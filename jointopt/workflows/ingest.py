@@ -1,0 +1,53 @@
+"""``ingest``: the rows of a table into the store of measurements, and back out of its use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jointopt.runs.limits import MEASUREMENT_RULES
+from jointopt.runs.store import Store
+from jointopt.runs.table import problem_lines, read_measurements
+from jointopt.runs.unused import unused_lines
+from jointopt.surrogate.off_scale import scale_of
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What became of a table, for people; ``remarks`` on its rows, ``refused`` where some were not taken."""
+
+    text: str
+    remarks: tuple[str, ...] = ()
+    refused: bool = False
+
+
+def ingest(table: Path, storage: str) -> Ingested:
+    """Adds the rows that can be true to the store of that URL.
+
+    Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
+    """
+    good, problems = read_measurements(table, MEASUREMENT_RULES)
+    doubts = [] if good.empty else scale_of(good)
+    added = Store(storage).add(good, origin=str(table.resolve()))
+    lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
+    if added.retracted:
+        remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")
+    text = f"{added.new:,} rows added, {added.known:,} known already, {len(lines):,} refused."
+    return Ingested(text, (*lines, *remarks), bool(lines))
+
+
+def retract(table: Path, storage: str) -> Ingested:
+    """Marks the stored rows equal to the table's as retracted; ``refused`` where some are not there.
+
+    Rows that an earlier version let pass and no rule would now are found too.
+    """
+    rows, problems = read_measurements(table, rules=())
+    done = Store(storage).retract(rows, origin=str(table.resolve()))
+    absent = done.absent + len(problem_lines(problems))
+    text = f"{done.new:,} rows retracted, {done.known:,} retracted already, {absent:,} not in the store."
+    remarks = problem_lines(problems)
+    if done.absent:
+        remarks.append(
+            f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included."
+        )
+    return Ingested(text, tuple(remarks), bool(absent))

@@ -1,0 +1,295 @@
+"""The verb `polish`: a clock for every forward and backward pass of a micro-batch of one plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.core.errors import InfeasibleError, UsageError, nearest
+from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.physics.estimate import Estimator
+from jointopt.physics.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
+from jointopt.physics.polish.by_linear import least_energy
+from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
+from jointopt.physics.polish.graph import Graph, schedule_graph
+from jointopt.physics.polish.options import Options, Problem, efficient
+from jointopt.physics.polish.window import widened, window
+from jointopt.report.polish_results import Polished, PolishedPoint
+from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.job import Job
+from jointopt.spec.plans.check import check_plan
+from jointopt.spec.plans.parse import ParsedPlan, assumed_sentences, parse_plan, plan_records
+from jointopt.surrogate.job_model import Informed, inform_from
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Say = Callable[[str], None]
+SOLVERS = ("lowtime", "linear")
+SLOWDOWNS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+_MOST_INSTRUCTIONS = {"lowtime": 512, "linear": 1536}  # that are solved for at once
+_SAMPLES = 24  # schedules of a window, slow to fast, that are tried as the ends of a whole one
+_PACES = 3  # of the micro-batches between, that are tried for each
+_STEP_S_PER_INSTRUCTION = 1.1e-4  # one step of lowtime 0.3, 512 instructions, one core of a 2-core server
+_FINEST = 64  # units in the shortest pass: finer ones are below what a step of the clock changes
+
+
+def polish(
+    job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 8.0,
+    surrogate: str = "default", measured: pd.DataFrame | None = None, storage: str | None = None,
+    progress: Say | None = None,
+) -> Polished:  # fmt: skip
+    """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
+
+    ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
+    or energy than the plan within rounding. ``solver``: lowtime (the extra ``polish``), whose unit of time is chosen so
+    that it ends in about ``seconds``, or linear (scipy). ``surrogate``, ``measured`` and ``storage`` move the plan's
+    time and energy as they do in `explain`, and all schedules by the same factor. Raises PlanError for text that is no
+    plan, InfeasibleError where the plan breaks a rule or a limit or has no pipeline, UsageError where lowtime is
+    missing.
+    """
+    started = time.perf_counter()
+    _check_options(slowdown, solver, seconds)
+    parsed = parse_plan(plan, job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    informed = inform_from(job, surrogate, measured, storage)
+    physics, factor, power_factor = _feasible(job, record, parsed, informed)
+    schedule = Schedule(physics, parsed.stage_clock_mhz[0])
+    part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
+    unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
+    if progress is not None:
+        progress(_what(part, schedule.problem, unit_s))
+    points = tuple(
+        _scaled(point, factor, power_factor) for point in _points(schedule, part, unit_s, slowdown)
+    )
+    return Polished(
+        job=job, plan=record, iteration_time_s=factor * schedule.plan_s,
+        energy_j=factor * power_factor * schedule.plan_j,
+        slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
+        solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
+        chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=informed.told,
+        seconds=time.perf_counter() - started,
+        assumed=(*assumed_sentences(parsed), *job.cluster.assumed, *schedule.assumed),
+    )  # fmt: skip
+
+
+def _scaled(point: PolishedPoint, factor: float, power_factor: float) -> PolishedPoint:
+    energy_j = factor * power_factor * point.energy_j
+    return replace(point, iteration_time_s=factor * point.iteration_time_s, energy_j=energy_j)
+
+
+class Schedule:
+    """One plan's instructions, their options, and exact time and energy of any choice among them."""
+
+    def __init__(self, physics: Estimator, stage_clock_mhz: Floats) -> None:
+        costs = physics.groups[0]
+        pp, vpp, batches = len(costs.layers), int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
+        grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
+        passes = instruction_costs(physics, 0, grid)
+        self._waiting_w = physics.energy_slope_w
+        options = _options(passes, vpp, stage_clock_mhz, self._waiting_w / pp)
+        self.problem = Problem(schedule_graph(pp, vpp, batches), options)
+        self.shortest_s = min(float(o.duration_s[0]) for o in self.problem.options)
+        self._beyond_s = beyond_schedule_s(physics, 0)
+        values = physics.evaluate(np.zeros(1, np.int64), stage_clock_mhz[None])
+        self.plan_s, self.plan_j = (float(values[name][0]) for name in ("iteration_time_s", "energy_j"))
+        self._plan_passes_j = _passes_j(passes, stage_clock_mhz, batches)
+        self._plan_clocks = stage_clock_mhz
+        self.assumed = physics.power.assumed
+
+    def limit_s(self, slowdown: float) -> float:
+        return self.plan_s * (1.0 + slowdown) * (1.0 + 1e-9)
+
+    def beyond_s(self, choice: Ints) -> float:
+        """What the iteration takes beyond its schedule under a choice of options, (N,), seconds."""
+        graph, seconds = self.problem.graph, self.problem.durations_s(choice)
+        first = ~graph.backward & (graph.micro_batch == 0)
+        last = graph.backward & (graph.micro_batch == graph.num_micro_batches - 1)
+        return self._beyond_s(_per_rank(graph, first, seconds), _per_rank(graph, last, seconds))
+
+    def time_s(self, choice: Ints) -> float:
+        return self.problem.makespan_s(choice) + self.beyond_s(choice)
+
+    def point(self, choice: Ints) -> PolishedPoint:
+        """The choice priced: exact in time, and in energy by difference to the plan as the physics prices it."""
+        seconds = self.time_s(choice)
+        passes_j = self.problem.energy_j(choice) - self._plan_passes_j
+        waiting_j = self._waiting_w * (seconds - self.plan_s)
+        return PolishedPoint(seconds, self.plan_j + passes_j + waiting_j, self.problem.clocks_mhz(choice))
+
+    def plan_choice(self, problem: Problem) -> Ints:
+        """The plan's stage clocks as a choice of options."""
+        return problem.at_clocks(self._plan_clocks)
+
+    def unit_s(self, part: Problem, seconds: float) -> float:
+        """Unit of time with which lowtime gets from the slowest schedule to the plan's in about ``seconds``."""
+        range_s = part.makespan_s(part.slowest()) - part.makespan_s(self.plan_choice(part))
+        steps = seconds / (_STEP_S_PER_INSTRUCTION * len(part.graph))
+        return max(range_s / steps, self.shortest_s / _FINEST)
+
+    def filled(self, choice: Ints, limit_s: float) -> Ints:
+        """The choice with all slack within an iteration of ``limit_s`` spent."""
+        return self.problem.spend_slack(choice, limit_s - self.beyond_s(choice))
+
+
+def _per_rank(graph: Graph, which: Bools, seconds: Floats) -> Floats:
+    """Sum over a rank's instructions among ``which``, (pp,)."""
+    return np.bincount(graph.rank[which], weights=seconds[which], minlength=graph.pp).astype(np.float64)
+
+
+def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waiting_w: float) -> list[Options]:
+    """Options of each kind of instruction, three per rank: forward, backward, and last backward with the step.
+
+    As in Perseus, no clock is below the one at which the pass alone takes least energy (or the plan's): slower passes
+    would but take the place of waiting, whose power at such clocks nobody measured. ``waiting_w``: of a stage.
+    """
+    out = []
+    for rank, plan_mhz in enumerate(stage_clock_mhz.tolist()):
+        forward = (passes.forward_s[rank] / vpp, passes.forward_j[rank] / vpp)
+        seconds, joules = passes.backward_s[rank] / vpp, passes.backward_j[rank] / vpp
+        for time_s, energy_j in (forward, (seconds, joules), (seconds, joules + passes.step_j[rank])):
+            alone_j = energy_j + waiting_w * time_s
+            at = passes.clock_mhz >= min(plan_mhz, float(passes.clock_mhz[alone_j.argmin()]))
+            out.append(efficient(passes.clock_mhz[at], time_s[at], energy_j[at]))
+    return out
+
+
+def _passes_j(passes: InstructionCosts, stage_clock_mhz: Floats, num_micro_batches: int) -> float:
+    """Energy of all passes beyond waiting with one clock per stage, (pp,)."""
+    at = np.searchsorted(passes.clock_mhz, stage_clock_mhz)
+    per_batch = passes.forward_j + passes.backward_j
+    return float((num_micro_batches * per_batch + passes.step_j)[np.arange(len(at)), at].sum())
+
+
+def _points(
+    schedule: Schedule, part: Problem, unit_s: float | None, slowdown: float
+) -> tuple[PolishedPoint, ...]:
+    """Schedules by time, none beaten in both time and energy: one per slowdown that still saves."""
+    limits = [schedule.limit_s(s) for s in sorted({*SLOWDOWNS, slowdown})]
+    if unit_s is None:
+        candidates = list(_by_linear(schedule, part, limits))
+    else:
+        fastest_s = part.makespan_s(schedule.plan_choice(part))
+        candidates = list(_by_lowtime(part, unit_s, fastest_s))
+    plan = schedule.plan_choice(schedule.problem)
+    points = []
+    for limit in limits:
+        starts = [plan, *_best_within(schedule, part, candidates, limit)]
+        of_limit = [schedule.point(schedule.filled(start, limit)) for start in starts]
+        points.append(min(of_limit, key=lambda point: point.energy_j))
+    return _not_beaten(points)
+
+
+def _by_lowtime(part: Problem, unit_s: float, fastest_s: float) -> Iterator[Ints]:
+    """Choices of least energy, slow to fast, down to a makespan of ``fastest_s``."""
+    for seconds in shortened(part, unit_s):
+        choice = part.within(seconds)
+        yield choice
+        if part.makespan_s(choice) <= fastest_s:
+            return
+
+
+def _by_linear(schedule: Schedule, part: Problem, limits_s: list[float]) -> Iterator[Ints]:
+    """Choices of least energy: at the limits, or for a window over all that its clocks can do."""
+    whole = schedule.problem
+    if part.graph is whole.graph:
+        least, most = sorted(schedule.beyond_s(c) for c in (schedule.plan_choice(whole), whole.fastest()))
+        apart = (least,) if most - least < 1e-4 * schedule.plan_s else (least, most)
+        makespans = [limit - seconds for limit in limits_s for seconds in apart]
+    else:
+        slow, fast = (part.makespan_s(choice) for choice in (part.slowest(), part.fastest()))
+        makespans = np.linspace(fast * (1.0 + 1e-9), slow, _SAMPLES).tolist()
+    for makespan in makespans:
+        found = least_energy(part, makespan)
+        if found is not None:
+            yield part.within(found[0])
+
+
+def _best_within(schedule: Schedule, part: Problem, candidates: list[Ints], limit_s: float) -> list[Ints]:
+    """The candidate of least energy that keeps to the limit, made whole where it is of a window; [] where none does."""
+    whole = schedule.problem
+    if part.graph is not whole.graph:
+        every = max(1, len(candidates) // _SAMPLES)
+        candidates = [_in_pace(schedule, part, choice, limit_s) for choice in candidates[::every]]
+    fitting = [choice for choice in candidates if schedule.time_s(choice) <= limit_s]
+    return [min(fitting, key=lambda choice: schedule.point(choice).energy_j)] if fitting else []
+
+
+def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) -> Ints:
+    """A window's choice made whole, its middle at the pace with which the iteration ends at the limit."""
+    whole = schedule.problem
+    more = whole.graph.num_micro_batches - part.graph.num_micro_batches
+    out = widened(part, choice, whole, 0.0)
+    pace_s = (limit_s - schedule.beyond_s(out) - part.makespan_s(choice)) / more
+    for _ in range(_PACES):
+        out = widened(part, choice, whole, pace_s)
+        excess_s = schedule.time_s(out) - limit_s
+        if excess_s <= 0.0:
+            break
+        pace_s -= excess_s / more
+    return out
+
+
+def _not_beaten(points: list[PolishedPoint]) -> tuple[PolishedPoint, ...]:
+    """By time, each with less energy than all that are faster by more than rounding."""
+    kept: list[PolishedPoint] = []
+    for point in sorted(points, key=lambda p: (p.iteration_time_s, p.energy_j)):
+        if not kept or point.energy_j < kept[-1].energy_j * (1.0 - 1e-9):
+            kept.append(point)
+    return tuple(kept)
+
+
+def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
+    """The point of least energy that takes no longer, within rounding."""
+    return [p for p in points if p.iteration_time_s <= limit_s * (1.0 + 1e-9)][-1]
+
+
+def _feasible(
+    job: Job, record: Mapping[str, Any], parsed: ParsedPlan, informed: Informed
+) -> tuple[Estimator, float, float]:
+    """(physics of the plan, factors on its time and power by what was measured), if it runs and has a pipeline."""
+    if job.cluster.gpu.power is None:
+        job.cluster.gpu.need("tdp_w", "predict power and energy")
+    broken = check_plan(job, record)
+    if not broken:
+        physics = Estimator(job, kernel_constants(job.cluster.gpu), parsed.layouts)
+        moved = informed.correct(physics)
+        broken = list(moved.broken_limits(moved.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
+    if broken:
+        raise InfeasibleError(
+            f"The plan cannot be run as job {job.name!r}, so there is nothing to polish: {' '.join(broken)} "
+            f"Choose a plan that `jointopt propose` prints."
+        )
+    if record["pp"] == 1:
+        raise InfeasibleError(
+            "The plan has no pipeline (pp=1), so no stage waits for another and there is nothing to polish: its "
+            "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
+            "pp of 2 or more."
+        )
+    return physics, float(moved.time_factor[0]), moved.power_factor
+
+
+def _check_options(slowdown: float, solver: str, seconds: float) -> None:
+    if solver not in SOLVERS:
+        raise UsageError(
+            f"The solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}."
+        )
+    if not 0.0 <= slowdown <= 1.0:
+        raise UsageError(
+            f"The slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}."
+        )
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(f"The seconds for lowtime must be above 0; got {seconds}.")
+    if solver == "lowtime":
+        need_lowtime()
+
+
+def _what(part: Problem, whole: Problem, unit_s: float | None) -> str:
+    batches, all_batches = part.graph.num_micro_batches, whole.graph.num_micro_batches
+    size = f"{part.graph.pp} stages x {batches} micro-batches"
+    said = size if batches == all_batches else f"{size} that stand for {all_batches:,}"
+    return f"polishing {said}" + (f" in units of {1e3 * unit_s:.3g} ms" if unit_s else "")

@@ -1,0 +1,254 @@
+"""``retrain``: a surrogate from tables and the store, judged before it replaces another, with a card."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import platform
+import shlex
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.atomic_write import replace_files
+from jointopt.core.errors import InfeasibleError, TableError, UsageError
+from jointopt.report.files import check_folder
+from jointopt.runs.database import without_password
+from jointopt.runs.limits import RESULT_RULES
+from jointopt.runs.table import read_table, sound_results
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.dataset import timed_runs
+from jointopt.surrogate.model import CARD, Surrogate, load, save
+from jointopt.surrogate.training import Use, train
+
+Errors = dict[str, dict[str, float]]  # by source and kind of held-out prediction
+HELD_OUT = "held_out.npz"
+_HELD_OUT_TYPES = {"row": np.uint64, "source": str, "error": float}
+LEAST_SHARED = 10  # held-out rows, below which two surrogates cannot be compared
+_VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
+
+
+def retrain(
+    *, tables: Sequence[Path] = (), storage: str | None = None, out: Path, seed: int = 0,
+    licences: Sequence[str] = (), force: bool = False,
+) -> str:  # fmt: skip
+    """Train on tables and store, write the surrogate into ``out``, and return a report of held-out errors.
+
+    Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on the rows that both were judged on, or
+    that shares too few of them to tell, unless ``force``. Both errors are of predictions made without the row's group,
+    by kernels that never saw its source. Raises TableError where there is too little to train on.
+    """
+    _check_folder(out)
+    old = _before(out, force)
+    data, said = sound_results(_gathered(tables, storage), RESULT_RULES)
+    surrogate, scores = train(data, seed)
+    error = _per_source(scores)
+    judged = _judged(scores.attrs.get("rows", {}))
+    report = f"{scores.round(3).to_string(index=False, na_rep='')}\n\nheld-out groups: median error "
+    mean = error["mean"]
+    report += f"{_percent(mean.get('group out', math.nan))}, physics alone {_percent(mean['physics'])}"
+    if old is not None:
+        compared = _on_same_rows(judged, old.judged)
+        report += f"\n\n{_comparison(compared, out)}{_forgotten(data, old)}"
+        if not force:
+            _refuse_worse(compared, out)
+    used: tuple[Use, ...] = scores.attrs.get("use", ())
+    report = "\n".join([*said, *(use.to_text() for use in used), "", report])
+    card = _card(data, tables, error, seed, licences, storage, out)
+    card["learned_from"] = {use.source: use.learned for use in used}
+    card["error_per_group"] = scores.attrs.get("groups", {})
+    _written(replace(surrogate, card=card), judged, out)
+    load_surrogate.cache_clear()
+    return f"{report}\nwritten to {out}"
+
+
+def _check_folder(out: Path) -> None:
+    """Refuses a folder that could not be written after the training."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; expected a folder, or a name that is free, for the surrogate.")
+    try:
+        check_folder(out)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename}: {error.strerror}; the surrogate cannot be written there."
+        ) from error
+
+
+def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
+    """Writes all files elsewhere first, so that a surrogate is replaced when the new one is whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=out) as made:
+        save(surrogate, Path(made))
+        np.savez_compressed(
+            Path(made) / HELD_OUT, row=judged["row"].to_numpy(np.uint64), source=judged["source"].to_numpy(str),
+            error=judged["error"].to_numpy(np.float32),
+        )  # fmt: skip
+        replace_files(Path(made), out)
+
+
+@dataclass(frozen=True)
+class _Old:
+    """The surrogate that is to be replaced."""
+
+    sources: frozenset[str]
+    judged: pd.DataFrame  # columns row, source, error
+
+
+def _judged(rows: Mapping[str, Sequence[tuple[str, float, float]]]) -> pd.DataFrame:
+    """Each held-out run once: row (a number that says which), source, error of its time.
+
+    A run is known again by source, group and its time over the physics' time; so runs are strangers to each other where
+    another physics priced them.
+    """
+    found = [
+        (_number(f"{source}|{group}|{truth:.4f}"), source, abs(math.expm1(mean - truth)))
+        for source, held in rows.items()
+        for group, truth, mean in held
+    ]
+    table = pd.DataFrame(found, columns=["row", "source", "error"]).astype(_HELD_OUT_TYPES)
+    return table.groupby(["row", "source"], as_index=False, sort=False).agg(error=("error", "mean"))
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _on_same_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
+    """Median errors of both on the runs that both had held out, by source: columns source, rows, before, now."""
+    both = new.merge(old, on=["row", "source"], suffixes=("_new", "_old"))
+    found = both.groupby("source", as_index=False).agg(
+        rows=("row", "size"), before=("error_old", "median"), now=("error_new", "median")
+    )
+    return found if found["rows"].sum() >= LEAST_SHARED else found.head(0)
+
+
+def _comparison(compared: pd.DataFrame, out: Path) -> str:
+    if compared.empty:
+        return _not_comparable(out)
+    table = compared.assign(**{n: compared[n].map("{:.1%}".format) for n in ("before", "now")})
+    return (
+        f"On the same held-out rows, the surrogate now in {out} (before) and this one (now):\n"
+        f"{table.to_string(index=False)}\n"
+        f"mean of sources: before {compared['before'].mean():.1%}, now {compared['now'].mean():.1%}"
+    )
+
+
+def _not_comparable(out: Path) -> str:
+    return (
+        f"The surrogate now in {out} and the new one are not comparable: fewer than {LEAST_SHARED} of the held-out "
+        "rows that one was judged on are among those of the other (other measurements, another physics, or a surrogate "
+        "of an earlier version)."
+    )
+
+
+def _forgotten(data: pd.DataFrame, old: _Old) -> str:
+    """A sentence on sources that the old surrogate was trained on and the new one was not."""
+    gone = sorted(old.sources - set(data["source"].astype(str)))
+    return f"\nonly the one now there was trained on {', '.join(gone)}" if gone else ""
+
+
+def _refuse_worse(compared: pd.DataFrame, out: Path) -> None:
+    """InfeasibleError unless the new surrogate is as good, to a tenth of a per cent, on rows that both had held out."""
+    if compared.empty:
+        raise InfeasibleError(
+            f"{_not_comparable(out)[:-1]}; it was not written, and --force replaces the old one."
+        )
+    before, now = (round(float(compared[name].mean()), 3) for name in ("before", "now"))
+    if now > before:
+        by_source = ", ".join(f"{r.source} {r.before:.1%} to {r.now:.1%}" for r in compared.itertuples())
+        raise InfeasibleError(
+            f"On the {compared['rows'].sum():,} held-out rows that both were judged on, the new surrogate errs by "
+            f"{now:.1%} and the one now in {out} by {before:.1%} ({by_source}): the new one was not written; --force "
+            "replaces the old one."
+        )
+
+
+def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
+    parts = [read_table(path).pipe(_named, path) for path in tables]
+    if storage is not None:
+        from jointopt.runs.store import Store
+
+        stored = Store(storage).read()
+        parts.append(stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"])))
+    if not parts:
+        raise TableError(
+            "Nothing to train on; expected at least one --table, or a --storage with measurements."
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def _named(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Rows without a source are of the file that they came in."""
+    if "source" not in table:
+        return table.assign(source=path.stem)
+    return table.assign(source=table["source"].fillna(path.stem))
+
+
+def _per_source(scores: pd.DataFrame) -> Errors:
+    """The scores as a card keeps them: by source and kind, four decimals, blanks left out."""
+    rows = scores.set_index("source").round(4).T.to_dict()
+    return {str(name): {str(k): v for k, v in row.items() if v == v} for name, row in rows.items()}
+
+
+def _before(folder: Path, force: bool) -> _Old | None:
+    """The surrogate in ``folder``, and the held-out rows that it was judged on; None where there is none."""
+    if not (folder / CARD).is_file():
+        return None
+    try:
+        card = load(folder).card
+    except TableError:
+        if force:
+            return None
+        raise
+    try:
+        with np.load(folder / HELD_OUT, allow_pickle=False) as arrays:
+            judged = pd.DataFrame({name: arrays[name] for name in ("row", "source", "error")})
+        judged = judged.astype(_HELD_OUT_TYPES)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error):
+        judged = _judged({})  # an earlier version wrote none, and what cannot be read tells nothing
+    return _Old(frozenset(map(str, card.get("data", {}))), judged)
+
+
+def _percent(value: float) -> str:
+    return "unknown (no source has two groups)" if math.isnan(value) else f"{value:.1%}"
+
+
+def _card(
+    data: pd.DataFrame, tables: Sequence[Path], error: Errors, seed: int, licences: Sequence[str],
+    storage: str | None, out: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """What a surrogate was made of, and how to make it again."""
+    arguments = [f"--table {shlex.quote(path.name)}" for path in tables]
+    arguments += [f"--storage {shlex.quote(without_password(storage))}"] if storage else []
+    arguments += [f"--licence {shlex.quote(text)}" for text in licences]
+    timed = timed_runs(data)
+    return {
+        # timed rows given; those that were learned from stand in learned_from
+        "data": {str(name): int(count) for name, count in timed.groupby("source").size().items()},
+        "files_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tables},
+        "licences": list(licences),
+        "error": error,
+        "target": "log(measured / physics) of iteration time",
+        "date": datetime.date.today().isoformat(),
+        "seed": seed,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _VERSIONS},
+        "rebuild_in": "the folder of the files that files_sha256 names" if tables else "any folder",
+        "rebuild": f"jointopt retrain {' '.join(arguments)} --seed {seed} --out {out.name}",
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,271 @@
+"""The best stored plan under limits: which limit binds, and what relaxing it would buy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.report.clocks import short_plan
+from jointopt.report.results import Limit, Relaxation, Selection
+from jointopt.report.table import figure
+from jointopt.search.pareto import take
+from jointopt.spec.job import SITE_ENERGY, Job
+from jointopt.workflows.stored_plans import StoredPlans, stored_plans
+
+OBJECTIVES = ("time", "energy", "edp", "knee")
+STEP = 0.05  # by how much a limit is relaxed to see what that buys
+WORTH_HAVING = 1e-3  # relative gain below which a plan is no better in practice
+_HIGHEST = 1e15  # as in a job file
+_ROUNDING = 1e-9  # relative: a bound that was read off a printed plan is kept by that plan
+_NAMES = {
+    "iteration_time_s": "--max-iteration-time-s",
+    "energy_j": "--max-energy-j",
+    "avg_power_w": "--max-power-w",
+    "cluster_power_kw": "--max-cluster-kw",
+}
+
+
+def select(
+    source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
+    max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
+    facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
+) -> Selection:  # fmt: skip
+    """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
+
+    Limits are upper bounds on a plan's iteration time (s), energy of one iteration (J), mean power per GPU (W) and mean
+    power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
+    them. ``facility`` counts hosts and PUE as energy. ``objective`` is time, energy, edp (their product) or knee; by
+    default energy where only the time is bounded or power besides, time under an energy or power limit, and the knee of
+    the front without a limit. Raises InfeasibleError that names the closest plan, UsageError for bad input.
+    """
+    given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
+    limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
+    objective, reason = _objective(objective, limits)
+    stored = stored_plans(source, storage, job)
+    if reason != "as asked" and not stored.has_energy:
+        objective, reason = (
+            "time",
+            "no run measured energy" if stored.measured else "no plan's energy is known",
+        )
+    return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
+
+
+def choose(
+    stored: StoredPlans, limits: Mapping[str, float], objective: str, reason: str = "as asked", *,
+    facility: bool = False, at_high_end: bool = False,
+) -> Selection:  # fmt: skip
+    """As `select`, of plans at hand; ``limits`` are upper bounds by the name of the job file's constraint."""
+    energy = SITE_ENERGY if facility else "energy_j"
+    if stored.measured and objective != "time":
+        stored = _with_energy(stored)
+    bounds = {energy if name == "energy_j" else name: bound for name, bound in limits.items()}
+    choice = _Choice.of(stored, bounds, objective, energy, at_high_end)
+    return _selection(stored, choice, objective, energy, reason, at_high_end)
+
+
+def _with_energy(stored: StoredPlans) -> StoredPlans:
+    """The plans whose runs measured energy; where none did, all of them, and the objective is refused."""
+    rows = np.flatnonzero(np.isfinite(stored.plans["energy_j"]))
+    return replace(stored, plans=take(stored.plans, rows)) if len(rows) else stored
+
+
+def _bound(name: str, value: float) -> float:
+    if not 0 < value <= _HIGHEST:
+        raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
+    return float(value)
+
+
+def _objective(asked: str | None, limits: Mapping[str, float]) -> tuple[str, str]:
+    """The objective, and why it is that one."""
+    if asked is not None:
+        if asked not in OBJECTIVES:
+            raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {asked!r}.")
+        if asked == "knee" and limits:
+            raise UsageError(
+                "The knee is a point of the whole front and heeds no limit; with limits choose --objective time, "
+                "energy or edp."
+            )
+        return asked, "as asked"
+    if not limits:
+        return "knee", "no limit is given"
+    if "energy_j" in limits:
+        return "time", "an energy budget is given"
+    if "iteration_time_s" in limits:
+        return "energy", "a deadline and no energy budget is given"
+    return "time", "a power limit alone is given"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Plans in the order of preference, and which of them keep which limit."""
+
+    bounds: Mapping[str, float]
+    values: Mapping[str, Floats]  # what is bounded, (n,), by the name of the limit
+    score: Floats  # (n,), less is better
+    order: Ints  # rows from the best to the worst
+
+    @classmethod
+    def of(
+        cls, stored: StoredPlans, bounds: Mapping[str, float], objective: str, energy: str, at_high_end: bool
+    ) -> _Choice:
+        side = "_high" if at_high_end else ""
+        values = {name: _column(stored, f"{name}{side}") for name in bounds}
+        time = _column(stored, "iteration_time_s")
+        optional = stored.measured or not stored.has_energy
+        joules = _column(stored, energy) if not optional or objective != "time" else (
+            stored.plans.get(energy, np.full(len(time), np.nan))
+        )  # fmt: skip
+        score = _score(objective, time, joules)
+        ties = (stored.plans["peak_memory_gib"], joules * time)
+        return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64))
+
+    def keeps(self, name: str, bound: float) -> Bools:
+        return np.asarray(self.values[name] <= bound * (1.0 + _ROUNDING))
+
+    def within(self, *, without: str = "") -> Bools:
+        """Rows that keep every limit but ``without``."""
+        kept = [self.keeps(name, bound) for name, bound in self.bounds.items() if name != without]
+        return np.asarray(np.all([np.ones(len(self.score), bool), *kept], axis=0))
+
+    def best(self, allowed: Bools) -> int | None:
+        """The best of the rows allowed."""
+        rows = self.order[allowed[self.order]]
+        return int(rows[0]) if len(rows) else None
+
+
+def _score(objective: str, time_s: Floats, energy_j: Floats) -> Floats:
+    scores = {"time": time_s, "energy": energy_j, "edp": time_s * energy_j}
+    return scores[objective] if objective in scores else -_bend(time_s, energy_j)
+
+
+def _bend(time_s: Floats, energy_j: Floats) -> Floats:
+    """How far each plan lies below the chord from the fastest to the thriftiest one, in logarithms of both, (n,).
+
+    Both axes are scaled to the chord's span, as in Satopaa et al., Finding a "Kneedle" in a Haystack (2011).
+    """
+    fast, thrifty = np.lexsort((energy_j, time_s))[0], np.lexsort((time_s, energy_j))[0]
+    spans = time_s[thrifty] / time_s[fast], energy_j[fast] / energy_j[thrifty]
+    if min(spans) <= 1.0:
+        return np.asarray(-np.log(time_s * energy_j))  # one plan is best in both
+    x = np.log(time_s / time_s[fast]) / math.log(spans[0])
+    y = np.log(energy_j / energy_j[thrifty]) / math.log(spans[1])
+    return np.asarray(1.0 - x - y)
+
+
+def _column(stored: StoredPlans, name: str) -> Floats:
+    """A column, or UsageError that says why it is not there and what to do."""
+    values = stored.plans.get(name)
+    if values is not None and np.isfinite(values).any():
+        return np.asarray(values)  # beyond its front, a study has no intervals: unknown keeps no limit
+    if stored.measured:
+        raise UsageError(_not_measured(stored, name))
+    if not stored.has_energy and name != "iteration_time_s_high":
+        raise UsageError(
+            f"{stored.source} holds plans of processors of whose power nothing is known, so that no plan says "
+            f"what {name} is; choose by time alone."
+        )
+    if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
+        raise UsageError(
+            f"{stored.source} holds no 90 % interval of {name.removesuffix('_high')}, which --at-high-end needs; "
+            f"choose from proposal.json of `jointopt propose --out` instead."
+        )
+    raise UsageError(
+        f"{stored.source} does not say what {name} is, for want of the job's nodes, host power and PUE; give the job "
+        f"that was proposed by --job."
+    )
+
+
+def _not_measured(stored: StoredPlans, name: str) -> str:
+    if name.endswith("_high"):
+        return (
+            f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
+        )
+    if stored.has_energy:
+        return f"{stored.source} does not say what {name} is, for want of the job; give the job that was run by --job."
+    return (
+        f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "
+        "where a meter is found (`jointopt doctor` says what is missing)."
+    )
+
+
+def _selection(
+    stored: StoredPlans, choice: _Choice, objective: str, energy: str, reason: str, at_high_end: bool
+) -> Selection:
+    within = choice.within()
+    row = choice.best(within)
+    if row is None:
+        raise InfeasibleError(_closest(stored, choice))
+    limits = tuple(_limit(stored, choice, row, name) for name in choice.bounds)
+    best_score = float(choice.score.min())
+    ends = [_first(stored.plans, within, first, second) for first, second in _axes(energy)]
+    return Selection(
+        source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
+        objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
+        measured=stored.measured,
+        limits=limits, ends=(ends[0], ends[1]),
+        binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limits),
+    )  # fmt: skip
+
+
+def _axes(energy: str) -> tuple[tuple[str, str], ...]:
+    return ("iteration_time_s", energy), (energy, "iteration_time_s")
+
+
+def _first(plans: Columns, within: Bools, first: str, second: str) -> int:
+    """The row with the least of one column, then of the other."""
+    rows = np.flatnonzero(within)
+    return int(rows[np.lexsort((plans[second][rows], plans[first][rows]))[0]])
+
+
+def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:
+    bound, high = choice.bounds[name], stored.plans.get(f"{name}_high")
+    free = choice.within(without=name)
+    unbound = choice.best(free)
+    relaxed = _relaxation(choice, row, free & choice.keeps(name, bound * (1.0 + STEP)), bound * (1.0 + STEP))
+    return Limit(
+        name=name,
+        bound=bound,
+        value=float(stored.plans[name][row]),
+        held=float(choice.values[name][row]),
+        high=None if high is None else float(high[row]),
+        binds=unbound is not None and bool(choice.score[unbound] < choice.score[row]),
+        relaxed=relaxed,
+        nearest=_nearest(choice, row, free, name),
+    )
+
+
+def _relaxation(choice: _Choice, row: int, allowed: Bools, relaxed_to: float) -> Relaxation:
+    """What the best row of those allowed is better by; the row chosen stays where none is."""
+    best = choice.best(allowed)
+    better = row if best is None or choice.score[best] >= choice.score[row] else best
+    gain = float(choice.score[row] - choice.score[better])
+    return Relaxation(better, float(relaxed_to), gain, 100.0 * gain / float(choice.score[row]))
+
+
+def _nearest(choice: _Choice, row: int, free: Bools, name: str) -> Relaxation | None:
+    """The least looser bound that buys a gain worth having, with the best plan within it."""
+    better = np.flatnonzero(free & (choice.score < (1.0 - WORTH_HAVING) * choice.score[row]))
+    if not len(better):
+        return None
+    needed = float(choice.values[name][better].min())
+    return _relaxation(choice, row, free & choice.keeps(name, needed), needed)
+
+
+def _closest(stored: StoredPlans, choice: _Choice) -> str:
+    """One sentence: the plan whose worst excess is least, and every limit that it breaks by how much."""
+    excess = np.array([choice.values[name] / bound - 1.0 for name, bound in choice.bounds.items()])
+    row = int(np.nanargmin(excess.max(axis=0)))
+    broken = [
+        f"{name} by {100.0 * over:.3g} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
+        for (name, bound), over in zip(choice.bounds.items(), excess[:, row], strict=True)
+        if over > _ROUNDING
+    ]
+    return (
+        f"None of the {len(choice.score):,} plans of {stored.source} keeps every limit; the closest, "
+        f"{short_plan(stored.plans, row)}, breaks {' and '.join(broken)}."
+    )

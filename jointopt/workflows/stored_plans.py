@@ -1,0 +1,242 @@
+"""Plans that a search has left behind, read back: a proposal.json, a front.csv, or a study."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
+from jointopt.physics.facility import SITE_COLUMNS, with_site
+from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
+from jointopt.runs.database import without_password
+from jointopt.runs.table import read_table
+from jointopt.spec.files import parse_json, parse_yaml
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import parse_job
+from jointopt.surrogate.intervals import RESULTS
+
+STORAGE = "sqlite:///jointopt.db"
+_SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
+KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS)
+_NEEDED = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS)
+_EXPECTED = (
+    "expected proposal.json or front.csv of `jointopt propose --out`, or what `propose --json` printed"
+)
+
+
+@dataclass(frozen=True)
+class StoredPlans:
+    """Plans as columns: the plan, its predictions, and `jointopt.physics.facility.with_site`.
+
+    The last are there only where the job is known or they were stored; ``in_domain`` and intervals where stored.
+    """
+
+    source: str  # as a message calls it
+    plans: Columns
+    job_name: str
+    job: Job | None = None
+    measured: bool = False  # by real runs, and not predicted: what no run measured is NaN
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether the energy of any plan is known; of some processors nobody knows the power."""
+        return bool(np.isfinite(self.plans["energy_j"]).any())
+
+
+def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
+    """The plans of a file (a folder means its proposal.json; - reads JSON from standard input) or of a study by name.
+
+    A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans.
+    Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
+    """
+    if source == "-":
+        return _with_site(_of_job(_of_text(sys.stdin.read(), "standard input"), job))
+    path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
+    looks_like_a_file = path.suffix.lower() in _SUFFIXES or path.name != source
+    if storage is None and (path.is_file() or looks_like_a_file):
+        found = _of_file(path)
+    else:
+        found = _of_study(source, storage or STORAGE)
+    return _with_site(_of_job(found, job))
+
+
+def _of_job(found: StoredPlans, job: Job | None) -> StoredPlans:
+    if job is None:
+        return found
+    _check_same(found, job)
+    return replace(found, job=job, job_name=job.name)
+
+
+def _of_file(path: Path) -> StoredPlans:
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist or is no regular file; {_EXPECTED}.")
+    if path.suffix.lower() == ".json":
+        return _of_document(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"{path} is no .json or .csv file; {_EXPECTED}.")
+    return StoredPlans(str(path), _columns(read_table(path), str(path)), "")
+
+
+def _of_document(path: Path) -> StoredPlans:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}.") from error
+    return _of_text(text, str(path))
+
+
+def _of_text(text: str, source: str) -> StoredPlans:
+    try:
+        document = parse_json(text)
+    except (JobError, ValueError) as error:
+        raise UsageError(
+            f"{source} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}."
+        ) from error
+    entries = document.get("front")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"{source} holds no front of plans; {_EXPECTED}.")
+    plans = _columns(_frame(entries, source), source)
+    job = _job(document["job_file"], source) if "job_file" in document else None
+    return StoredPlans(source, plans, str(document.get("job") or ""), job)
+
+
+def _of_study(name: str, storage: str) -> StoredPlans:
+    from jointopt.search.studies.measured import KIND
+    from jointopt.search.studies.reading import read_study
+
+    rows, attributes = read_study(storage, name)
+    source = f"study {name} in {without_password(storage)}"
+    if attributes.get("kind") == KIND:
+        return _of_runs(rows, source, str(attributes.get("job") or ""))
+    plans = _columns(_frame(rows, source), source)
+    try:
+        job = _job(parse_yaml(str(attributes["job"])), source)
+    except JobError as error:
+        raise UsageError(f"The job of {source}: {error}") from error
+    return StoredPlans(source, plans, job.name, job)
+
+
+def _of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> StoredPlans:
+    """What real runs measured; power follows from energy and time where no meter told it."""
+    if not rows:
+        raise InfeasibleError(
+            f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
+        )
+    plans = _columns(_frame(rows, source), source, blank=RESULTS)
+    gpus = np.prod([plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
+    power = plans["energy_j"] / plans["iteration_time_s"] / gpus
+    plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
+    job = _job(parse_yaml(job_text), source) if job_text else None
+    return StoredPlans(source, plans, "" if job is None else job.name, job, measured=True)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], source: str) -> pd.DataFrame:
+    if not rows:
+        raise UsageError(f"{source} holds no feasible plan; expected at least one.")
+    return pd.DataFrame(list(rows))
+
+
+def _job(mapping: Any, source: str) -> Job:
+    try:
+        return parse_job(mapping, "job", Path())
+    except JointOptError as error:
+        raise UsageError(
+            f"The job that is stored in {source} cannot be read: {error} Give the job by --job."
+        ) from error
+
+
+def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Columns:
+    """Columns of a table of plans, where those of ``blank`` may have blank cells.
+
+    UsageError that names a column that is missing or a cell that makes no sense.
+    """
+    missing = [name for name in _NEEDED if name not in table]
+    if missing:
+        raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
+    clean, faults = read_columns(
+        table, [*_NEEDED, "power_limit_w", "peak_power_w", "temperature_c"], STRICT_READERS
+    )
+    for name, wrong, expected in faults:
+        row = int(wrong.to_numpy().argmax())
+        raise TableError(
+            f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}."
+        )
+    # of some processors nobody knows the power, so that no plan has any
+    powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
+    needed = [name for name in _NEEDED if name not in (*blank, *powerless)]
+    missing_cells = clean[needed].isna().to_numpy()
+    if missing_cells.any():
+        row, column = np.argwhere(missing_cells)[0]
+        raise TableError(f"{source}: {needed[column]} of plan {row + 1} is blank; expected a value.")
+    return _plan_columns(clean, source) | _results(clean)
+
+
+def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
+    columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
+    columns["sequence_parallel"] = clean["sequence_parallel"].to_numpy(np.float64) > 0
+    columns["recompute"] = clean["recompute"].map(RECOMPUTE_CODES).to_numpy(np.int8)
+    clocks: list[tuple[float, ...]] = clean["stage_clock_mhz"].tolist()
+    stages = np.array([len(row) for row in clocks])
+    if (stages != columns["pp"]).any():
+        row = int((stages != columns["pp"]).argmax())
+        raise TableError(
+            f"{source}: stage_clock_mhz of plan {row + 1} must have one clock for each of its {columns['pp'][row]} "
+            f"pipeline stages; got {stages[row]}."
+        )
+    columns["stage_clock_mhz"] = np.full((len(clocks), int(stages.max())), np.nan)
+    for row, clock in enumerate(clocks):
+        columns["stage_clock_mhz"][row, : len(clock)] = clock
+    return columns
+
+
+_WHOLE = tuple(name for name in LAYOUT_COLUMNS if name not in ("sequence_parallel", "recompute"))
+
+
+def _results(clean: pd.DataFrame) -> Columns:
+    """Predictions with their intervals, and what the site pays where the file says it."""
+    names = [name for name in KNOWN if name in clean]
+    names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
+    columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
+    if "in_domain" in clean:
+        words = clean["in_domain"].astype(str).str.lower()
+        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(
+            object
+        )
+    return columns
+
+
+def _with_site(found: StoredPlans) -> StoredPlans:
+    """With what the site draws and pays by the job; without a job, that stays as it was stored."""
+    if found.job is None:
+        return found
+    _check_size(found, found.job)
+    return replace(found, plans=with_site(found.job, found.plans))
+
+
+def _check_same(found: StoredPlans, job: Job) -> None:
+    """Refuses a job of another model (whatever its name) or GPU than the one that the plans were proposed for."""
+    stored = found.job
+    if stored is None:
+        return
+    shapes = [replace(model, name="") for model in (stored.model, job.model)]
+    if shapes[0] != shapes[1] or stored.cluster.gpu.id != job.cluster.gpu.id:
+        raise UsageError(
+            f"The plans of {found.source} are for {stored.model.name} on {stored.cluster.gpu.id}, and job {job.name!r} "
+            f"is for {job.model.name} on {job.cluster.gpu.id}; give the job that they were proposed for."
+        )
+
+
+def _check_size(found: StoredPlans, job: Job) -> None:
+    sizes: Floats = np.prod([found.plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
+    if (sizes != job.cluster.num_gpus).any():
+        raise UsageError(
+            f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {job.name!r} has "
+            f"{job.cluster.num_gpus:,}; give the job that they were proposed for."
+        )

@@ -1,0 +1,416 @@
+"""``tune``: choose the most promising plan, run it, learn from it, repeat."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect, insort
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.budget import Budget, Spent, spent_of
+from jointopt.core.errors import DeviceError, LauncherError
+from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.measure.launchers.base import Launcher, load_launcher
+from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.runs_text import TERMINATED, differing, gain_words, plan_words
+from jointopt.search.acquire import acquire
+from jointopt.search.pareto import front_order, hypervolume
+from jointopt.search.remaining import gain_left
+from jointopt.spec.job import Job
+from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.workflows.campaign.candidates import Candidates, listed, searched
+from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
+from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
+from jointopt.workflows.campaign.record import Asked, Record
+from jointopt.workflows.campaign.verdict import GoingOn, why_none
+
+Say = Callable[[str], None]
+LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+_CURABLE = (
+    "failed",
+    "timeout",
+)  # a cause may go away, such as a full disk; too little memory stays too little
+TIME = ("iteration_time_s",)
+_ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
+_START_S = 120.0
+
+
+def tune(
+    job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, storage: str | None = None,
+    batch: int = 1, retry_failed: bool = False, progress: Say | None = None, spread: Spread | None = None,
+    **options: Any,
+) -> Tuned:  # fmt: skip
+    """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
+
+    ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted (by
+    default less on CPU cores); ``batch`` plans are chosen at a time, whose runs are on their way together where the
+    launcher is one of `ManyAtOnce`. Every run is stored in ``storage`` (a database URL), and a trial of a study there,
+    as soon as it ends; an interrupt (SIGINT) loses what is on its way and returns the others. A plan is run at most
+    once, failed or not (``retry_failed``: those that failed before may run again, unless for want of memory), and what
+    ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an
+    interrupt or a kill, or where three runs in a row failed for one cause and none succeeded, which ends it too, the
+    same call goes on with what is left of the budget; runs that a killed process has left to a cluster come first.
+    Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
+    """
+    job = replace(job, objectives=job.measured_objectives)
+    chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    asked = chosen.candidates(job)
+    candidates = searched(job) if asked is None else listed(asked, job)
+    usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
+    loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or usual, retry_failed)
+    stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
+    objectives = loop.objectives()
+    values = loop.values(objectives)
+    return Tuned(
+        job=job, launcher=chosen.name, seed=seed, candidates=candidates.size, runs=tuple(loop.runs),
+        front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
+        objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
+        gain_left=loop.gain_left, spent=loop.spent,
+        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.going_on.reason,
+        unstored=loop.going_on.unstored,
+    )  # fmt: skip
+
+
+class _Loop:
+    """The runs so far, and what they say of the plans that are left."""
+
+    def __init__(
+        self, job: Job, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None, say: Say | None,
+        spread: Spread, retry_failed: bool,
+    ) -> None:  # fmt: skip
+        self.job, self.launcher, self.candidates = job, launcher, candidates
+        self.runs: list[TunedRun] = []
+        self.notes: list[str] = []
+        self.going_on = GoingOn(launcher, "--retry-failed", self._note)
+        self._differing = differing(candidates.record(index) for index in range(candidates.size))
+        self._index: list[int] = []  # of each run among the candidates
+        self._lost: list[str] = []  # objectives that cannot be heeded
+        self._forgotten = 0  # plans that failed before and may run again
+        self._rng = np.random.default_rng(seed)
+        self._say = say or (lambda text: None)
+        self.record = Record(job, storage, f"tune {launcher.name} {job.name}", self._note)
+        store = self.record.store
+        earlier = Earlier() if store is None else earlier_runs(candidates.asked, store.read())
+        self._remember(earlier, retry_failed)
+        self._outlook = Outlook(job, candidates, earlier, spread, self._rng)
+        self._basis = ""
+        known = ((run.plan, run.row, run.broken) for run in self.runs)
+        self.record.open_study(candidates.plans, self.objectives(), known)
+        self.gain_left = float("nan")
+        self.spent = Spent()
+        self._minutes_before, self._started = 0.0, time.monotonic()
+
+    def spend(self, budget: Budget, batch: int = 1) -> str:
+        """Run plans until a reason to stop, which is returned."""
+        self._continue(budget)
+        stopped = "interrupted"
+        self.record.progress(self._told(budget))
+        try:
+            stopped = self._rounds(budget, batch)
+        except KeyboardInterrupt:
+            pass
+        except SystemExit:
+            self._say(TERMINATED)
+            raise
+        except (LauncherError, DeviceError) as error:
+            if not self._count:
+                raise
+            self.going_on.give_up(f"No further run could be started: {error}")
+            stopped = "failed"
+        if stopped in ("interrupted", "failed"):
+            self.record.pause(self._told(budget))
+        else:
+            self.record.finish()
+        return stopped
+
+    def _rounds(self, budget: Budget, batch: int) -> str:
+        first = True
+        while True:
+            spare = budget.runs_left(self.spent)
+            left = self._left()
+            self._tell_unknown()
+            belief = self.belief() if left.any() else None
+            self._tell_gain(belief, left)
+            if not spare:
+                return "budget"
+            if belief is None:
+                return "exhausted"
+            going_on = self._left_over(left) if first else np.empty(0, np.int64)
+            first = False
+            best = going_on if len(going_on) else self._next(belief, left, min(batch, spare))
+            if not len(best):
+                return "converged"
+            if not self._run(best, belief.columns, budget, begun=bool(len(going_on))):
+                return "failed"
+
+    def _left_over(self, left: Bools) -> Ints:
+        """Candidates whose runs a killed tune had begun: on a cluster they may go on, and are collected."""
+        known = [plan for plan, _ in self.record.left(self.launcher)]
+        records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
+        found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
+        if len(found):
+            runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
+            self._note(f"A tune that was killed had begun {runs}, asked for again before any other.")
+        return found
+
+    def _continue(self, budget: Budget) -> None:
+        """What a tune that was stopped has spent of the same budget is spent."""
+        told = self.record.unfinished()
+        if told is not None and told.get("budget") == budget.document():
+            # one may have been stored and not told of when the tool was killed
+            self.spent = spent_of(told["spent"]).with_more(
+                self._measured_plans - int(told.get("measured", self._measured_plans))
+            )
+            self._minutes_before = self.spent.minutes
+            if self.spent.runs:
+                self._note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
+
+    def _told(self, budget: Budget) -> dict[str, Any]:
+        return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
+
+    def _tell_gain(self, belief: Belief | None, left: Bools) -> None:
+        """What has been found, and what the plans that are left are expected to bring."""
+        objectives = self.objectives()
+        measured = self._known(objectives)
+        if not len(measured[objectives[0]]):
+            return
+        self.gain_left = 0.0 if belief is None else gain_left(belief.draws, measured, objectives, left)
+        if self._count:
+            best = float(measured[objectives[0]].min())
+            words = f"best so far {_figure(best, objectives[0])}"
+            self._say(
+                f"{words}; {gain_words(self.gain_left, len(objectives), f'the {left.sum()} plans left')}"
+            )
+
+    def objectives(self) -> tuple[str, ...]:
+        """Of the job's objectives those that are predicted, and measured where a run has succeeded; else the time."""
+        known = [name for name in self.job.objectives if np.isfinite(self.candidates.predicted[name]).any()]
+        good = [run for run in self.runs if run.status == "ok"]
+        if good:
+            known = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
+        return tuple(known) or TIME
+
+    def _tell_unknown(self) -> None:
+        """Says once which objectives of the job cannot be heeded, and which constraints nobody can check."""
+        lost = [name for name in self.job.objectives if name not in self.objectives()]
+        if lost != self._lost:
+            self._lost, self._basis = lost, ""  # what predicts best was judged for other objectives
+        good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
+        unchecked = [
+            name for name in (good[0] if good else ()) if all(np.isnan(held[name][0]) for held in good)
+        ]
+        for name in lost:
+            measured = bool(np.isfinite(self.candidates.predicted[name]).any())
+            why = (
+                "no run measures it"
+                if measured
+                else f"no power of {self.job.cluster.gpu.id} is known to predict it"
+            )
+            kept = " and ".join(self.objectives())
+            self._tell_once(
+                f"The objective {name} is left out, since {why}; plans are compared by {kept} alone."
+            )
+        for name in unchecked:
+            self._tell_once(f"The constraint {name} cannot be checked, since no run measures it.")
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self.notes:
+            self._note(text)
+
+    def values(self, objectives: tuple[str, ...]) -> Floats:
+        """Measured objectives (runs, objectives); NaN where a run failed or broke a constraint of the job."""
+        blank = [np.nan] * len(objectives)
+        rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
+        return np.array(rows, float).reshape(-1, len(objectives))
+
+    def belief(self) -> Belief:
+        """What is expected of every candidate after all runs so far; says so where a prediction lost its trust."""
+        rows = [run.row for run in self.runs]
+        belief = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
+        if self._basis and belief.basis != self._basis:
+            self._note(
+                f"After {len(self.runs)} runs, each predicted from the others, {belief.basis} did better than "
+                f"{self._basis}; plans are chosen by that."
+            )
+        self._basis = belief.basis
+        return belief
+
+    def _known(self, objectives: tuple[str, ...]) -> Columns:
+        """Measured objectives of the runs that succeeded and kept the job's bounds."""
+        values = self.values(objectives)
+        values = values[np.isfinite(values).all(axis=1)]
+        return {name: values[:, i] for i, name in enumerate(objectives)}
+
+    def _next(self, belief: Belief, left: Bools, count: int) -> Ints:
+        objectives = self.objectives()
+        measured = self._known(objectives)
+        # nothing has run yet: any run says something
+        least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
+        return acquire(
+            belief.columns, measured, self._costs(belief.columns), count, self._rng,
+            objectives=objectives, allowed=left, least_chance=least, draws=belief.draws,
+        )  # fmt: skip
+
+    def _costs(self, columns: Columns) -> Floats:
+        """GPU-seconds of a run of each plan."""
+        time = columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
+        costs: Floats = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time)
+        return costs
+
+    def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:
+        """Run candidates, several at once where the launcher can; whether others may follow.
+
+        None begins once there is a reason to give up, nor beyond the budget, those on their way counted; unless an
+        earlier process had ``begun`` them all.
+        """
+        base, number = len(self.runs), self._round + 1
+        before = self.spent.runs
+        order: list[int] = []  # of those that have begun
+        ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
+
+        def asked() -> Iterator[Asked]:
+            for index in indices.tolist():
+                allowed = begun or budget.runs_left(self.spent) > len(order) - len(ended)
+                if self.going_on.reason or not allowed:
+                    return
+                order.append(index)
+                plan = self.candidates.record(index)
+                spent = budget.words(self.spent)
+                self._say(
+                    f"run {before + len(order)}: {plan_words(plan, self._differing)} ({spent} spent) ..."
+                )
+                yield Asked(self.candidates.question(index), plan, _predicted(columns, index), number)
+
+        def tell(place: int, text: str) -> None:
+            self._say(f"run {before + place + 1}: {text}")
+
+        with closing(self.record.run_all(self.launcher, asked(), self._broken_by, tell)) as runs:
+            for place, done in runs:
+                run = self._measured(order[place], done.row, number, columns)
+                self._add(order[place], run, base + bisect(ended, place))
+                insort(ended, place)
+                self._spend(done.seconds, budget)
+                tell(place, _outcome(run))
+                self.going_on.after(done.row, done.trouble, f"Run {before + place + 1}")
+        return not self.going_on.reason
+
+    def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return broken_bounds(self.job, row)
+
+    def _measured(self, index: int, row: Mapping[str, Any], number: int, columns: Columns) -> TunedRun:
+        return TunedRun(
+            plan=self.candidates.record(index), row=row, predicted=_predicted(columns, index), round=number,
+            broken=self._broken_by(row), probability_fits=float(columns["probability_fits"][index]),
+        )  # fmt: skip
+
+    def _spend(self, seconds: float, budget: Budget) -> None:
+        minutes = self._minutes_before + (time.monotonic() - self._started) / 60
+        self.spent = self.spent.after(seconds, self.job.cluster.num_gpus, minutes)
+        self.record.progress(self._told(budget))
+
+    def _add(self, index: int, run: TunedRun, place: int | None = None) -> None:
+        at = len(self.runs) if place is None else place
+        self.runs.insert(at, run)
+        self._index.insert(at, index)
+
+    def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
+        """Plans of this job that the store has measured count as run, in round 0."""
+        for index, row in zip(earlier.index, earlier.rows, strict=True):
+            if retry_failed and row["status"] in _CURABLE:
+                self._forgotten += 1
+                continue
+            earlier_run = TunedRun(
+                plan=self.candidates.record(index), row=row, predicted={}, round=0, broken=self._broken_by(row),
+                probability_fits=float("nan"),
+            )  # fmt: skip
+            self._add(index, earlier_run)
+        if self.runs:
+            plans = (
+                "1 plan of this job was"
+                if len(self.runs) == 1
+                else f"{len(self.runs)} plans of this job were"
+            )
+            failed = sum(run.status in _CURABLE for run in self.runs)
+            again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
+            self._note(
+                f"{plans} measured before (run -) and {'is' if len(self.runs) == 1 else 'are'} not run again.{again}"
+            )
+        if self._forgotten:
+            plans = "1 plan" if self._forgotten == 1 else f"{self._forgotten} plans"
+            self._note(f"{plans} of this job that failed before may be run again.")
+        if earlier.unread:
+            self._note(f"{UNREAD} {earlier.unread}")
+        if earlier.others:
+            self._note(
+                f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "
+                f"soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way."
+            )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._say(text)
+
+    @property
+    def _measured_plans(self) -> int:
+        """Of this job, in this tune or before it."""
+        return len(self.runs) + self._forgotten
+
+    @property
+    def _count(self) -> int:
+        return sum(run.round > 0 for run in self.runs)
+
+    @property
+    def _round(self) -> int:
+        return max((run.round for run in self.runs), default=0)
+
+    def _left(self) -> Bools:
+        """Candidates that have not run and that physics can price."""
+        left = np.ones(self.candidates.size, bool)
+        left[self._index] = False
+        for name in self.objectives():
+            left &= np.isfinite(self.candidates.predicted[name])
+        return left
+
+
+def front(values: Floats) -> Ints:
+    """Rows of (n, 1 or 2) that no other beats, by the first column; those with a NaN are never among them."""
+    return front_order(values[:, 0], values[:, -1])
+
+
+def volumes(values: Floats) -> list[float]:
+    """Hypervolume after each run, as a share of the box between zero and the reference: 0 to 1, never falling.
+
+    ``values`` (n, 1 or 2) are measured objectives, NaN where a run failed. The reference lies 10 % beyond the worst
+    value measured in the whole tune; with one objective the volume is the length from the best run to it.
+    """
+    if not np.isfinite(values).all(axis=1).any():
+        return [0.0] * len(values)
+    reference = 1.1 * np.nanmax(values, axis=0)
+    scaled = values / reference
+    # one objective: the second one is zero everywhere, so that areas are lengths
+    second = scaled[:, 1] if values.shape[1] > 1 else np.where(np.isfinite(scaled[:, 0]), 0.0, np.nan)
+    return [hypervolume(scaled[:n, 0], second[:n], (1.0, 1.0)) for n in range(1, len(values) + 1)]
+
+
+def _predicted(columns: Columns, index: int) -> dict[str, float]:
+    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
+
+
+def _outcome(run: TunedRun) -> str:
+    if run.status != "ok":
+        return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
+    parts = []
+    for name in ("iteration_time_s", "energy_j"):
+        measured, expected = run.result(name), run.predicted.get(name, float("nan"))
+        if np.isfinite(measured):
+            told = f" ({_figure(expected, name)} expected)" if np.isfinite(expected) else ""
+            parts.append(f"{_figure(measured, name)}{told}")
+    return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
+
+
+def _figure(value: float, name: str) -> str:
+    return f"{value:.4g} {'s' if name == 'iteration_time_s' else 'J'}"

@@ -1,0 +1,126 @@
+"""Many workers on one search: each takes plans from a study that all of them share and tells what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.pareto import OBJECTIVES, front_of
+from jointopt.search.problem import Problem
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import dump_job
+from jointopt.workflows.propose import CONSTRAINED, SECONDS_BETWEEN_TICKS, estimator, priced_problem
+
+Answer = Callable[[Job, Columns], Mapping[str, Any]]
+Say = Callable[[str], None]
+PHYSICS = "physics"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What one worker did, and the front that the study had when it left (described plans, sorted by time)."""
+
+    study_name: str
+    evaluated: int
+    failed: int
+    finished: int  # of the study, by all workers
+    front: Columns
+
+
+def work(
+    job: Job, storage: str, *, trials: int = 1000, batch: int = 8, seed: int = 0, evaluate: str | None = None,
+    lease_s: float = 60.0, study: str | None = None, progress: Say | None = None,
+) -> Shared:  # fmt: skip
+    """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
+
+    ``evaluate`` names the function that answers, ``module:function``: called with the job and at most ``batch`` plans
+    (columns), it returns their iteration_time_s and energy_j; None is the physics. The study is made by whoever comes
+    first; its name holds the job's version. A worker that is silent for ``lease_s`` seconds loses its plans to others.
+    Raises UsageError for a storage that cannot be shared or a function that is none, InfeasibleError as `propose` does.
+    """
+    from jointopt.search.studies.sharing import share, space_hash
+
+    predicted = priced_problem(job)
+    problem = predicted if evaluate is None else _answered(job, predicted, load_function(evaluate))
+    start = exact_front_of_profiles(predicted).front
+    if evaluate is None and not len(start["slack"]):
+        raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
+    text = dump_job(job)
+    name = study or f"{job.name}-{hashlib.sha256((text + (evaluate or '')).encode()).hexdigest()[:8]}-shared"
+    worked = share(
+        problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
+        identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS},
+        note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=progress and _Ticker(progress, name).tick,
+    )  # fmt: skip
+    finished = len(worked.trial_ids)
+    return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
+
+
+@dataclass
+class _Ticker:
+    """A word about once a second."""
+
+    say: Say
+    study: str
+    said: float = -np.inf
+
+    def tick(self, done: int, total: int, _: int) -> None:
+        if time.monotonic() - self.said >= SECONDS_BETWEEN_TICKS:
+            self.said = time.monotonic()
+            self.say(f"{self.study}: {done:,} plans evaluated here, {total:,} wanted by all workers")
+
+
+def load_function(name: str) -> Answer:
+    """The function that ``module:function`` names; UsageError for none.
+
+    The working directory stays on the path: a simulator may import its neighbours when it is first called.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"--evaluate must be module:function; got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UsageError(f"--evaluate: the module {module!r} cannot be imported ({error}).") from error
+    if not callable(found):
+        raise UsageError(f"--evaluate: the module {module!r} has no function {attribute!r}.")
+    return cast("Answer", found)
+
+
+def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
+    """The same problem with time and energy from ``answer``, and the constraints judged by these."""
+    physics = estimator(job, {name: values[:1] for name, values in predicted.layouts.items()})
+
+    def evaluate(layout_index: Ints, stage_clock_mhz: Floats) -> Columns:
+        layouts = {name: values[layout_index] for name, values in predicted.layouts.items()}
+        told = answer(job, layouts | {"stage_clock_mhz": stage_clock_mhz})
+        plans = predicted.evaluate(layout_index, stage_clock_mhz)
+        plans |= {name: _column(told, name, len(layout_index)) for name in OBJECTIVES}
+        gpu_s = plans["iteration_time_s"] * job.cluster.num_gpus
+        plans["avg_power_w"] = plans["energy_j"] / gpu_s
+        excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
+        return plans | {"violation": np.maximum.reduce(excess)}
+
+    return replace(predicted, evaluate=evaluate, lower_bound=None, energy_slope_w=None)
+
+
+def _column(told: Mapping[str, Any], name: str, count: int) -> Floats:
+    if name not in told:
+        raise ValueError(f"what evaluates the plans returns no {name}")
+    values = np.asarray(told[name], dtype=np.float64)
+    if values.shape != (count,):
+        raise ValueError(f"what evaluates the plans returns {values.size} values of {name} for {count} plans")
+    return values

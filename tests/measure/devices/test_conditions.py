@@ -1,0 +1,160 @@
+"""Runs on GPUs: at the clocks of their plan, with their energy; stand-in GPUs, real trainings on CPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+import psutil
+import pytest
+
+from jointopt.core.errors import DevicePermissionError, PlanError
+from jointopt.measure.devices.conditions import under_plan
+from jointopt.measure.launchers.base import RESULTS, Launcher
+from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.spec.cluster import Cluster
+from jointopt.spec.job import Job, Training
+from jointopt.spec.model import Model
+
+PLAN = {
+    "dp": 1, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
+    "recompute": "none", "zero_stage": 0, "stage_clock_mhz": [1410.0, 1200.0],
+}  # fmt: skip
+NOTHING = dict.fromkeys(RESULTS, math.nan) | {
+    "status": "ok",
+    "iteration_time_s": 1.0,
+    "notes": "10 iterations",
+}
+
+
+@pytest.fixture
+def tiny(job: Job) -> Job:
+    model = Model("tiny", 2, 32, 64, 2, 2, 64, 16, gated_mlp=True)
+    cluster = Cluster(job.cluster.gpu, 1, 2, 300.0, 25.0, 5.0, 5.0, 30.0, 25.0, 0.0, 1.0, 400.0)
+    return Job("tiny", model, Training(16, 4, dtype="fp32"), cluster)
+
+
+def torchrun(**options) -> Launcher:
+    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+    return TorchrunLauncher(iterations=2, warmup_iterations=1, **options)
+
+
+def test_a_training_is_measured_at_the_clocks_of_its_stages(driver, tiny: Job) -> None:
+    row = torchrun().run(tiny, PLAN)
+    assert (row["status"], driver.held()) == ("ok", {})
+    assert driver.calls()[:2] == ["lock 0 1410", "lock 1 1200"]
+    watts = [90 + 600 * (clock / 1980) ** 3 for clock in (1410, 1200)]
+    assert row["avg_power_w"] == pytest.approx(sum(watts) / 2, rel=0.1)
+    assert row["peak_power_w"] == pytest.approx(watts[0], abs=1)
+    assert row["energy_j"] / row["iteration_time_s"] == pytest.approx(sum(watts), rel=0.5)
+    assert row["temperature_c"] == 45
+
+
+def test_at_default_clocks_the_row_says_at_which_it_ran(driver) -> None:
+    driver.disturb("no-permission")
+    with pytest.raises(DevicePermissionError, match="--default-clocks"), under_plan(PLAN):
+        pass
+    with under_plan(PLAN, default_clocks=True) as conditions:
+        start = time.time()
+        time.sleep(2.2)
+        end = time.time()
+    row = conditions.added_to(NOTHING, (start, end), 10)
+    assert row["stage_clock_mhz"] == [1980, 1980]
+    assert "at default clocks" in row["notes"]
+    assert row["energy_j"] > 0
+
+
+def test_a_clock_that_the_gpus_do_not_have_is_a_failed_run(driver, tiny: Job) -> None:
+    row = torchrun().run(tiny, PLAN | {"stage_clock_mhz": [1410.0, 2500.0]})
+    assert (row["status"], driver.held()) == ("failed", {})
+    assert "has no clock of 2500 MHz" in row["notes"]
+
+
+def _path_of(process: psutil.Process) -> str:
+    """Where a process, whoever its parent is by now, looks for modules; blank for one that is over."""
+    try:
+        return str(process.environ().get("PYTHONPATH", ""))
+    except (psutil.Error, OSError):
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("time.sleep(600)", "timeout", "did not end within 12 s"),
+        ("time.sleep(4); os.kill(os.getpid(), 9)", "failed", "rank 1 was killed (SIGKILL)"),
+        ("time.sleep(4); sys.exit('torch.OutOfMemoryError: CUDA out of memory.')", "oom", "out of memory"),
+    ],
+)
+def test_whatever_becomes_of_a_rank_clocks_return_and_no_process_stays(
+    driver, tiny: Job, tmp_path, monkeypatch, fault: str, status: str, words: str
+) -> None:
+    program = "import os, sys, time\nif os.environ.get('RANK') == '1':\n    " + fault
+    (tmp_path / "sitecustomize.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    row = torchrun(limit_s=12.0).run(tiny, PLAN)
+    assert (row["status"], words in row["notes"]) == (status, True), row["notes"]
+    assert (driver.held(), len(driver.calls())) == ({}, 4)
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in _path_of(p)]
+
+
+def test_a_broken_counter_costs_the_energy_and_not_the_run(driver) -> None:
+    driver.disturb("still-1")
+    with under_plan(PLAN) as conditions:
+        start = time.time()
+        time.sleep(2.2)
+        end = time.time()
+    row = conditions.added_to(NOTHING, (start, end), 10)
+    assert (row["status"], row["iteration_time_s"], math.isnan(row["energy_j"])) == ("ok", 1.0, True)
+    assert "energy not measured: the energy counter of GPU-stand-in-1 stood still" in row["notes"]
+
+
+def test_what_a_run_tells_of_itself_stays(driver) -> None:
+    with under_plan(PLAN) as conditions:
+        time.sleep(0.3)
+    row = conditions.added_to(NOTHING | {"energy_j": 5.0, "peak_power_w": math.nan})
+    assert (row["energy_j"], round(row["peak_power_w"]), row["notes"]) == (5.0, 307, "10 iterations")
+
+
+def test_a_gpu_that_did_not_hold_its_clock_is_told(driver) -> None:
+    from jointopt.measure.devices.meter import Gpus
+
+    with under_plan(PLAN) as conditions:
+        Gpus().lock_clock(1, 900)  # what heat or a power limit would do
+        start = time.time()
+        time.sleep(2.2)
+        end = time.time()
+    assert "GPU 1 ran at 900 MHz of 1200" in conditions.added_to(NOTHING, (start, end), 10)["notes"]
+
+
+def test_without_a_gpu_nothing_is_set_and_nothing_said(driver, monkeypatch) -> None:
+    monkeypatch.delenv("STAND_IN_NVML")
+    monkeypatch.setattr("jointopt.measure.devices.conditions._DRIVERS", ())
+    with under_plan(PLAN) as conditions:
+        pass
+    assert conditions.measure_s == 0
+    assert conditions.added_to(NOTHING, (0.0, 9.0), 10) == NOTHING
+
+
+def test_gpus_that_cannot_be_spoken_to_stop_a_run_unless_clocks_are_left_alone(
+    driver, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.delenv("STAND_IN_NVML")
+    monkeypatch.setattr("jointopt.measure.devices.conditions._DRIVERS", (tmp_path,))
+    with pytest.raises(Exception, match="Or go on at default clocks: --default-clocks"), under_plan(PLAN):
+        pass
+    with under_plan(PLAN, default_clocks=True) as conditions:
+        pass
+    row = conditions.added_to(NOTHING, (0.0, 9.0), 10)
+    assert row["stage_clock_mhz"] is None
+    assert "energy not measured: No GPU is found" in row["notes"]
+
+
+def test_a_power_limit_that_the_gpus_do_not_take_is_the_plans_fault(driver) -> None:
+    with (
+        pytest.raises(PlanError, match="takes no power limit of 10 W"),
+        under_plan(PLAN | {"power_limit_w": 10.0}),
+    ):
+        pass
+    assert driver.held() == {}

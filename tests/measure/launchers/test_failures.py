@@ -1,0 +1,156 @@
+"""Last words of real programs, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jointopt.measure.launchers.failures import failure_of
+
+LOGS = Path(__file__).parent / "failure_logs"  # of torchrun with 2 or 4 processes and gloo, PyTorch 2.13
+
+CUDA = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of "
+    "79.11 GiB of which 1.09 GiB is free."
+)
+NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2006, unhandled system error, NCCL "
+    "version 2.21.5"
+)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        CUDA,
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "[Fri Nov 21] Out of memory: Killed process 4711 (python) total-vm:1kB",
+        f"n0:7:7 [3] NCCL WARN Cuda failure 2 'out of memory'\n{NCCL}",
+        f"Traceback (most recent call last):\n{CUDA[9:]}\nTraceback (most recent call last):\n"
+        "subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.",
+    ],
+)
+def test_words_of_short_memory_are_oom(log: str) -> None:
+    assert failure_of(log, 1, False, 60).status == "oom"
+
+
+@pytest.mark.parametrize(
+    ("before", "error"),
+    [
+        ("INFO guard against CUDA out of memory is on", "ValueError: bad flag"),
+        (
+            "guard against CUDA out of memory is on",
+            "Traceback (most recent call last):\nValueError: bad flag",
+        ),
+        ("WARNING OutOfMemoryError: CUDA out of memory; batch 3 is skipped", "ValueError: bad flag"),
+        ("[INFO] oom_kill guard: on", "exit"),
+        ("UserWarning: CUDA out of memory was near", "train.py: bad flag"),
+    ],
+)
+def test_a_line_that_speaks_of_memory_is_not_what_ended_a_run(before: str, error: str) -> None:
+    failure = failure_of(f"{before}\n{error}\n", 1, False, 60)
+    assert failure.status == "failed"
+    assert "memory" not in failure.reason
+
+
+def test_the_rank_that_failed_first_tells_whether_memory_ran_out() -> None:
+    log = (LOGS / "one_rank_raises.txt").read_text()
+    late = f"[rank1]: Traceback (most recent call last):\n{CUDA.replace('rank3', 'rank1')}\n"
+    assert failure_of(late + log, 1, False, 60).status == "failed"
+    first = log.replace("ValueError: tp 2", "torch.OutOfMemoryError: CUDA out of memory. tp 2")
+    assert failure_of(first, 1, False, 60).reason.startswith("out of memory: torch.OutOfMemoryError: CUDA")
+
+
+def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
+    assert failure_of(f"{CUDA}\nwaiting for rank 3", -15, True, 60).status == "oom"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (NCCL, "communication failed"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        (
+            "ModuleNotFoundError: No module named 'apex'",
+            "a Python module is missing: ModuleNotFoundError: No module",
+        ),
+        ("exitcode  : -9 (pid: 7)", "a process was killed"),
+        ("Fatal: \x00\x01\x02", "exit code 7"),
+        (
+            "0: /usr/bin/python: can't open file '/mlm/x.py': [Errno 2] No",
+            "exit code 7: can't open file '/mlm/x.py'",
+        ),
+    ],
+)
+def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
+    failure = failure_of(log, 7, False, 60)
+    assert failure.status == "failed"
+    assert words in failure.reason
+
+
+def test_a_run_without_an_end_is_a_timeout() -> None:
+    failure = failure_of("iteration 3", -15, True, 60)
+    assert (failure.status, failure.reason) == ("timeout", "did not end within 60 s")
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "one_rank_raises",
+            "exit code 1: ValueError: tp 2 does not divide the 1 query groups; the trainer splits heads",
+        ),
+        ("error_recorded", "exit code 1: ValueError: micro batch 3 does not divide 16"),
+        ("caused_by_another", "exit code 1: KeyError: 'a'"),
+        ("rank_killed", "rank 3 was killed (SIGKILL)"),
+        ("rank_exits", "rank 1 ended with exit code 3"),
+        ("aborted_while_ending", "rank 0 crashed (SIGABRT): terminate called without an active exception"),
+    ],
+)
+def test_the_process_that_failed_first_is_named_not_torchrun(log: str, reason: str) -> None:
+    text = (LOGS / f"{log}.txt").read_text()
+    assert failure_of(text, 1, False, 60).reason == reason
+
+
+@given(st.randoms(use_true_random=False))
+def test_lines_of_ranks_in_any_mixture_name_the_same_error(random) -> None:
+    lines = (LOGS / "one_rank_raises.txt").read_text().splitlines()
+    ranks = [[line for line in lines if line.startswith(f"[rank{rank}]")] for rank in (1, 2, 3)]
+    end = lines[lines.index("Traceback (most recent call last):") :]
+    mixed = []
+    while any(ranks):
+        mixed.append(random.choice([rank for rank in ranks if rank]).pop(0))
+    assert "ValueError: tp 2 does not divide" in failure_of("\n".join(mixed + end), 1, False, 60).reason
+
+
+def test_what_torchrun_read_from_an_error_file_is_enough() -> None:
+    text = (LOGS / "error_recorded.txt").read_text()
+    only = text[text.index("ChildFailedError") :]
+    assert (
+        failure_of(only, 1, False, 60).reason == "exit code 1: ValueError: micro batch 3 does not divide 16"
+    )
+
+
+def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
+    log = (
+        "[rank0]:[W1121 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called\n"
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'train.py', line 3\n[rank0]: KeyError: 'layers'\n"
+    )
+    assert failure_of(log, 1, False, 60).reason == "exit code 1: KeyError: 'layers'"
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from((LOGS / "error_recorded.txt").read_text().splitlines())).map("\n".join)
+)
+def test_any_log_is_one_failure_with_one_line(log: str) -> None:
+    failure = failure_of(log, 1, False, 60)
+    assert failure.status in ("failed", "oom")
+    assert failure.reason.splitlines() == [failure.reason]
+    assert len(failure.reason) < 400

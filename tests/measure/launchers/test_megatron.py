@@ -1,0 +1,193 @@
+"""Command lines for Megatron-LM, and its logs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jointopt
+from jointopt.core.errors import LauncherError
+from jointopt.measure.launchers.megatron import MegatronLauncher, measured, megatron_arguments, read_log
+from jointopt.measure.launchers.program import MegatronProgram
+from jointopt.measure.launchers.slurm import SlurmLauncher
+from jointopt.measure.launchers.slurm_watch import End, Written
+from jointopt.spec.job import Job
+
+HERE = Path(__file__).parent
+PLAN: dict[str, Any] = {
+    "dp": 1, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 2, "sequence_parallel": True,
+    "recompute": "none", "zero_stage": 0, "stage_clock_mhz": [1410.0],
+}  # fmt: skip
+LINE = (
+    " [2026-02-06 20:55:0{n}.918469] iteration      {n}/      20 | consumed samples:         9344 | elapsed time per "
+    "iteration (ms): {ms} | throughput per GPU (TFLOP/s/GPU): 478.0 | energy per GPU (J/iter/GPU): 1992.5 | power per "
+    "GPU (W/GPU): 647.8 | learning rate: 9.568256E-08 | global batch size:    32 | lm loss: 2.401035E+00 | loss scale: "
+    "1.0 | grad norm: 1.797 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Job:
+    return jointopt.load_job("llama-3-70b-4x8-h200")
+
+
+def option(arguments: list[str], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+def test_a_plan_becomes_megatrons_own_flags(llama: Job) -> None:
+    plan = PLAN | {"dp": 2, "pp": 4, "vpp": 2, "cp": 2, "zero_stage": 1, "recompute": "full"}
+    said = megatron_arguments(llama, plan, 20)
+    assert option(said, "--tensor-model-parallel-size") == "2"
+    assert option(said, "--pipeline-model-parallel-size") == "4"
+    assert option(said, "--num-virtual-stages-per-pipeline-rank") == "2"
+    assert option(said, "--num-query-groups") == str(llama.model.num_query_groups)
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16", "--mock-data"} <= set(
+        said
+    )
+    assert option(said, "--recompute-granularity") == "full"
+
+
+def test_a_plain_plan_says_nothing_of_what_it_does_not_use(llama: Job) -> None:
+    said = megatron_arguments(llama, PLAN | {"sequence_parallel": False}, 20)
+    unused = {
+        "--sequence-parallel",
+        "--use-distributed-optimizer",
+        "--recompute-granularity",
+        "--num-experts",
+    }
+    assert not unused & set(said)
+    assert "--expert-model-parallel-size" not in said
+
+
+def test_a_model_without_dropout_is_trained_without_it(llama: Job) -> None:
+    dropping = replace(llama, model=replace(llama.model, dropout=True))
+    for name in ("--attention-dropout", "--hidden-dropout"):
+        assert option(megatron_arguments(llama, PLAN, 20), name) == "0.0"
+        assert name not in megatron_arguments(dropping, PLAN, 20)  # Megatron-LM's own default
+
+
+def test_experts_are_told_with_their_own_width() -> None:
+    mixtral = jointopt.load_job("mixtral-8x22b-8x8-h100")
+    said = megatron_arguments(mixtral, PLAN | {"ep": 4}, 20)
+    assert option(said, "--num-experts") == "8"
+    assert option(said, "--moe-ffn-hidden-size") == str(mixtral.model.moe_ffn_hidden_size)
+    assert option(said, "--expert-model-parallel-size") == "4"
+
+
+def test_what_megatron_cannot_do_is_refused(llama: Job) -> None:
+    with pytest.raises(LauncherError, match=r"zero_stage 3: set search\.zero_stage"):
+        megatron_arguments(llama, PLAN | {"zero_stage": 3}, 20)
+    with pytest.raises(LauncherError, match="fp4"):
+        megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp4")), PLAN, 20)
+
+
+def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
+    text = "".join(LINE.format(n=n, ms=ms) for n, ms in enumerate([9000.0, 812.3, 810.0, 850.0], start=1))
+    log = read_log(text, dropped=1)
+    assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
+    row = measured(log, num_gpus=8)
+    assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx(
+        (0.8123, 15940, 647.8)
+    )
+
+
+def test_lines_that_are_cut_or_mixed_up_are_left_out() -> None:
+    whole = LINE.format(n=2, ms=812.3)
+    log = read_log(
+        f"\x00\xff iteration 1/ 20 | consumed\n{whole}[rank 3] {whole.replace('2/', '3/')[:60]}\n", dropped=0
+    )
+    assert log.iteration_s == pytest.approx((0.8123,))
+
+
+def test_memory_is_that_of_the_fullest_rank() -> None:
+    parts = "allocated: 1.0 | max allocated: 2.0 | reserved: 3.0 | max reserved: {}\n"
+    said = "[Rank {}] (after 2 iterations) memory (MB) | " + parts
+    text = LINE.format(n=1, ms=800.0) + said.format(0, 40960.0) + said.format(7, 51200.0)
+    assert read_log(text, dropped=0).peak_memory_gib == pytest.approx(50.0)
+
+
+def test_no_meter_is_no_energy_and_an_empty_log_is_no_measurement() -> None:
+    log = read_log(LINE.format(n=1, ms=800.0).replace("1992.5", "0.0"), dropped=0)
+    row = measured(log, 8)
+    assert math.isnan(row["energy_j"])
+    assert "energy not measured" in row["notes"]
+    with pytest.raises(ValueError, match="0 iterations in the log"):
+        read_log("Traceback (most recent call last):", dropped=0)
+
+
+@pytest.fixture
+def small(llama: Job) -> Job:
+    return replace(llama, cluster=replace(llama.cluster, nodes=1, gpus_per_node=2))
+
+
+def run(job: Job, monkeypatch: pytest.MonkeyPatch, how: str, checkout: Path = HERE, **options: Any) -> Any:
+    pytest.importorskip("torch", reason="torchrun comes with PyTorch: pip install 'jointopt[torch]'")
+    monkeypatch.setenv("MEGATRON_FAKE", how)
+    return MegatronLauncher(checkout, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
+
+
+def test_the_emitted_line_runs_and_is_measured(
+    small: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = run(small, monkeypatch, "", logs=tmp_path)
+    assert row["status"] == "ok"
+    assert row["iteration_time_s"] == pytest.approx(0.8085, abs=0.001)
+    assert row["energy_j"] == pytest.approx(2 * 0.6 * 808.5, abs=1.0)
+    assert row["peak_memory_gib"] == pytest.approx(41.0)
+
+
+def test_a_checkout_may_be_named_from_where_one_stands(small: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE.parent)
+    row = run(small, monkeypatch, "", checkout=Path(HERE.name))
+    assert row["status"] == "ok", row["notes"]
+
+
+@pytest.mark.parametrize(("how", "limit_s", "status"), [("oom", 60.0, "oom"), ("hang", 10.0, "timeout")])
+def test_a_run_that_fails_says_how(
+    small: Job, monkeypatch: pytest.MonkeyPatch, how: str, limit_s: float, status: str, tmp_path: Path
+) -> None:
+    row = run(small, monkeypatch, how, limit_s=limit_s, logs=tmp_path)
+    assert (row["status"], math.isnan(row["iteration_time_s"])) == (status, True)
+    assert row["notes"].endswith(f"; log: {next(tmp_path.glob('*.log'))}")
+
+
+def test_a_folder_without_megatron_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"holds no pretrain_gpt.py; expected a checkout"):
+        MegatronLauncher(tmp_path)
+
+
+def test_without_a_folder_for_its_log_no_run_starts(
+    small: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(
+        LauncherError, match=r"taken.* cannot be written: .*let TMPDIR or --logs name a folder"
+    ):
+        run(small, monkeypatch, "", logs=tmp_path / "taken")
+
+
+def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path: Path) -> None:
+    words = MegatronProgram(HERE).words(llama, PLAN, tmp_path)
+    assert words[:3] == ["env", "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=1"]
+
+
+def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:
+    text = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 5))
+    (tmp_path / "log.txt").write_text(
+        text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000
+    )
+    launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
+    row = launcher.row(llama, PLAN, tmp_path, End(None, Written(0, 60)))
+    assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))
+
+
+def test_a_failed_run_on_a_cluster_says_where_its_log_is(llama: Job, tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("ValueError: bad flag\n")
+    launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False)
+    row = launcher.row(llama, PLAN, tmp_path, End(None, Written(1, 60)))
+    assert row["notes"] == f"exit code 1: ValueError: bad flag; log: {tmp_path / 'log.txt'}"

@@ -1,0 +1,30 @@
+"""Which rows are of one piece of work, one stage, one plan."""
+
+import pandas as pd
+
+from jointopt.physics.calibrate.grouping import keys_of, plan_keys, stage_blocks
+from jointopt.physics.calibrate.tables import response_table
+
+
+def test_sweeps_that_follow_each_other_are_stages_of_their_own() -> None:
+    clocks = [1410, 1095, 855] * 2
+    rows = pd.DataFrame({"instruction": "forward", "clock_mhz": clocks, "time_s": [1.0, 1.2, 1.4] * 2})
+    rows = response_table(rows.assign(energy_j=300.0)).rows
+    assert stage_blocks(rows, keys_of(rows, ["instruction"])).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_without_a_plan_column_a_rank_that_comes_again_begins_the_next_iteration() -> None:
+    rows = pd.DataFrame({"rank": [0, 1, 0, 1]})
+    assert plan_keys(rows) == [("0",), ("0",), ("1",), ("1",)]
+
+
+def test_equal_plans_of_two_pipelines_are_two_iterations() -> None:
+    rows = pd.DataFrame({"model": ["a", "b", "a", "b", "b"], "plan": 3, "rank": [0, 0, 1, 1, 2]})
+    keys = plan_keys(rows)
+    assert keys[0] == keys[2] != keys[1] == keys[3] == keys[4]
+
+
+def test_numbers_are_keys_however_they_are_spelled() -> None:
+    assert keys_of(pd.DataFrame({"stage": [1.0]}), ["stage"]) == keys_of(
+        pd.DataFrame({"stage": ["1"]}), ["stage"]
+    )

@@ -1,0 +1,54 @@
+"""How tables of profiles and ranks are read."""
+
+import pandas as pd
+import pytest
+
+from jointopt.core.errors import TableError
+from jointopt.physics.calibrate.tables import check_results, response_table
+
+PROFILE = pd.DataFrame(
+    {
+        "stage": 0,
+        "instruction": "forward",
+        "clock_mhz": [1410, 1095, 855],
+        "time_s": [1.0, 1.2, 1.4],
+        "energy_j": 300.0,
+    }
+)
+
+
+def test_the_names_that_zeus_writes_are_read() -> None:
+    zeus = PROFILE.rename(columns={"clock_mhz": "Frequency", "time_s": "time", "energy_j": "energy"})
+    read = response_table(zeus)
+    assert read.kind == "stages"
+    assert read.rows.power_w.tolist() == pytest.approx([300.0, 250.0, 300.0 / 1.4])
+
+
+def test_milliseconds_and_millijoules_are_converted() -> None:
+    read = response_table(pd.DataFrame({"clock_mhz": [1000], "time_ms": [20.0], "energy_mj": [6000.0]}))
+    assert read.rows.power_w.tolist() == pytest.approx([300.0])
+
+
+def test_iterations_and_ranks_are_told_apart_by_their_columns() -> None:
+    iteration = pd.DataFrame(
+        {"clock_mhz": [1410], "iteration_time_s": [2.0], "energy_j": [900.0], "num_gpus": [4]}
+    )
+    assert response_table(iteration).kind == "iterations"
+    assert response_table(iteration).rows.power_w.tolist() == [112.5]
+    assert response_table(iteration.assign(rank=0)).kind == "ranks"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (PROFILE.drop(columns="energy_j"), "lacks the column 'energy_j'"),
+        (PROFILE.drop(columns="time_s"), "lacks the column 'time_s'"),
+        (PROFILE.drop(columns="clock_mhz"), "lacks the column 'clock_mhz'"),
+        (PROFILE.drop(columns="time_s").assign(iteration_time_s=1.0, rank=0), "'forward_time_sum_s'"),
+        (PROFILE.assign(time_s=["1", "x", "2"]), "Row 2, column 'time_s': expected a number above 0"),
+        (PROFILE.assign(clock_mhz=[1410, -5, 855]), "Row 2, column 'clock_mhz'"),
+    ],
+)
+def test_what_a_table_lacks_is_named(table: pd.DataFrame, message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        check_results(response_table(table))

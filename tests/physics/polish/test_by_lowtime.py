@@ -1,0 +1,52 @@
+"""The frontier by lowtime."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from jointopt.core.errors import UsageError
+from jointopt.physics.polish.by_linear import least_energy
+from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
+from jointopt.physics.polish.options import Problem
+
+from .conftest import problems
+
+
+def test_without_lowtime_one_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lowtime", None)
+    with pytest.raises(UsageError, match=r"pip install 'jointopt\[polish\]'"):
+        need_lowtime()
+
+
+@settings(deadline=None, max_examples=8)
+@given(problems())
+def test_it_goes_from_the_slowest_schedule_to_about_the_fastest(problem: Problem) -> None:
+    pytest.importorskip("lowtime", reason="needs the extra polish")
+    times = [problem.makespan_s(problem.within(seconds)) for seconds in shortened(problem, 0.05)]
+    slow, fast = problem.makespan_s(problem.slowest()), problem.makespan_s(problem.fastest())
+    assert times[0] == pytest.approx(slow, rel=0.05)
+    assert times[-1] <= fast + 0.05 * len(problem.graph)
+
+
+@settings(deadline=None, max_examples=8)
+@given(problems())
+def test_its_energies_are_those_of_the_linear_programme_within_the_unit_of_time(problem: Problem) -> None:
+    pytest.importorskip("lowtime", reason="needs the extra polish")
+    schedules = [problem.within(seconds) for seconds in shortened(problem, 0.05)]
+    middle = schedules[len(schedules) // 2]
+    found = least_energy(problem, problem.makespan_s(middle))
+    assert found is not None
+    assert found[1] * (1 - 1e-6) <= problem.energy_j(middle) <= 1.1 * found[1]
+
+
+def test_instructions_that_no_clock_changes_leave_nothing_to_shorten() -> None:
+    pytest.importorskip("lowtime", reason="needs the extra polish")
+    from jointopt.physics.polish.graph import schedule_graph
+    from jointopt.physics.polish.options import Options
+
+    fixed = Options(np.array([1000.0]), np.array([1.0]), np.array([1.0]))
+    assert len(list(shortened(Problem(schedule_graph(2, 1, 2), [fixed] * 6), 0.1))) == 1

@@ -1,0 +1,115 @@
+"""What is said when nothing is feasible: by how much, which bound, and a change that really helps."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jointopt.core.errors import InfeasibleError
+from jointopt.report.remedy import _up
+from jointopt.report.results import Proposal
+from jointopt.spec.jobfile import load_job
+from jointopt.workflows.propose import propose
+
+JOB: dict[str, Any] = {
+    "model": "llama-3-8b",
+    "training": {"seq_length": 4096, "global_batch_size": 64},
+    "cluster": {"gpu": "a100-sxm4-40gb", "nodes": 1, "gpus_per_node": 8},
+}
+Propose = Callable[..., Proposal]
+
+
+@pytest.fixture
+def proposed(tmp_path: Path) -> Propose:
+    def run(**changes: Any) -> Proposal:
+        sections = {k: JOB.get(k, {}) | v if isinstance(v, dict) else v for k, v in changes.items()}
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(JOB | sections))
+        return propose(load_job(path), trials=50)
+
+    return run
+
+
+def refusal(run: Propose, **changes: Any) -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        run(**changes)
+    return str(caught.value)
+
+
+def figure(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, text
+    return float(found[1].rstrip("."))
+
+
+def test_out_of_memory_says_by_how_much_and_the_nodes_that_help(proposed: Propose) -> None:
+    said = refusal(proposed, model="llama-3-70b")
+    assert "does not fit in the GPU's memory" in said
+    assert figure(r"out of memory by ([\d.]+) GiB", said) > 1
+    nodes = int(figure(r"fit on (\d+) nodes instead of 1", said))
+    assert len(proposed(model="llama-3-70b", cluster={"nodes": nodes}).front["pp"])
+    assert "fit on" in refusal(proposed, model="llama-3-70b", cluster={"nodes": nodes - 1})
+
+
+def test_a_memory_fraction_that_is_too_small_says_the_one_that_is_not(proposed: Propose) -> None:
+    said = refusal(proposed, constraints={"memory_fraction": 0.05})
+    fraction = figure(r"constraints\.memory_fraction of ([\d.]+)", said)
+    assert len(proposed(constraints={"memory_fraction": fraction}).front["pp"])
+    refusal(proposed, constraints={"memory_fraction": fraction - 0.02})
+
+
+def test_a_search_that_is_too_narrow_says_which_key_to_free(proposed: Propose) -> None:
+    narrow = {"tp": [1], "pp": [1], "recompute": ["none"], "zero_stage": [0]}
+    said = refusal(proposed, search=narrow)
+    key = re.search(r"without search\.(\w+)\.", said)
+    assert key, said
+    assert len(proposed(search={k: v for k, v in narrow.items() if k != key[1]}).front["pp"])
+
+
+def test_keys_that_only_help_together_are_named_together(proposed: Propose) -> None:
+    said = refusal(proposed, model="llama-2-13b", search={"tp": [1], "pp": [1], "zero_stage": [0]})
+    assert "without search.tp" in said
+    assert len(proposed(model="llama-2-13b").front["pp"])
+
+
+@pytest.mark.parametrize("name", ["iteration_time_s", "energy_j", "avg_power_w", "cluster_power_kw"])
+def test_a_bound_out_of_reach_is_named_with_the_least_that_is_within(name: str, proposed: Propose) -> None:
+    least = figure(rf"constraints\.{name} is 0\.001 and no plan needs less than about ([\d.e+]+)",
+                   refusal(proposed, constraints={name: 0.001}))  # fmt: skip
+    assert len(proposed(constraints={name: least * 1.001}).front["pp"])
+    refusal(proposed, constraints={name: least * 0.9})
+
+
+def test_bounds_that_exclude_each_other_say_how_far_one_must_give(proposed: Propose) -> None:
+    bounds = {"iteration_time_s": 11.0, "avg_power_w": 150.0}
+    said = refusal(proposed, constraints=bounds)
+    assert "met alone, not all together" in said
+    seconds = figure(r"constraints\.iteration_time_s to about ([\d.e+]+)", said)
+    assert len(proposed(constraints=bounds | {"iteration_time_s": seconds}).front["pp"])
+
+
+def test_a_batch_that_the_pinned_degrees_do_not_divide_gets_one_that_they_do(proposed: Propose) -> None:
+    said = refusal(proposed, training={"global_batch_size": 7}, search={"micro_batch_size": [2]})
+    assert "does not divide the global batch of 7" in said
+    assert "without search.micro_batch_size" in said
+
+
+def test_what_no_change_helps_is_said_quickly(proposed: Propose) -> None:
+    start = time.perf_counter()
+    said = refusal(
+        proposed, model="llama-3-405b", cluster={"nodes": 128}, training={"global_batch_size": 1024},
+        search={"tp": [1], "pp": [1], "cp": [1], "zero_stage": [0], "ep": [1]},
+    )  # fmt: skip
+    assert "out of memory by" in said
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(("least", "said"), [(69_481.0, "69490"), (5.1701e7, "51710000"), (1.23412, "1.235")])
+def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, said: str) -> None:
+    assert _up(least) == said

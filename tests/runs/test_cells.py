@@ -1,0 +1,41 @@
+"""Cells by value: columns read once per distinct cell, rows numbered by what they hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.runs.cells import READERS, read_columns, row_codes
+
+CELL = st.sampled_from(["1410", "1410;1395", " full ", "true", "2.0", "x", "", None])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(CELL, min_size=1, max_size=12),
+    st.sampled_from(["tp", "stage_clock_mhz", "gated_mlp", "recompute"]),
+)
+def test_a_cell_is_read_alike_alone_and_in_a_column(cells: list[str | None], name: str) -> None:
+    column, faults = read_columns(pd.DataFrame({name: pd.Series(cells, dtype=object)}), [name], READERS)
+    wrong = faults[0][1].tolist() if faults else [False] * len(cells)
+    for i, cell in enumerate(cells):
+        alone, fault = read_columns(pd.DataFrame({name: pd.Series([cell], dtype=object)}), [name], READERS)
+        assert bool(fault) == wrong[i]
+        one, other = column[name].iloc[i], alone[name].iloc[0]
+        assert one == other or (pd.isna(one) and pd.isna(other))
+
+
+def test_numbers_and_flags_of_one_kind_are_not_mixed_up_with_those_of_another() -> None:
+    table = pd.DataFrame({"tp": pd.Series([1, True, "1", 1.0], dtype=object)})
+    clean, _ = read_columns(table, ["tp"], READERS)
+    np.testing.assert_array_equal(clean["tp"], [1.0, np.nan, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("blank", [None, np.nan])
+def test_rows_are_numbered_as_they_appear_and_blanks_are_alike(blank: object) -> None:
+    words = pd.Series(["b", "a", blank, "b", blank], dtype=object)
+    assert row_codes([words]).tolist() == [0, 1, 2, 0, 2]
+    assert row_codes([words, np.array([1, 1, 1, 2, 1])]).tolist() == [0, 1, 2, 3, 2]

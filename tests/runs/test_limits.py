@@ -1,0 +1,109 @@
+"""Clocks and power limits that no GPU of that name has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from jointopt.runs.limits import MEASUREMENT_RULES, RESULT_RULES
+from jointopt.runs.table import check_measurements, read_measurements, sound_results
+from tests.places import DATA
+
+RUN = {"gpu": "a100-sxm4-80gb", "pp": 2, "status": "ok", "iteration_time_s": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "words"),
+    [
+        ({"clock_mhz": 3000}, "clock_mhz", "from 210 to 1410 MHz on this GPU, got clock_mhz=3000 gpu=a100"),
+        ({"clock_mhz": 150.0}, "clock_mhz", "got clock_mhz=150"),
+        ({"stage_clock_mhz": "1410;1425"}, "stage_clock_mhz", "got stage_clock_mhz=1410;1425"),
+        ({"stage_clock_mhz": "200"}, "stage_clock_mhz", "from 210 to 1410 MHz"),
+        ({"power_limit_w": 900}, "power_limit_w", "to 600 W on this GPU, got power_limit_w=900"),
+        ({"power_limit_w": -300}, "power_limit_w", "above 0 and at most 2,000"),
+        ({"clock_mhz": -1410}, "clock_mhz", "from 1 to 100,000"),
+        ({"stage_clock_mhz": "1410;-1"}, "stage_clock_mhz", "above 0"),
+    ],
+)
+def test_what_the_gpu_does_not_have_is_refused_with_line_and_column(
+    change: dict[str, Any], column: str, words: str
+) -> None:
+    good, problems = check_measurements(pd.DataFrame([RUN, RUN | change]), rules=MEASUREMENT_RULES)
+    assert len(good) == 1
+    assert [(p.line, p.column) for p in problems] == [(3, column)]
+    assert words in problems[0].message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clock_mhz": 1410}, {"clock_mhz": 1410.4}, {"stage_clock_mhz": "210;1410"}, {"power_limit_w": 400},
+        {"gpu": "of-my-own", "clock_mhz": 4000, "power_limit_w": 1500}, {"gpu": None, "clock_mhz": 4000},
+        {"gpu": "b200-sxm-180gb", "clock_mhz": 300},
+    ],
+)  # fmt: skip
+def test_what_it_has_and_what_nobody_knows_passes(change: dict[str, Any]) -> None:
+    good, problems = check_measurements(pd.DataFrame([RUN | change]), rules=MEASUREMENT_RULES)
+    assert (len(good), problems) == (1, [])
+
+
+LLAMA = {
+    "model": "llama-3-8b", "gpu": "a100-sxm4-80gb", "num_gpus": 16, "gpus_per_node": 8, "dtype": "bf16", "status": "ok",
+    "global_batch_size": 256, "seq_length": 8192, "iteration_time_s": 40.0,
+}  # fmt: skip
+IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
+    ({"iteration_time_s": 1e-4}, "iteration_time_s", "to be at least 17.2"),
+    ({"iteration_time_s": 16.0, "dtype": None}, "iteration_time_s", "is it in seconds"),
+    (
+        {"iteration_time_s": 2.0, "model": "mine", "num_layers": 32, "hidden_size": 4096},
+        "iteration_time_s",
+        "at least",
+    ),
+    ({"peak_memory_gib": 500.0}, "peak_memory_gib", "to be at most 86.4 GiB on this GPU"),
+    ({"avg_power_w": 700.0}, "avg_power_w", "to be at most 600 W on this GPU"),
+    ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU"),
+]
+
+
+@pytest.mark.parametrize(("change", "column", "words"), IMPOSSIBLE)
+def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
+    change: dict[str, Any], column: str, words: str
+) -> None:
+    runs = pd.DataFrame([LLAMA, LLAMA | change])
+    good, problems = check_measurements(runs, rules=MEASUREMENT_RULES)
+    assert (len(good), [(p.line, p.column) for p in problems]) == (1, [(3, column)])
+    assert words in problems[0].message
+    sound, said = sound_results(runs, RESULT_RULES)
+    assert pd.isna(sound[column].iloc[1])
+    assert sound["iteration_time_s"].iloc[0] == 40.0
+    assert [text.split(" (")[0] for text in said] == [f"1 row whose {column} cannot be"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iteration_time_s": 18.0}, {"peak_memory_gib": 80.0 * 1.073}, {"avg_power_w": 420.0},
+        {"num_gpus": 4, "iteration_time_s": 160.0}, {"iteration_time_s": 0.1, "model": "mine"},
+        {"iteration_time_s": 0.1, "gpu": "of-my-own"},
+        {"iteration_time_s": 1.0, "gpu": "cpu-core", "peak_memory_gib": 9.0},
+        {"iteration_time_s": 10.0, "dtype": "fp8", "gpu": "h100-sxm5-80gb"},
+    ],
+)  # fmt: skip
+def test_fast_full_and_hot_runs_and_those_of_unknown_models_and_gpus_pass(change: dict[str, Any]) -> None:
+    runs = pd.DataFrame([LLAMA | change])
+    assert check_measurements(runs, rules=MEASUREMENT_RULES)[1] == []
+    assert sound_results(runs, RESULT_RULES)[1] == []
+
+
+def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:
+    _, problems = check_measurements(pd.DataFrame([LLAMA | {"num_gpus": 12}]), rules=MEASUREMENT_RULES)
+    assert [(p.line, p.column) for p in problems] == [(2, "num_gpus")]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the recorded runs are not here")
+@pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda path: path.stem)
+def test_no_recorded_run_is_beyond_its_gpu(path: Path) -> None:
+    assert read_measurements(path, MEASUREMENT_RULES)[1] == []

@@ -1,0 +1,40 @@
+"""What is kept of a table but teaches nothing is told."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from jointopt.runs.unused import unused_lines
+
+GOOD = {"gpu": "h100-sxm5-80gb", "status": "ok", "iteration_time_s": 1.0}
+
+
+def test_rows_that_teach_something_need_no_words():
+    assert (
+        unused_lines(pd.DataFrame([GOOD, {**GOOD, "status": "oom", "iteration_time_s": None, "mfu": 0.4}]))
+        == []
+    )
+
+
+def test_a_column_that_is_nearly_known_is_named():
+    (line,) = unused_lines(pd.DataFrame([{**GOOD, "peak_memory_gb": 40.0}]))
+    assert line == "column peak_memory_gb is kept, but nothing reads it (did you mean 'peak_memory_gib'?)."
+
+
+def test_gpus_that_no_catalogue_knows_are_counted():
+    lines = unused_lines(pd.DataFrame([GOOD, {**GOOD, "gpu": "h1000"}, {**GOOD, "gpu": None}]))
+    assert lines[0].startswith("1 row names no GPU")
+    assert "'h1000' is not in the catalogue" in lines[1]
+
+
+def test_rows_without_any_result_are_counted():
+    (line,) = unused_lines(pd.DataFrame([GOOD, {"gpu": "h100-sxm5-80gb"}]))
+    assert line.startswith("1 row has neither a result")
+
+
+def test_precisions_that_the_gpu_has_no_rate_for_are_told():
+    lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
+    assert lines == [
+        "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
+        "and called out of domain."
+    ]

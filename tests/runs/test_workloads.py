@@ -1,0 +1,389 @@
+"""Tables of recorded runs: habits stand in for blanks, nonsense is one sentence, one bad row never stops the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jointopt
+from jointopt.core.errors import JointOptError, TableError
+from jointopt.runs.workloads import workloads
+from jointopt.spec.catalog.frameworks import framework_names
+from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
+from jointopt.spec.catalog.models import load_model
+
+RUN: dict[str, Any] = {
+    "group": "g", "model": "m", "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 11008,
+    "num_attention_heads": 32, "num_query_groups": 32, "gated_mlp": True, "vocab_size": 32000, "seq_length": 2048,
+    "global_batch_size": 128, "dtype": "bf16", "attention": "flash2", "fused_norm": True, "framework": "nemo",
+    "gpu": "a100-sxm4-80gb", "gpus_per_node": 8, "num_gpus": 16, "dp": 4, "tp": 2, "pp": 2, "cp": 1, "ep": 1, "vpp": 1,
+    "micro_batch_size": 1, "sequence_parallel": True, "recompute": "none", "zero_stage": 1, "status": "ok",
+}  # fmt: skip
+PREDICTED = [f"predicted_{n}" for n in ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")]
+
+
+def table(*changes: dict[str, Any], without: tuple[str, ...] = ()) -> pd.DataFrame:
+    """One row per change of `RUN`, minus columns."""
+    return pd.DataFrame([RUN | change for change in changes or ({},)]).drop(columns=list(without))
+
+
+def predict(*changes: dict[str, Any], without: tuple[str, ...] = ()) -> pd.DataFrame:
+    return jointopt.predict(table(*changes, without=without))
+
+
+def time_s(**change: Any) -> float:
+    return float(predict(change).predicted_iteration_time_s[0])
+
+
+def test_a_complete_row_assumes_nothing() -> None:
+    found = predict()
+    assert found.assumed.tolist() == [""]
+    assert found.not_predicted.tolist() == [""]
+    assert np.isfinite(found[PREDICTED]).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["vpp", "zero_stage", "recompute", "micro_batch_size", "sequence_parallel", "attention", "dtype", "framework",
+     "vocab_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp", "gpus_per_node",
+     "fused_norm"],
+)  # fmt: skip
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_blank_or_absent_column_is_defaulted_and_named(column: str, absent: bool) -> None:
+    found = predict(without=(column,)) if absent else predict({column: None})
+    assert found.assumed[0] == column
+    assert found.predicted_iteration_time_s[0] > 0
+
+
+def test_one_unknown_degree_is_what_the_others_leave() -> None:
+    for column in ("dp", "tp", "pp", "cp"):
+        found = predict({column: None})
+        assert (found.assumed[0], found.predicted_energy_j[0]) == ("", predict().predicted_energy_j[0])
+
+
+def test_several_unknown_degrees_are_data_parallel() -> None:
+    found = predict({"dp": None, "tp": None, "pp": None, "cp": None})
+    assert found.assumed[0].split() == ["cp", "pp", "tp"]
+    assert found.predicted_energy_j[0] == predict({"dp": 16, "tp": 1, "pp": 1}).predicted_energy_j[0]
+
+
+def test_a_blank_degree_of_expert_parallelism_is_assumed_for_experts_only() -> None:
+    moe = {"num_experts": 8, "moe_router_topk": 2, "ep": None}
+    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep", ""]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tp": "abc"}, "Row 2 of the table: tp must be a whole number from 1 to .* got 'abc'"),
+        ({"tp": 0}, "Row 2 of the table: tp must be"),
+        ({"pp": -1}, "pp must be"),
+        ({"num_layers": 1.5}, "num_layers must be a whole number"),
+        ({"hidden_size": float("inf")}, "hidden_size must be"),
+        ({"zero_stage": 4}, "zero_stage must be a whole number from 0 to 3"),
+        ({"recompute": "sometimes"}, "recompute must be one of none, selective, full"),
+        ({"sequence_parallel": "maybe"}, "sequence_parallel must be true, false or blank"),
+        ({"clock_mhz": "fast"}, "clock_mhz must be a number"),
+        ({"clock_mhz": 0}, "clock_mhz must be a number"),
+        ({"stage_clock_mhz": "1410;x"}, "stage_clock_mhz must be clocks in MHz"),
+        ({"global_batch_size": "1,024"}, "global_batch_size must be"),
+    ],
+)
+def test_a_cell_that_makes_no_sense_is_named_with_row_and_column(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TableError, match=message):
+        predict({}, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "x9000"}, "not in the catalogue"),
+        ({"gpu": None}, "gpu is blank"),
+        ({"gpu": "h100"}, "fits 4 GPUs"),
+        ({"num_layers": None}, "num_layers is blank"),
+        ({"dp": 3}, "num_gpus"),
+        ({"dp": None, "tp": 3}, "num_gpus"),
+        ({"pp": 8, "dp": 1, "num_layers": 4}, "num_layers"),
+        ({"global_batch_size": 2}, "global_batch_size"),
+        ({"stage_clock_mhz": "1410;1200;900"}, "stage_clock_mhz"),
+        ({"gpu": "a40", "power_limit_w": 45}, "draws"),
+        ({"power_limit_w": 700}, "power_limit_w"),
+        ({"clock_mhz": 3000}, "clock_mhz to be from 210 to 1410 MHz"),
+        ({"stage_clock_mhz": "100"}, "stage_clock_mhz to be from 210 to 1410 MHz"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why_and_stops_no_other(
+    change: dict[str, Any], reason: str
+) -> None:
+    found = predict({}, change, {})
+    assert reason in found.not_predicted[1]
+    assert found[PREDICTED].isna().all(axis=1).tolist() == [False, True, False]
+    assert found.predicted_fits.tolist() == [True, False, True]
+    assert found.predicted_fits.dtype == found.in_domain.dtype == bool
+    with pytest.raises(TableError, match="No row of the table can be predicted; row 1: "):
+        predict(change)
+
+
+@pytest.mark.parametrize(
+    "column", ["num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus"]
+)
+def test_a_column_that_nothing_stands_in_for_is_named(column: str) -> None:
+    with pytest.raises(TableError, match=f"lacks the column '{column}'"):
+        predict(without=(column,))
+
+
+def test_a_table_without_rows_and_a_column_given_twice_are_refused() -> None:
+    with pytest.raises(TableError, match="no rows"):
+        jointopt.predict(table().iloc[:0])
+    twice = pd.concat([table(), table()[["tp"]]], axis=1)
+    with pytest.raises(TableError, match="'tp' more than once"):
+        jointopt.predict(twice)
+    with pytest.raises(TableError, match="'tp' more than once"):
+        jointopt.predict(table().assign(**{"tp.1": 2}))  # as pandas reads it from a file
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "same_as", "assumed"),
+    [
+        ("a100-sxm4-80gb", "fp8", "bf16", "dtype"),
+        ("v100-sxm2-16gb", "bf16", "fp16", "dtype"),
+        ("h100-sxm5-80gb", "nvfp4", "fp8", "dtype"),
+        ("h100-sxm5-80gb", "mxfp8", "fp8", ""),
+        ("a100-sxm4-80gb", "BFloat16", "bf16", ""),
+        ("a100-sxm4-80gb", "float32", "fp32", ""),
+        ("a100-sxm4-80gb", "mixed", "bf16", "dtype"),
+    ],
+)
+def test_precisions_are_understood_or_the_next_wider_one_is_assumed(
+    gpu: str, dtype: str, same_as: str, assumed: str
+) -> None:
+    run = {"gpu": gpu, "attention": "fused"}
+    found = predict(run | {"dtype": dtype}, run | {"dtype": same_as})
+    assert found.assumed[0] == assumed
+    assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "inside"),
+    [("h100-sxm5-80gb", "fp4", False), ("a100-sxm4-80gb", "fp8", False), ("v100-sxm2-16gb", "bf16", False),
+     ("v100-sxm2-16gb", "fp8", False), ("h100-sxm5-80gb", "int8", False),
+     ("h100-sxm5-80gb", "mixed", False), ("h100-sxm5-80gb", None, False), ("a100-sxm4-80gb", " ", False),
+     ("a100-sxm4-80gb", "bf16", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("surrogate", ["none", "default"])
+def test_a_precision_that_nobody_said_or_the_gpu_lacks_is_never_in_domain(
+    gpu: str, dtype: str | None, inside: bool, surrogate: str
+) -> None:
+    run = {"gpu": gpu, "attention": "fused", "framework": "megatron-lm"}
+    found = jointopt.predict(table(run | {"dtype": dtype}, run | {"dtype": "fp16"}), surrogate)
+    assert found.in_domain.tolist() == [inside, True]
+    width = found.predicted_iteration_time_s_high / found.predicted_iteration_time_s_low
+    assert inside or width[0] > 1.5 * width[1]
+
+
+def test_tf32_is_fp32_on_tensor_cores() -> None:
+    assert time_s(dtype="bf16") < time_s(dtype="tf32") < time_s(dtype="fp32") / 3
+
+
+@pytest.mark.parametrize(
+    ("word", "kernel", "assumed"),
+    [("Flash2", "flash2", ""), ("flash_attention_3", "flash3", ""), ("FlashAttention", "flash2", "attention"),
+     ("sdpa", "flash2", "attention"), ("secret", "flash2", "attention")],
+)  # fmt: skip
+def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, assumed: str) -> None:
+    found = predict(
+        {"attention": word, "gpu": "h100-sxm5-80gb"}, {"attention": kernel, "gpu": "h100-sxm5-80gb"}
+    )
+    assert found.assumed[0] == assumed
+    assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "inside"),
+    [("banana", False), ("flash3", False), ("flash2", True), ("sdpa", True), ("flash", True), (None, True)],
+)
+@pytest.mark.parametrize("surrogate", ["none", "default"])
+def test_a_kernel_that_means_nothing_or_does_not_run_there_is_out_of_domain_and_a_blank_one_is_not(
+    word: str | None, inside: bool, surrogate: str
+) -> None:
+    found = jointopt.predict(table({"attention": word, "framework": "megatron-lm"}), surrogate)
+    assert found.in_domain.tolist() == [inside]
+    assert found.assumed.tolist() == ["" if word == "flash2" else "attention"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "kernel"),
+    [("h100-sxm5-80gb", "bf16", "flash2"), ("gb200", "fp8", "flash2"), ("gh200-96gb", None, "flash2"),
+     ("l40s", "bf16", "flash2"), ("mi300x", "bf16", "flash2"), ("h100-sxm5-80gb", "fp32", "fused"),
+     ("a100-sxm4-80gb", "bf16", "fused"), ("v100-sxm2-16gb", "fp16", "fused")],
+)  # fmt: skip
+def test_a_blank_kernel_is_a_flash_one_where_gpus_are_as_new_and_the_habit_of_the_profile_elsewhere(
+    gpu: str, dtype: str | None, kernel: str
+) -> None:
+    change = {"gpu": gpu, "dtype": dtype, "attention": None, "framework": "megatron-lm"}
+    (found,), _ = workloads(table(change))
+    assert found.job.training.attention == kernel
+    assert "attention" in found.assumed[0]
+
+
+@pytest.mark.parametrize("gpu", gpu_ids())
+def test_every_gpu_predicts_every_precision_under_every_framework(gpu: str) -> None:
+    changes = [
+        {"gpu": gpu, "dtype": d, "framework": f}
+        for d in ("fp32", "bf16", "fp8", "fp4")
+        for f in framework_names()
+    ]
+    found = predict(*changes)[PREDICTED]
+    unknown = [] if load_gpu(gpu).power else ["predicted_energy_j", "predicted_avg_power_w"]
+    assert found[unknown].isna().all(axis=None)
+    assert np.isfinite(found.drop(columns=unknown)).all(axis=None)
+    assert (found.drop(columns=unknown) > 0).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tp": 2.0, "num_layers": "32", "vpp": " 1 "},
+        {"vpp": 4, "pp": 8, "dp": 1, "global_batch_size": 10},
+        {"vpp": 5},
+        {"global_batch_size": 130, "micro_batch_size": 4},
+        {"global_batch_size": 5, "micro_batch_size": 8},
+        {"num_attention_heads": 30},
+        {"tp": 16, "dp": 1, "pp": 1, "num_attention_heads": 8},
+        {"num_gpus": 12, "dp": 3},
+        {"gpus_per_node": 32},
+        {"num_experts": 8, "moe_router_topk": 2, "ep": 3},
+        {"num_experts": 8, "moe_router_topk": None, "ep": 4},
+        {"status": "oom", "iteration_time_s": None},
+        {"recompute": True},
+        {"seq_length": 1_048_576, "cp": 4, "dp": 1},
+    ],
+)
+def test_odd_but_possible_runs_get_finite_numbers(change: dict[str, Any]) -> None:
+    found = predict(change)
+    assert found.not_predicted[0] == ""
+    assert np.isfinite(found[PREDICTED]).all(axis=None)
+    assert (found.predicted_iteration_time_s_low < found.predicted_iteration_time_s).all()
+
+
+def test_a_micro_batch_larger_than_the_ranks_share_is_cut_and_a_broken_batch_padded() -> None:
+    found = predict({"micro_batch_size": 64}, {"micro_batch_size": 32}, {"global_batch_size": 127})
+    assert found.assumed.tolist() == ["micro_batch_size", "", "global_batch_size"]
+    assert found.predicted_energy_j[0] == found.predicted_energy_j[1]
+    assert found.predicted_iteration_time_s[2] == time_s()
+
+
+def test_clocks_come_from_the_stages_else_from_one_else_the_maximum() -> None:
+    assert time_s(stage_clock_mhz="1410;1410") == time_s(clock_mhz=1410) == time_s()
+    assert (
+        time_s(stage_clock_mhz="900;900") == time_s(stage_clock_mhz=900.0) == time_s(clock_mhz=900) > time_s()
+    )
+    assert time_s(clock_mhz=900) > time_s(stage_clock_mhz="1410;900") > time_s()
+
+
+def test_a_power_limit_slows_a_run_down_and_saves_energy() -> None:
+    found = predict({"power_limit_w": 250}, {"power_limit_w": None}, {"power_limit_w": 400})
+    assert found.predicted_iteration_time_s[0] > found.predicted_iteration_time_s[1]
+    assert found.predicted_energy_j[0] < found.predicted_energy_j[1] == found.predicted_energy_j[2]
+    assert found.predicted_avg_power_w[0] < 250
+
+
+def test_a_plain_mlp_is_four_hidden_sizes_wide_where_the_table_does_not_say() -> None:
+    jobs, _ = workloads(table({"ffn_hidden_size": 16384}, {"ffn_hidden_size": 11008}, without=("gated_mlp",)))
+    assert [work.job.model.gated_mlp for work in jobs] == [False, True]
+
+
+def test_experts_without_a_top_k_go_to_two_and_one_expert_is_dense() -> None:
+    jobs, _ = workloads(table({"num_experts": 8, "moe_router_topk": None}, {"num_experts": 1}))
+    assert [(w.job.model.is_moe, w.job.model.moe_router_topk) for w in jobs] == [(True, 2), (False, 0)]
+
+
+def test_rows_of_one_job_share_a_workload_and_keep_their_positions() -> None:
+    jobs, reasons = workloads(table({}, {"gpu": "h200"}, {"dp": 8, "tp": 1}, {"dp": 3}))
+    assert [work.rows.tolist() for work in jobs] == [[0, 2], [1]]
+    assert list(reasons) == [3]
+    assert jobs[0].plans["tp"].tolist() == [2, 1]
+
+
+def test_interleaving_that_a_framework_uses_by_habit_stands_in_for_a_blank() -> None:
+    jobs, _ = workloads(table({"vpp": None, "framework": "nemo"}, {"vpp": None, "framework": "nanotron"}))
+    assert [int(work.plans["vpp"][0]) for work in jobs] == [8, 1]
+
+
+CELLS = st.one_of(
+    st.none(), st.integers(-3, 70), st.floats(allow_nan=True, allow_infinity=True), st.text(max_size=6), st.booleans(),
+    st.sampled_from(["full", "h100-sxm5-80gb", "mi300x", "1410;1395", "fp8", "torchtitan", "2.0"]),
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*RUN, "clock_mhz", "stage_clock_mhz", "power_limit_w"]), CELLS, max_size=4
+    )
+)
+def test_whatever_a_cell_holds_there_is_a_prediction_a_reason_or_one_sentence(change: dict[str, Any]) -> None:
+    sentence, found = "", table()
+    try:
+        found = predict(change, {})
+    except JointOptError as error:
+        sentence = str(error)
+    assert "\n" not in sentence
+    if not sentence:
+        assert len(found) == 2
+        assert np.isfinite(found[PREDICTED].iloc[0]).all() != bool(found.not_predicted[0])
+
+
+@pytest.mark.parametrize(("gpu", "kernel"), [("v100-sxm2-32gb", "fused"), ("a100-sxm4-80gb", "flash2")])
+def test_an_attention_kernel_that_the_gpu_cannot_run_gives_way_and_is_named(gpu: str, kernel: str) -> None:
+    change = {"gpu": gpu, "attention": "flash3", "dtype": "fp16"}
+    (found,), _ = workloads(table(change))
+    assert (found.job.training.attention, found.assumed) == (kernel, ["attention"])
+
+
+SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+         "vocab_size")  # fmt: skip
+
+
+def test_a_catalogue_name_stands_for_the_shape_of_the_model() -> None:
+    (found,), _ = workloads(table({"model": "llama-3-8b"}, without=SHAPE))
+    assert (found.job.model, found.assumed) == (load_model("llama-3-8b"), [""])
+
+
+def test_cells_that_contradict_the_catalogue_model_win() -> None:
+    (found,), _ = workloads(table({"model": "llama-3-8b", "num_layers": 16, "vocab_size": None}))
+    assert (found.job.model.num_layers, found.job.model.hidden_size) == (16, 4096)
+    assert found.assumed == ["vocab_size"]
+
+
+def test_a_blank_head_count_is_that_of_the_same_source_and_width_whose_depth_is_nearest() -> None:
+    known = [
+        {"source": "a", "num_layers": 8, "num_attention_heads": 16},
+        {"source": "a", "num_attention_heads": 64},
+    ]
+    blank = [{"source": source, "num_layers": 30, "num_attention_heads": np.nan} for source in ("a", "b")]
+    found, _ = workloads(table(*known, *blank))
+    heads = {int(row): w.job.model.num_attention_heads for w in found for row in w.rows}
+    assert heads == {0: 16, 1: 64, 2: 64, 3: 32}
+    assert all("num_attention_heads" in w.assumed[0] for w in found if {2, 3} & set(w.rows))
+
+
+def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
+    blank = dict.fromkeys(SHAPE)
+    found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))
+    assert sorted(int(row) for work in found for row in work.rows) == [0, 2]
+    assert reasons == {1: "num_layers is blank."}
+
+
+def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:
+    with pytest.raises(
+        TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"
+    ):
+        predict({"model": "llama-3-8"}, without=("num_layers",))

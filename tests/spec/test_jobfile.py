@@ -1,0 +1,476 @@
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jointopt
+from jointopt.core.errors import JobError, JointOptError, UsageError
+from jointopt.spec.abilities import check_abilities
+from jointopt.spec.clocks import clock_grid_mhz
+from jointopt.spec.files import parse_yaml
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import ATTENTIONS, OBJECTIVES, Job, Search, Training
+from jointopt.spec.jobfile import dump_job, job_from_options, load_job, parse_job, shipped_job, shipped_jobs
+from jointopt.spec.plans.space import enumerate_layouts
+
+FULL: dict[str, Any] = {
+    "name": "opt-350m-2x4-a100",
+    "model": {
+        "num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096, "num_attention_heads": 16,
+        "num_query_groups": 16, "vocab_size": 50272, "gated_mlp": False, "tied_embeddings": True,
+        "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "num_shared_experts": 0,
+    },
+    "training": {
+        "seq_length": 2048, "global_batch_size": 256, "dtype": "bf16", "attention": "flash2",
+        "framework": "megatron-lm", "run_tokens": 15e12,
+    },
+    "cluster": {
+        "gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4, "intra_node_gbytes_per_s": 300,
+        "inter_node_gbytes_per_s": 12.5, "inter_node_latency_us": 10, "intra_node_pj_per_bit": 1.3,
+        "inter_node_pj_per_bit": 20, "inlet_temperature_c": 22, "exhaust_rise_k": 5, "host_power_w": 1000, "pue": 1.1,
+        "power_limit_w": 300, "carbon_kg_per_kwh": 0.35, "price_per_kwh": 0.12, "currency": "EUR",
+    },
+    "search": {
+        **{key: [1, 2, 4] for key in ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch_size")},
+        "zero_stage": [0, 1], "recompute": ["none", "selective", "full"], "sequence_parallel": [True],
+        "clock_mhz": {"min": 600, "max": 1410, "step": 15}, "per_stage_clocks": True,
+    },
+    "constraints": {
+        "iteration_time_s": 12.0, "energy_j": 9000, "facility_energy_j": 2e4, "avg_power_w": 320,
+        "cluster_power_kw": 30, "memory_fraction": 0.92,
+    },
+    "objectives": ["iteration_time_s", "energy_j"],
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "model": "opt-350m",
+    "training": {"seq_length": 2048, "global_batch_size": 256},
+    "cluster": {"gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4},
+}
+
+
+def parse(mapping: dict[str, Any]) -> Job:
+    return parse_job(mapping, "stem", Path())
+
+
+def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the mapping with the value at a dotted path replaced, ``...`` removing it."""
+    result = copy.deepcopy(base)
+    *sections, key = path.split(".")
+    place = result
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[key] = value
+    if value is ...:
+        del place[key]
+    return result
+
+
+def test_every_key_of_the_job_file_is_read() -> None:
+    job = parse(FULL)
+    assert job.cluster.assumed == ()
+    assert (job.search.tp, job.search.zero_stage, job.search.sequence_parallel) == (
+        (1, 2, 4),
+        (0, 1),
+        (True,),
+    )
+    assert job.search.clock_mhz == tuple(float(c) for c in range(600, 1411, 15))
+    assert (job.constraints.memory_fraction, job.training.framework.name) == (0.92, "megatron-lm")
+
+
+def test_the_smallest_job_has_the_documented_defaults() -> None:
+    job = parse(SMALL)
+    assert (job.name, job.training.dtype, job.training.attention) == ("stem", "bf16", "flash2")
+    assert job.search.clock_mhz == clock_grid_mhz(job.cluster.gpu)
+    assert (job.search.tp, job.search.per_stage_clocks, job.objectives) == (None, True, OBJECTIVES)
+    assert job.training.framework.name == "generic"
+
+
+def test_carbon_price_and_tokens_are_read_and_survive_being_saved() -> None:
+    job = parse(FULL)
+    site = job.cluster
+    assert (site.carbon_kg_per_kwh, site.price_per_kwh, site.currency) == (0.35, 0.12, "EUR")
+    assert (job.training.run_tokens, job.training.run_iterations) == (15 * 10**12, 28_610_230)
+    assert parse(dict(parse_yaml(dump_job(job)))) == job
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("cluster.carbon_kg_per_kwh", 400, "carbon_kg_per_kwh must be a number from 0 on, at most 10"),
+        ("cluster.price_per_kwh", -0.1, "price_per_kwh must be a number from 0 on"),
+        ("cluster.currency", "EUR", "cluster.price_per_kwh is missing"),
+        ("cluster.carbon_per_kwh", 1, r"did you mean 'carbon_kg_per_kwh'"),
+        ("training.run_tokens", 0, "run_tokens must be a number above 0"),
+        ("training.run_tokens", 1.5, "run_tokens must be a whole number of tokens"),
+        ("training.run_tokens", float("nan"), "run_tokens must be"),
+    ],
+)
+def test_a_site_that_makes_no_sense_is_refused(path: str, value: Any, sentence: str) -> None:
+    with pytest.raises(JobError, match=sentence):
+        parse(changed(SMALL, path, value))
+
+
+def test_one_value_means_a_list_of_one() -> None:
+    job = parse(
+        SMALL | {"search": {"tp": 4, "recompute": "full", "clock_mhz": 1410, "sequence_parallel": False}}
+    )
+    assert (job.search.tp, job.search.recompute, job.search.clock_mhz) == ((4,), ("full",), (1410.0,))
+    assert job.search.sequence_parallel == (False,)
+
+
+@pytest.mark.parametrize("name", shipped_jobs())
+def test_every_shipped_job_loads_under_its_own_name_and_survives_being_saved(name: str) -> None:
+    job = shipped_job(name)
+    assert job.name == name
+    assert parse(dict(parse_yaml(dump_job(job)))) == job
+
+
+def test_the_shipped_jobs_are_the_real_systems() -> None:
+    sizes = {name: shipped_job(name).cluster.num_gpus for name in shipped_jobs()}
+    assert sizes["opt-350m-2x4-a100"] == 8
+    assert sizes["gpt3-175b-128x8-a100"] == 1024
+    assert sizes["llama-3-405b-2048x8-h100"] == 16384
+    assert len(sizes) == 8
+
+
+def test_a_shipped_job_is_found_by_its_name_alone() -> None:
+    assert jointopt.load_job("olmoe-1b-7b-8x4-gh200") == shipped_job("olmoe-1b-7b-8x4-gh200")
+
+
+def test_the_config_json_of_a_shipped_job_is_the_catalogue_model() -> None:
+    model = shipped_job("llama-3-8b-1x8-h100").model
+    assert model.parameters == 8_030_261_248
+
+
+def test_a_model_by_path_is_sought_beside_the_job_file(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_attention_heads": 4, "vocab_size": 1000}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    for model in ("mine", "mine/config.json", str(tmp_path / "mine")):
+        (tmp_path / "job.yaml").write_text(dump_job(SMALL | {"model": model}))
+        assert load_job(tmp_path / "job.yaml").model.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("modle", 1, r"The key 'modle' is unknown \(did you mean 'model'\?\)"),
+        ("training.seq_len", 1, r"'seq_len' in training is unknown \(did you mean 'seq_length'"),
+        ("search.micro_batch", 1, "did you mean 'micro_batch_size'"),
+        ("constraints.energy", 1, "did you mean 'energy_j'"),
+        ("model", ..., "model is missing; expected a catalogue name"),
+        ("model", 7, "model must be a catalogue name, a path to a config.json, or a mapping; got 7"),
+        ("model", "opt-350", "did you mean 'opt-350m'"),
+        ("model", "./none.json", "none.json does not exist"),
+        ("training", ..., "training.seq_length is missing"),
+        ("training", [], "training must be a mapping"),
+        ("training.seq_length", 0, "training.seq_length must be a whole number from 1 to .*; got 0"),
+        ("training.global_batch_size", -8, "training.global_batch_size must be a whole number"),
+        ("training.global_batch_size", True, "must be a whole number"),
+        ("training.dtype", "fp8", "no source states a fp8 rate of GPU 'a100-sxm4-40gb'; expected one of"),
+        ("training.dtype", "bf-16", "must be one of fp32, fp16, bf16, fp8, fp4 .did you mean 'bf16'"),
+        ("training.attention", "flash", f"must be one of {', '.join(ATTENTIONS)}"),
+        ("training.framework", "megatron", "did you mean 'megatron-lm'"),
+        ("training.fused_norm", "yes", "training.fused_norm must be true or false"),
+        ("cluster", ..., "cluster is missing; expected a catalogue name, or a mapping"),
+        ("cluster.nodes", ..., "cluster.nodes is missing"),
+        ("cluster.gpu", "a100-sxm4-41gb", "did you mean 'a100-sxm4-40gb'"),
+        ("search.tp", [], "search.tp must be a whole number, or a list"),
+        ("search.tp", [1, 0], "search.tp must be a whole number from 1"),
+        ("search.zero_stage", 4, "search.zero_stage must be a whole number from 0 to 3; got 4"),
+        ("search.recompute", ["some"], "search.recompute must be one of none, selective, full"),
+        ("search.clock_mhz", 1000, "1000.0 MHz is no clock"),
+        ("search.per_stage_clocks", "yes", "must be true or false"),
+        (
+            "constraints.memory_fraction",
+            1.2,
+            "constraints.memory_fraction must be a number above 0, at most 1",
+        ),
+        ("constraints.energy_j", float("inf"), "constraints.energy_j must be a number"),
+        ("constraints.energy_j", float("nan"), "constraints.energy_j must be a number"),
+        ("objectives", [], "objectives must be"),
+        ("objectives", ["time"], "objectives must be one of iteration_time_s, energy_j"),
+        ("name", 7, "name must be one line of text .in quotes"),
+    ],
+)
+def test_a_bad_key_or_value_is_one_sentence_with_its_place(path: str, value: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        parse(changed(SMALL, path, value))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_file_begins_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(dump_job(changed(SMALL, "cluster.nodes", 0)))
+    with pytest.raises(JobError, match=r"bad.yaml: cluster.nodes must be") as caught:
+        load_job(path)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "", "/", "\udcff", "none.yaml"])
+def test_a_path_that_leads_nowhere_is_one_sentence(path: str) -> None:
+    with pytest.raises(JobError):
+        load_job(path)
+
+
+def test_a_mistyped_shipped_job_names_the_one_meant() -> None:
+    with pytest.raises(JobError, match="did you mean 'opt-350m-2x4-a100'"):
+        load_job("opt-350m-2x4-a10")
+
+
+def test_a_gpu_without_a_known_clock_step_is_searched_openly() -> None:
+    job = job_from_options("llama-3-8b", "mi300x", 16, 512, 8192)
+    assert len(job.search.clock_mhz) == 1
+    assert job.cluster.assumed[-1].startswith("clock_mhz")
+
+
+def test_options_make_the_job_that_a_file_would() -> None:
+    job = job_from_options("llama-3-8b", "h100-sxm5-80gb", 64, 512, 8192)
+    assert (job.cluster.nodes, job.cluster.gpus_per_node) == (8, 8)
+    assert parse(dict(parse_yaml(dump_job(job)))) == job
+
+
+def test_few_gpus_are_one_node_and_odd_ones_are_refused() -> None:
+    assert job_from_options("opt-350m", "a100-sxm4-40gb", 3, 6, 2048).cluster.gpus_per_node == 3
+    with pytest.raises(JobError, match="12 GPUs do not fill whole nodes of 8"):
+        job_from_options("opt-350m", "a100-sxm4-40gb", 12, 6, 2048)
+    with pytest.raises(JobError, match="gpus must be a whole number"):
+        job_from_options("opt-350m", "a100-sxm4-40gb", 0, 6, 2048)
+
+
+DEGREES = st.none() | st.lists(st.integers(1, 64), min_size=1, max_size=4)
+CLOCKS = st.lists(st.integers(0, 80).map(lambda i: 210 + 15 * i), min_size=1, max_size=5) | st.none()
+ANY_SEARCH = st.fixed_dictionaries(
+    dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), DEGREES),
+    optional={
+        "clock_mhz": CLOCKS,
+        "zero_stage": st.lists(st.integers(0, 1), min_size=1),
+        "per_stage_clocks": st.booleans(),
+        "recompute": st.sampled_from(["none", "full", ["full", "none"]]),
+        "sequence_parallel": st.booleans(),
+    },
+)
+ANY_CLUSTER = st.fixed_dictionaries(
+    {"gpu": st.sampled_from(["a100-sxm4-40gb", "a100-sxm4-80gb"]), "nodes": st.integers(1, 100)},
+    optional={
+        "gpus_per_node": st.integers(1, 16),
+        "pue": st.floats(1, 2),
+        "inlet_temperature_c": st.floats(0, 60),
+        "exhaust_rise_k": st.floats(0, 40),
+        "power_limit_w": st.floats(100, 500),
+        "host_power_w": st.sampled_from([0, 2800, 3300.0, 17.5]),
+        "carbon_kg_per_kwh": st.floats(0, 10),
+        "price_per_kwh": st.floats(0, 1e9) | st.integers(0, 1000),
+        "inter_node_gbytes_per_s": st.sampled_from([25, 25.0, 12.5]),
+        "name": st.text(min_size=1, max_size=9).filter(lambda t: t.isprintable() and t.strip()),
+    },
+)
+ANY_JOB = st.fixed_dictionaries(
+    {
+        "name": st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip())),
+        "model": st.sampled_from(
+            ["opt-350m", "Mixtral-8x7B", FULL["model"], FULL["model"] | {"name": "1e5"}]
+        ),
+        "training": st.sampled_from(
+            [SMALL["training"], FULL["training"], SMALL["training"] | {"run_tokens": 1}]
+        ),
+        "cluster": ANY_CLUSTER,
+        "search": ANY_SEARCH,
+    },
+    optional={
+        "constraints": st.dictionaries(st.sampled_from(["energy_j", "avg_power_w"]), st.floats(1e-3, 1e9)),
+        "objectives": st.sampled_from(
+            [["energy_j"], ["facility_energy_j"], ["energy_j", "iteration_time_s"]]
+        ),
+    },
+)
+
+
+@settings(deadline=None)
+@given(ANY_JOB)
+def test_a_job_that_is_saved_and_loaded_is_the_same_job(mapping: dict[str, Any]) -> None:
+    job = parse(mapping)
+    assert parse(dict(parse_yaml(dump_job(job)))) == job
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=30)
+    | st.just(5000).map(lambda n: 10**n),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PLACES = [
+    f"{section}.{key}" for section, keys in FULL.items() if isinstance(keys, dict) for key in keys
+] + list(FULL)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), JUNK), min_size=1, max_size=3))
+def test_a_valid_job_with_junk_anywhere_is_a_job_or_one_of_our_errors(junk: list[tuple[str, Any]]) -> None:
+    mapping = copy.deepcopy(FULL)
+    for path, value in junk:
+        section, _, key = path.partition(".")
+        place = mapping.get(section) if key else mapping
+        if isinstance(place, dict):
+            place[key or section] = value
+    try:
+        parse(mapping)
+    except JointOptError as error:
+        sentence = str(error)
+    else:
+        sentence = ""
+    assert "\n" not in sentence
+
+
+@settings(deadline=None)
+@given(
+    st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass"))
+)
+def test_no_bytes_make_the_loader_fail_otherwise(raw: bytes) -> None:
+    path = Path(__file__).parent / "fuzz"
+    try:
+        text = raw.decode("utf-8-sig")
+        parse_job(parse_yaml(text), path.stem, path)
+    except (UnicodeDecodeError, JointOptError):
+        pass
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2000),
+    st.sampled_from([b"", b"\x00", b"\t", b"- ", b"{", b"&a ", b"*a", b"!!int ", b": ", b"\xff"]),
+)
+def test_a_shipped_file_with_a_cut_or_a_stain_is_a_job_or_one_of_our_errors(
+    tmp_path_factory: pytest.TempPathFactory, place: int, stain: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "stained.yaml"
+    raw = dump_job(FULL).encode()
+    path.write_bytes(raw[:place] + stain + raw[place + (0 if stain else 7) :])
+    try:
+        load_job(path)
+    except JointOptError as error:
+        sentence = str(error)
+    else:
+        sentence = str(path)
+    assert str(path) in sentence
+
+
+def test_loading_a_job_imports_nothing_heavy() -> None:
+    heavy = "pandas optuna sklearn xgboost torch scipy"
+    load = "import sys, jointopt; jointopt.load_job('opt-350m-2x4-a100')"
+    code = f"{load}; print(set('{heavy}'.split()) & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_precision_that_nobody_states_is_the_gpus_own_16_bit_format(tmp_path: Path) -> None:
+    shape = {"model": "opt-350m", "training": {"seq_length": 128, "global_batch_size": 8}}
+    for gpu, dtype in (("v100-sxm2-16gb", "fp16"), ("a100-sxm4-80gb", "bf16")):
+        job = parse_job({**shape, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}}, "job", tmp_path)
+        assert job.training.dtype == dtype
+
+
+def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_in(tmp_path: Path) -> None:
+    training = {"seq_length": 128, "global_batch_size": 8, "dtype": "object"}
+    cluster = {"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8}
+    job = parse_job({"model": "opt-350m", "training": training, "cluster": cluster}, "job", tmp_path)
+    assert job.training.dtype == "bf16"
+    assert any("pandas" in sentence for sentence in job.cluster.assumed)
+
+
+@pytest.mark.parametrize(
+    ("framework", "search", "sentence"),
+    [
+        (
+            "megatron-lm",
+            {"zero_stage": 3},
+            "search.zero_stage 3: megatron-lm has no .*; expected 0, 1, got 3",
+        ),
+        ("megatron-lm", {"zero_stage": [0, 2]}, "search.zero_stage 2: .* got 0, 2"),
+        ("torchtitan", {"zero_stage": [1]}, "expected 0, 2, 3, got 1"),
+        ("megatron-deepspeed", {"vpp": [1, 2]}, "search.vpp 2: .*; expected 1, got 1, 2"),
+    ],
+)
+def test_a_searched_value_that_the_framework_lacks_is_refused(
+    framework: str, search: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(JobError, match=sentence):
+        parse({**SMALL, "training": {**SMALL["training"], "framework": framework}, "search": search})
+
+
+def test_a_framework_with_zero_3_keeps_layouts_that_have_nothing_to_shard() -> None:
+    one_gpu = {"gpu": "a100-sxm4-40gb", "nodes": 1, "gpus_per_node": 1}
+    training = {**SMALL["training"], "framework": "deepspeed"}
+    job = parse({**SMALL, "training": training, "cluster": one_gpu, "search": {"zero_stage": 3}})
+    assert set(enumerate_layouts(job).layouts["zero_stage"].tolist()) == {0}
+
+
+def test_recompute_sequence_and_context_parallelism_are_checked_alike() -> None:
+    framework = Framework(recomputes=("full",), sequence_parallel=(True,), context_parallel=False)
+    training = Training(2048, 8, attention="unfused", framework=framework)
+    for search in (Search(recompute=("none",)), Search(sequence_parallel=(False,)), Search(cp=(2,))):
+        with pytest.raises(JobError, match="generic has no such"):
+            check_abilities(search, training)
+    check_abilities(Search(recompute=("full",), sequence_parallel=(True,), cp=(1,)), training)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernel"),
+    [
+        ("v100-sxm2-32gb", "flash2"), ("v100-sxm2-32gb", "flash1"), ("a100-sxm4-40gb", "flash3"),
+        ("b200-sxm-180gb", "flash3"), ("mi300x", "flash3"),
+    ],
+)  # fmt: skip
+def test_an_attention_kernel_that_the_gpu_cannot_run_is_refused(gpu: str, kernel: str) -> None:
+    mapping = changed(changed(SMALL, "cluster.gpu", gpu), "training.attention", kernel)
+    with pytest.raises(JobError, match=f"training.attention: {kernel} does not run on GPU '{gpu}'"):
+        parse(mapping)
+
+
+@pytest.mark.parametrize(("gpu", "kernel"), [("v100-sxm2-32gb", "fused"), ("h100-sxm5-80gb", "flash2")])
+def test_the_usual_attention_kernel_is_one_that_runs(gpu: str, kernel: str) -> None:
+    assert parse(changed(SMALL, "cluster.gpu", gpu)).training.attention == kernel
+
+
+def test_a_gpu_without_a_usual_network_needs_the_option_that_its_error_names() -> None:
+    size = {"gpus_per_node": 4, "framework": "megatron-lm"}
+    with pytest.raises(JobError, match="--inter-node-gbytes-per-s"):
+        job_from_options("opt-350m", "l40s", 8, 64, 2048, **size)
+    job = job_from_options("opt-350m", "l40s", 8, 64, 2048, **size, inter_node_gbytes_per_s=12.5)
+    assert job.cluster.inter_node_gbytes_per_s == 12.5
+
+
+CORES = {**SMALL, "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4}}
+
+
+def test_where_nothing_is_known_of_power_the_objective_is_time_alone_and_said_to_be() -> None:
+    job = parse(CORES)
+    assert job.objectives == ("iteration_time_s",)
+    assert any("time is the only objective" in said for said in job.cluster.assumed)
+    assert parse(parse_yaml(dump_job(job))) == job
+
+
+@pytest.mark.parametrize("key", ["objectives", "constraints.energy_j", "constraints.avg_power_w"])
+def test_energy_of_cores_is_refused_in_one_sentence(key: str) -> None:
+    value = ["iteration_time_s", "energy_j"] if key == "objectives" else 100
+    with pytest.raises(JobError, match=f"{key}: nothing is known of the power of GPU 'cpu-core'"):
+        parse(changed(CORES, key, value))
+
+
+def test_a_job_may_state_the_memory_of_its_gpus() -> None:
+    job = parse(changed(CORES, "cluster.memory_gib", 11.5))
+    assert job.cluster.gpu.memory_gib == 11.5
+    assert parse(parse_yaml(dump_job(job))) == job
+    with pytest.raises(JobError, match=r"cluster\.memory_gib"):
+        parse(changed(CORES, "cluster.memory_gib", -1))

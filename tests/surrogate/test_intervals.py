@@ -1,0 +1,108 @@
+"""Intervals around predictions: they contain them, widen where nothing was recorded, and say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.core.schema import Columns
+from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.catalog.models import load_model
+from jointopt.spec.job import Job, Training
+from jointopt.surrogate.intervals import (
+    RESULTS,
+    add_intervals,
+    in_domain,
+    outside_of_domain,
+    with_time_interval,
+)
+
+
+def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
+    cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8})
+    return Job(
+        "j", load_model("llama-3-8b"), Training(4096, 64, framework=load_framework(framework)), cluster
+    )
+
+
+def columns(clock_mhz: float = 1e4, n: int = 2) -> Columns:
+    results: Columns = {name: np.arange(1.0, n + 1) for name in RESULTS}
+    return results | {"pp": np.ones(n, np.int64), "stage_clock_mhz": np.full((n, 1), clock_mhz)}
+
+
+def width(found: Columns, name: str) -> float:
+    return float(found[f"{name}_high"][0] / found[f"{name}_low"][0])
+
+
+def test_every_result_lies_within_its_interval() -> None:
+    found = add_intervals(job(), columns())
+    for name in RESULTS:
+        assert (found[f"{name}_low"] < found[name]).all()
+        assert (found[name] < found[f"{name}_high"]).all()
+
+
+def test_tables_get_the_prefix_on_every_column() -> None:
+    given = {f"predicted_{name}": values for name, values in columns().items() if name in RESULTS}
+    found = add_intervals(job(), columns() | given, "predicted_")
+    assert {f"predicted_{name}_{end}" for name in RESULTS for end in ("low", "high")} <= set(found)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_gpu_or_framework_without_recorded_runs_widens_the_interval(name: str) -> None:
+    known = width(add_intervals(job(), columns()), name)
+    for stranger in (job(gpu="mi300x"), job(framework="generic")):
+        assert width(add_intervals(stranger, columns()), name) > known
+
+
+def test_a_time_on_cores_is_known_to_an_order_of_magnitude_whatever_was_learned_of_gpus() -> None:
+    cores = job(gpu="cpu-core")
+    physics = add_intervals(cores, columns())
+    learned = with_time_interval(cores, physics, np.full(2, 0.1), np.zeros(2, bool))
+    for found in (physics, learned, outside_of_domain(physics)):
+        assert (found["iteration_time_s_low"] <= 0.25 * found["iteration_time_s"]).all()
+        assert (found["iteration_time_s_high"] >= 4 * found["iteration_time_s"]).all()
+    assert not physics["in_domain"].any()
+
+
+def test_runs_measured_on_cores_narrow_their_interval() -> None:
+    cores = job(gpu="cpu-core")
+    found = with_time_interval(cores, add_intervals(cores, columns()), np.full(2, 0.1), np.ones(2, bool))
+    assert width(found, "iteration_time_s") == pytest.approx(np.exp(0.2))
+    far = with_time_interval(cores, add_intervals(cores, columns()), np.full(2, 0.1), np.zeros(2, bool), True)
+    assert width(far, "iteration_time_s") == pytest.approx(1.8 / 0.7)
+
+
+def test_energy_is_less_certain_than_time_and_than_power() -> None:
+    found = add_intervals(job(), columns())
+    assert width(found, "energy_j") > max(width(found, "iteration_time_s"), width(found, "avg_power_w"))
+
+
+def test_low_clocks_are_inside_only_where_a_clock_sweep_was_published() -> None:
+    low, top = columns(600.0), columns(1e4)
+    assert in_domain(job("a100-sxm4-80gb"), low).all()
+    assert in_domain(job("h100-sxm5-80gb"), top).all()
+    assert not in_domain(job("h100-sxm5-80gb"), low).any()
+
+
+def test_one_slow_stage_is_enough_to_be_outside() -> None:
+    plans = columns(1980.0) | {"stage_clock_mhz": np.array([[1980.0, np.nan], [1980.0, 600.0]])}
+    assert in_domain(job("h100-sxm5-80gb"), plans).tolist() == [True, False]
+
+
+def test_unknown_clocks_are_outside() -> None:
+    known = job("h100-sxm5-80gb")
+    blank = replace(known, cluster=replace(known.cluster, gpu=replace(known.cluster.gpu, clock_max_mhz=None)))
+    assert not in_domain(blank, columns()).any()
+
+
+@pytest.mark.parametrize("beyond", [{"seq_length": 4_000_000}, {"dtype": "fp4"}])
+def test_a_workload_that_no_recorded_run_spans_is_out_of_domain(beyond: dict[str, Any]) -> None:
+    known = job()
+    assert in_domain(known, columns()).all()
+    assert not in_domain(replace(known, training=replace(known.training, **beyond)), columns()).any()
+    assert not in_domain(replace(known, model=load_model("mixtral-8x7b")), columns()).any()
+    assert not in_domain(known, columns() | {"cp": np.full(2, 128)}).any()

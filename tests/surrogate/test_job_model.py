@@ -1,0 +1,203 @@
+"""What was measured on a job's cluster moves the predictions for the job."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jointopt
+from jointopt.core.schema import Columns
+from jointopt.runs.store import Store
+from jointopt.spec.job import Job
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.job_model import inform
+from jointopt.workflows.polish import polish
+from jointopt.workflows.propose import estimator, explain, propose
+
+JOB = "opt-350m-2x4-a100"
+PLANS = ("dp=8", "dp=4 tp=2", "dp=2 tp=2 pp=2", "dp=2 pp=4", "dp=4 pp=2 micro_batch_size=2", "dp=1 tp=4 pp=2")
+
+
+def measured_runs(job: Job, slower: float, **cells: Any) -> pd.DataFrame:
+    """Runs of `PLANS` that took ``slower`` times what the physics says."""
+    m, t = job.model, job.training
+    shape = {
+        "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
+        "num_attention_heads": m.num_attention_heads, "num_query_groups": m.num_query_groups, "model": "opt-350m",
+        "gated_mlp": m.gated_mlp, "vocab_size": m.vocab_size, "seq_length": t.seq_length, "dtype": t.dtype,
+        "global_batch_size": t.global_batch_size, "attention": t.attention, "framework": t.framework.name,
+        "gpu": job.cluster.gpu.id, "gpus_per_node": job.cluster.gpus_per_node, "num_gpus": job.cluster.num_gpus,
+    }  # fmt: skip
+    told = [explain(job, plan, surrogate="none") for plan in PLANS]
+    layouts = [{k: v for k, v in one.plan.items() if k != "stage_clock_mhz"} for one in told]
+    times = [{"iteration_time_s": slower * one.iteration_time_s, "status": "ok"} for one in told]
+    return pd.DataFrame([shape | plan | time | cells for plan, time in zip(layouts, times, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return jointopt.load_job(JOB)
+
+
+@pytest.fixture(scope="module")
+def layouts(job: Job) -> Columns:
+    return enumerate_layouts(job).layouts
+
+
+def test_without_measured_runs_the_physics_stays(job: Job, layouts: Columns) -> None:
+    physics = estimator(job, layouts)
+    assert (inform(job, "default", {}).correct(physics).time_factor == 1.0).all()
+    assert (inform(job, "none", {"mine": measured_runs(job, 1.3)}).correct(physics).time_factor == 1.0).all()
+
+
+def test_slower_runs_make_every_plan_slower(job: Job) -> None:
+    plan = "dp=2 tp=4 micro_batch_size=2"
+    before = explain(job, plan)
+    after = explain(job, plan, measured=measured_runs(job, 1.3))
+    assert after.iteration_time_s == pytest.approx(1.3 * before.iteration_time_s, rel=0.08)
+    low, high = after.intervals["iteration_time_s"]
+    assert low < after.iteration_time_s < high
+
+
+def test_a_corrected_plan_still_adds_up(job: Job) -> None:
+    told = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2", measured=measured_runs(job, 0.8))
+    assert sum(told.time_s.values()) == pytest.approx(told.iteration_time_s)
+    assert sum(told.energy_by_part_j.values()) == pytest.approx(told.energy_j)
+    assert sum(stage.energy_j for stage in told.stages) == pytest.approx(told.energy_j)
+    assert told.stages[0].busy_s + told.stages[0].idle_s == pytest.approx(told.iteration_time_s)
+
+
+@pytest.mark.parametrize("cells", [{"gpu": "h100-sxm5-80gb"}, {"gpus_per_node": 8}, {"framework": "nemo"}])
+def test_runs_on_another_kind_of_cluster_say_nothing(job: Job, cells: dict[str, Any]) -> None:
+    found = inform(job, "default", {"theirs": measured_runs(job, 1.3, **cells)})
+    assert found.known is None
+    assert not found.told
+
+
+def test_runs_that_cannot_be_priced_say_nothing(job: Job) -> None:
+    assert inform(job, "default", {"mine": measured_runs(job, 1.3, dp=7)}).known is None
+    assert inform(job, "default", {"mine": measured_runs(job, 1.3, status="oom")}).known is None
+
+
+def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) -> None:
+    told = explain(job, "dp=8 micro_batch_size=4")
+    ratio = 1.4
+    runs = measured_runs(job, 1.0)
+    gib = [explain(job, plan, surrogate="none").peak_memory_gib for plan in PLANS]
+    moved = explain(
+        job, "dp=8 micro_batch_size=4", measured=runs.assign(peak_memory_gib=np.array(gib) * ratio)
+    )
+    assert moved.peak_memory_gib == pytest.approx(ratio * told.peak_memory_gib, rel=0.05)
+    assert sum(moved.memory_gib.values()) == pytest.approx(moved.peak_memory_gib)
+    front = propose(job, measured=runs.assign(peak_memory_gib=np.array(gib) * ratio), trials=0).front
+    assert front["peak_memory_gib"].max() <= 38
+
+
+def test_a_run_out_of_memory_raises_what_plans_are_said_to_need(job: Job) -> None:
+    full = measured_runs(job, 1.0).iloc[:1].assign(micro_batch_size=4, status="oom", iteration_time_s=np.nan)
+    assert inform(job, "default", {"mine": full}).memory_factor > 1.01
+    assert inform(job, "default", {"mine": full}).known is None
+
+
+def test_runs_of_two_places_count_together(job: Job) -> None:
+    runs = measured_runs(job, 1.2)
+    found = inform(job, "default", {"store": runs.iloc[:4], "file": runs.iloc[4:]})
+    assert found.told == {"store": 4, "file": 2}
+    assert found.known is not None
+    assert len(found.known[1]) == 6
+
+
+def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layouts: Columns) -> None:
+    informed = inform(job, "default", {"mine": measured_runs(job, 1.3)})
+    front = propose(job, measured=measured_runs(job, 1.3), trials=0).front
+    physics = informed.correct(estimator(job, layouts))
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, len(layouts["pp"]), 3000)
+    clocks = np.where(
+        np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan
+    )
+    tried = physics.evaluate(index, clocks)
+    better = [tried[n][:, None] < front[n] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
+    assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
+
+
+def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, tmp_path: pathlib.Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    Store(url).add(measured_runs(job, 1.3), "mine")
+    found = propose(job, storage=url, trials=0)
+    assert found.informed_by == {url: len(PLANS)}
+    plan = "dp=8 micro_batch_size=4"
+    told = explain(job, plan, storage=url)
+    assert told.iteration_time_s > 1.15 * explain(job, plan).iteration_time_s
+
+
+def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathlib.Path) -> None:
+    runs = pd.concat(
+        [measured_runs(job, f, source=s) for f, s in ((1.3, "mine"), (1.25, "mine"), (1.0, "b"))]
+    )
+    other = runs.assign(framework="nemo", source="c")
+    pd.concat([runs, other]).to_csv(tmp_path / "runs.csv", index=False)
+    jointopt.retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "own")
+    told = explain(job, "dp=8", surrogate=str(tmp_path / "own"))
+    assert told.informed_by == {f"the surrogate {tmp_path / 'own'}": 3 * len(PLANS)}
+    assert told.iteration_time_s > explain(job, "dp=8", surrogate="none").iteration_time_s
+
+
+def test_a_plan_without_support_has_the_wider_interval(job: Job) -> None:
+    moe = jointopt.load_job("mixtral-8x22b-8x8-h100")
+    told = explain(moe, "dp=2 pp=8 cp=4 ep=8")
+    low, high = (bound / told.iteration_time_s for bound in told.intervals["iteration_time_s"])
+    assert not told.in_domain
+    assert (low, high) == pytest.approx((0.70, 1.80), rel=0.02)
+    supported = explain(job, "dp=8")
+    assert supported.in_domain
+    assert supported.intervals["iteration_time_s"][1] < 1.6 * supported.iteration_time_s
+
+
+def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
+    plan, runs = "dp=2 pp=4 micro_batch_size=4", measured_runs(job, 1.3)
+    told = explain(job, plan, measured=runs)
+    polished = polish(job, plan, solver="linear", measured=runs)
+    alone = polish(job, plan, solver="linear", surrogate="none")
+    assert polished.iteration_time_s == pytest.approx(told.iteration_time_s)
+    assert polished.energy_j == pytest.approx(told.energy_j)
+    assert polished.saving(polished.chosen) == pytest.approx(alone.saving(alone.chosen))
+    assert polished.informed_by == told.informed_by
+
+
+def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:
+    plan, runs = "dp=2 tp=4 micro_batch_size=2", measured_runs(job, 1.0)
+    watts = np.array([explain(job, p, surrogate="none").avg_power_w for p in PLANS])
+    before = explain(job, plan, measured=runs)
+    after = explain(job, plan, measured=runs.assign(avg_power_w=0.85 * watts))
+    assert after.avg_power_w == pytest.approx(0.85 * before.avg_power_w, rel=0.01)
+    assert after.energy_j == pytest.approx(after.avg_power_w * 8 * after.iteration_time_s)
+    assert sum(after.energy_by_part_j.values()) == pytest.approx(after.energy_j)
+    low, high = (bound / after.avg_power_w for bound in after.intervals["avg_power_w"])
+    assert (low, high) == pytest.approx((0.92, 1.09), abs=0.02)
+
+
+def test_a_front_on_corrected_power_is_a_front_of_the_same_plans(job: Job) -> None:
+    watts = np.array([explain(job, p, surrogate="none").avg_power_w for p in PLANS])
+    runs = measured_runs(job, 1.0)
+    plain = propose(job, measured=runs, trials=0).front
+    moved = propose(job, measured=runs.assign(avg_power_w=0.85 * watts), trials=0).front
+    np.testing.assert_allclose(moved["iteration_time_s"], plain["iteration_time_s"])
+    np.testing.assert_allclose(
+        moved["energy_j"] / plain["energy_j"], moved["energy_j"][0] / plain["energy_j"][0]
+    )
+
+
+def test_predict_learns_power_from_energy_as_explain_does(job: Job) -> None:
+    runs = measured_runs(job, 1.0)
+    plain = jointopt.predict(runs, "none")
+    runs = runs.assign(energy_j=0.9 * plain.predicted_avg_power_w * 8 * runs.iteration_time_s)
+    found = jointopt.predict(runs.drop(columns=["energy_j", "iteration_time_s"]), "default", runs)
+    ratio = found.predicted_avg_power_w / plain.predicted_avg_power_w
+    assert ratio.to_numpy() == pytest.approx(0.9, abs=0.02)
+    used = found.predicted_energy_j / (8 * found.predicted_iteration_time_s)
+    assert used.to_numpy() == pytest.approx(found.predicted_avg_power_w.to_numpy())

@@ -1,0 +1,62 @@
+"""Measured times whose unit is in doubt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt import explain, load_job
+from jointopt.core.errors import TableError
+from jointopt.runs.store import Store
+from jointopt.surrogate.off_scale import checked_scale, off_scale
+from jointopt.workflows.evaluate import evaluate
+from jointopt.workflows.ingest import ingest
+from jointopt.workflows.predict import predict
+
+
+@pytest.mark.parametrize(("factor", "found"), [(4.9, False), (5.1, True), (1 / 4.9, False), (1 / 5.1, True)])
+def test_a_source_is_doubted_beyond_five_times_either_way(factor, found):
+    log_ratio = np.log([1.0, 1.1, 0.9, factor, factor, factor, np.nan])
+    source = np.array(["good"] * 3 + ["odd"] * 3 + ["untimed"])
+    assert list(off_scale(log_ratio, source)) == ["odd"] * found
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e-3])
+def test_one_odd_run_among_sound_ones_is_no_unit_and_a_source_of_them_is(factor):
+    source = np.array(["mine|megatron-lm|a100|8"] * 3)
+    assert checked_scale(np.log([1.0, 1.2, factor]), source) == []
+    with pytest.raises(TableError, match=r"\(mine, megatron-lm, a100, 8 GPUs a node\).* seconds"):
+        checked_scale(np.log([factor, factor, 1.0]), source)
+
+
+@pytest.mark.parametrize(("factor", "times"), [(8.0, "8"), (0.1, "0.1")])
+def test_doubtful_runs_are_learned_from_and_told(synthetic_runs, factor, times):
+    table, said = synthetic_runs(noise=0.0), []
+    runs = synthetic_runs(factor=factor, noise=0.0, rows=3)
+    predict(table, "default", runs, say=said.append)
+    assert any(
+        f"take {times} times what the physics says: is iteration_time_s in seconds" in text for text in said
+    )
+
+
+def test_milliseconds_are_not_learned_from(synthetic_runs, tmp_path):
+    table = synthetic_runs(noise=0.0)
+    runs = table.assign(iteration_time_s=1e3 * table["iteration_time_s"]).head(6)
+    with pytest.raises(TableError, match="1,300 times what the physics says"):
+        predict(table, "default", runs)
+    with pytest.raises(TableError, match="in seconds"):
+        explain(load_job("opt-350m-2x4-a100"), "dp=8", measured=runs)
+    runs.to_csv(tmp_path / "ms.csv", index=False)
+    with pytest.raises(TableError, match="in seconds"):
+        ingest(tmp_path / "ms.csv", f"sqlite:///{tmp_path / 'x.db'}")
+    assert Store(f"sqlite:///{tmp_path / 'x.db'}").read().empty
+
+
+def test_milliseconds_are_told_of_by_evaluate(synthetic_runs):
+    table = synthetic_runs(noise=0.0)
+    ms = table.assign(iteration_time_s=1e3 * table["iteration_time_s"], source="other")
+    (remark,) = evaluate(pd.concat([table, ms], ignore_index=True), "none").remarks
+    assert remark.startswith(
+        "Measured runs (other) take 1,300 times what was predicted: is iteration_time_s in"
+    )

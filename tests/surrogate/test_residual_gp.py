@@ -1,0 +1,165 @@
+"""A few measured runs move what is like them, as far as they are believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.surrogate.residual_gp import (
+    FEATURES,
+    Kernel,
+    Runs,
+    _penalised_likelihood,
+    _sampled,
+    condition,
+    covariance,
+    default_kernel,
+    learn,
+    variance,
+)
+
+KERNEL = default_kernel(2)
+
+
+def runs(n: int, seed: int = 0, source: str = "a", group: str = "g") -> Runs:
+    rng = np.random.default_rng(seed)
+    features = {name: rng.normal(size=n) for name in FEATURES}
+    return Runs(rng.normal(size=(n, 2)), features, np.full(n, source), np.full(n, group))
+
+
+def test_without_runs_the_posterior_is_the_prior():
+    new = runs(5)
+    mean, deviation = condition(KERNEL, runs(0), np.zeros(0)).predict(new)
+    np.testing.assert_array_equal(mean, 0.0)
+    assert (deviation > np.sqrt(variance(KERNEL, new))).all()
+
+
+def test_one_run_moves_a_comparable_run_towards_it_and_another_source_not_at_all():
+    posterior = condition(KERNEL, runs(1), np.array([0.3]))
+    near = posterior.predict(runs(1))[0]
+    assert 0.15 < near < 0.3
+    assert posterior.predict(runs(1, group="other"))[0] < near
+    stranger = runs(1, source="b")
+    assert posterior.predict(stranger)[0] == 0.0
+    assert posterior.predict(stranger)[1] > posterior.predict(runs(1))[1]
+
+
+def test_more_runs_narrow_the_interval():
+    new, y = runs(20, seed=9), 0.2 + 0.01 * np.random.default_rng(1).normal(size=64)
+    widths = [condition(KERNEL, runs(n), y[:n]).predict(new)[1].mean() for n in (0, 1, 4, 16, 64)]
+    assert (np.diff(widths) < 0).all()
+
+
+def test_an_outlier_moves_the_mean_little():
+    rows, y = runs(12), np.full(12, 0.1)
+    new = runs(20, seed=5)
+    clean = condition(KERNEL, rows, y).predict(new)[0].mean()
+    y[3] = 1.2
+    spoiled = condition(KERNEL, rows, y).predict(new)[0].mean()
+    assert abs(spoiled - clean) < 0.25 * abs(y.mean() - 0.1)
+
+
+def test_a_constant_that_is_off_is_found_and_extrapolated():
+    # a source whose links are slower than assumed: residuals grow with their sensitivity
+    rows, new = runs(30), runs(10, seed=4)
+    kernel = replace(KERNEL, shape=0.01)
+    mean, _ = condition(kernel, rows, 0.2 * rows.sensitivity[:, 0]).predict(new)
+    np.testing.assert_allclose(mean, 0.2 * new.sensitivity[:, 0], atol=0.06)
+
+
+def test_the_mean_of_gaussian_noise_is_the_textbooks():
+    # one run: k / (k + noise) of its residual, where the noise is as expected (Rasmussen and Williams, eq. 2.23)
+    row, kernel = runs(1), replace(KERNEL, noise=1e-4)
+    mean, _ = condition(kernel, row, np.array([0.1])).predict(row)
+    assert mean[0] == pytest.approx(0.1, rel=0.01)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 15), m=st.integers(1, 15), seed=st.integers(0, 99), scale=st.floats(0.01, 3.0))
+def test_covariance_is_symmetric_and_positive_semidefinite(n, m, seed, scale):
+    first, second = runs(n, seed), runs(m, seed + 1, source="b")
+    kernel = replace(KERNEL, shape=scale, source=scale / 2)
+    both = Runs(
+        np.concatenate([first.sensitivity, second.sensitivity]),
+        {k: np.concatenate([v, second.features[k]]) for k, v in first.features.items()},
+        np.concatenate([first.source, second.source]), np.concatenate([first.group, second.group]),
+    )  # fmt: skip
+    prior = covariance(kernel, both, both)
+    np.testing.assert_allclose(prior, prior.T, atol=1e-12)
+    assert np.linalg.eigvalsh(prior).min() > -1e-9 * np.trace(prior)
+    np.testing.assert_allclose(np.diag(prior), variance(kernel, both), rtol=1e-9)
+    assert (prior[:n, n:] == 0).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(1, 20), shift=st.floats(-1.5, 1.5), seed=st.integers(0, 99))
+def test_runs_never_widen_and_never_overshoot(n, shift, seed):
+    rows, new = runs(n, seed), runs(6, seed + 1)
+    mean, deviation = condition(KERNEL, rows, np.full(n, shift)).predict(new)
+    assert np.isfinite(mean).all()
+    assert (deviation <= np.sqrt(variance(KERNEL, new) + 12 * KERNEL.noise**2 + shift**2)).all()
+    assert (np.abs(condition(KERNEL, rows, np.zeros(n)).predict(new)[0]) < 1e-12).all()
+
+
+def test_kernels_pack_and_unpack_to_themselves():
+    again = Kernel.unpack(KERNEL.pack(), 2)
+    np.testing.assert_allclose(again.pack(), KERNEL.pack())
+    assert again.lengths == pytest.approx(KERNEL.lengths)
+
+
+def test_learning_is_deterministic_for_a_seed():
+    sources = [(runs(30, s, source=str(s)), 0.1 * np.random.default_rng(s).normal(size=30)) for s in (1, 2)]
+    assert learn(sources, most_runs=20, seed=3) == learn(sources, most_runs=20, seed=3)
+    assert learn(sources, most_runs=20, seed=3) != learn(sources, most_runs=20, seed=4)
+
+
+def test_learning_finds_how_far_sources_are_apart():
+    def made(scale: float) -> list[tuple[Runs, np.ndarray]]:
+        rng = np.random.default_rng(0)
+        shift = scale * rng.normal(size=6)
+        return [(runs(15, s, str(s)), shift[s] + 0.01 * rng.normal(size=15)) for s in range(6)]
+
+    assert learn(made(0.4)).source > 2 * learn(made(0.02)).source
+
+
+def test_the_gradient_of_learning_is_that_of_what_it_minimises():
+    rng = np.random.default_rng(0)
+    parts = [_sampled(runs(12, s, str(s)), 0.2 * rng.normal(size=12), 9, rng) for s in (1, 2)]
+    centre = KERNEL.pack()
+    logs = np.concatenate([centre, [-3.0, -2.5]]) + 0.1 * rng.normal(size=len(centre) + 2)
+    _, gradient = _penalised_likelihood(logs, parts, centre, 2)
+    for i, slope in enumerate(gradient):
+        step = 1e-5 * np.eye(len(logs))[i]
+        up, down = (_penalised_likelihood(logs + side * step, parts, centre, 2)[0] for side in (1, -1))
+        assert slope == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
+
+
+def test_a_feature_that_residuals_follow_gets_a_short_length_and_another_a_long_one():
+    rng = np.random.default_rng(0)
+    sources = []
+    for s in range(4):
+        rows = runs(40, s, str(s))
+        some = {name: rows.features[name] for name in ("log2_tp", "log2_dp")}
+        rows = replace(rows, features=some, sensitivity=np.zeros((40, 2)))
+        sources.append((rows, 0.2 * np.sin(2 * some["log2_tp"]) + 0.01 * rng.normal(size=40)))
+    lengths = dict(zip(FEATURES, learn(sources).lengths, strict=True))
+    assert lengths["log2_tp"] < 2.0 < 10.0 < lengths["log2_dp"]
+
+
+def test_predictions_in_pieces_are_those_of_each_run_alone(monkeypatch):
+    posterior, new = condition(KERNEL, runs(10), np.full(10, 0.1)), runs(7, 3)
+    whole = posterior.predict(new)
+    monkeypatch.setattr("jointopt.surrogate.residual_gp.CHUNK", 3)
+    np.testing.assert_allclose(np.array(posterior.predict(new)), np.array(whole), rtol=1e-12)
+
+
+def test_runs_beyond_what_a_posterior_is_conditioned_on_are_sampled_with_the_seed():
+    rows, y = runs(900), np.full(900, 0.1)
+    first, second = (condition(KERNEL, rows, y, np.random.default_rng(1)) for _ in range(2))
+    assert first.runs is not None
+    assert len(first.runs) == 800
+    np.testing.assert_array_equal(first.predict(runs(3, 1))[0], second.predict(runs(3, 1))[0])

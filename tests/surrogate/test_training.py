@@ -1,0 +1,165 @@
+"""Training on recorded runs, judged on runs held out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.core.errors import TableError
+from jointopt.surrogate.residual_gp import default_kernel
+from jointopt.surrogate.training import (
+    BROKEN,
+    HeldOut,
+    TrainingSet,
+    calibrated,
+    fit,
+    group_folds,
+    leave_group_out,
+    leave_source_out,
+    measured_split,
+    score_table,
+    train,
+    training_set,
+)
+
+KERNELS = (default_kernel(10), default_kernel(10))
+
+
+@pytest.fixture(scope="module")
+def data(three_sources: pd.DataFrame) -> TrainingSet:
+    return training_set(three_sources)
+
+
+def without(data: TrainingSet, name: str):
+    others = data.of(set(data.source.tolist()) - {name})
+    return fit(data, others, KERNELS, strength=0.0)
+
+
+def test_the_residuals_are_what_the_sources_were_made_with(data):
+    for name, factor in {"a100": 1.3, "h100": 0.9, "titan": 1.1}.items():
+        rows = data.of({name})
+        assert len(rows) == 20
+        assert np.median(data.known_residual[rows]) == pytest.approx(np.log(factor), abs=0.02)
+
+
+def test_failed_untimed_and_broken_runs_are_left_out(three_sources):
+    table = three_sources.copy()
+    table.loc[0, "status"] = "oom"
+    table.loc[1, "iteration_time_s"] = np.nan
+    table.loc[2, "iteration_time_s"] *= 2 * BROKEN
+    assert len(training_set(table).source) == len(table) - 3
+
+
+def test_every_source_says_how_many_of_its_rows_were_learned_from_and_why_not_all(three_sources):
+    table = three_sources.copy()
+    slow = table.index[table["source"] == "a100"][:15]
+    table.loc[slow, "iteration_time_s"] *= 2 * BROKEN
+    table.loc[table.index[table["source"] == "titan"][:2], "gpu"] = "abacus"
+    first, second, third = (use.to_text() for use in training_set(table).use)
+    assert first == (
+        "a100: learned from 5 of 20 timed rows; left out: 15 beyond 2 times the physics or its inverse"
+    )
+    assert second == "h100: learned from 20 of 20 timed rows"
+    assert third.startswith("titan: learned from 18 of 20 timed rows; left out: 2 that cannot be priced (")
+    assert "abacus" in third
+
+
+def test_too_little_to_train_on_says_what_became_of_the_rest(three_sources):
+    table = three_sources[three_sources["source"] != "titan"].copy()
+    table.loc[table["source"] == "a100", "iteration_time_s"] *= 1000
+    with pytest.raises(TableError, match=r"got 20 rows of 1 \(a100: learned from 0 of 20 .* seconds"):
+        train(table)
+
+
+def test_known_and_unknown_rows_are_the_same_runs(data):
+    time_known = np.exp(data.known_residual)
+    assert data.known.runs.sensitivity.shape == data.unknown.runs.sensitivity.shape
+    assert len(time_known) == len(data.unknown_residual) == len(data.source)
+    np.testing.assert_array_equal(data.known.runs.features["log2_tp"], data.unknown.runs.features["log2_tp"])
+
+
+def test_a_table_without_timed_rows_or_with_too_few_is_refused_in_one_sentence(three_sources):
+    with pytest.raises(TableError, match="No row has status ok"):
+        train(three_sources.drop(columns="iteration_time_s"))
+    with pytest.raises(TableError, match=r"at least 20 timed rows of two sources .*; got 5 rows of 1"):
+        train(three_sources.head(5))
+    with pytest.raises(TableError, match="got 20 rows of 1"):
+        train(three_sources.head(20))
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.lists(st.integers(0, 8), min_size=2, max_size=40), seed=st.integers(0, 9))
+def test_folds_hold_out_whole_groups_and_every_run_once(groups, seed):
+    group = np.array(groups).astype(str)
+    folds = list(group_folds(group, seed))
+    tested = np.concatenate([test for _, test in folds]) if folds else np.arange(0)
+    assert sorted(tested.tolist()) == (list(range(len(group))) if len(np.unique(group)) > 1 else [])
+    for rest, test in folds:
+        assert not set(group[rest]) & set(group[test])
+        assert len(rest) + len(test) == len(group)
+
+
+def test_other_groups_of_a_source_tell_its_factor(data):
+    held = leave_group_out(data, without(data, "a100"), "a100")
+    assert held is not None
+    assert len(held.rows) == 20
+    assert held.median_error < 0.05
+
+
+def test_a_source_left_out_is_known_by_physics_until_runs_are_measured(data):
+    surrogate = without(data, "a100")
+    none, three = (leave_source_out(data, surrogate, "a100", count) for count in (0, 3))
+    assert none is not None
+    assert three is not None
+    np.testing.assert_array_equal(none.mean, 0.0)
+    assert none.median_error == pytest.approx(1 - 1 / 1.3, abs=0.02)
+    assert three.median_error < 0.05
+    assert len(three.rows) == 14  # measured runs are no test
+
+
+def test_measured_runs_come_from_groups_that_have_more_and_are_not_judged():
+    group = np.repeat(["a", "b", "c"], [3, 4, 9])
+    split = measured_split(group, 3, seed=1)
+    assert split is not None
+    chosen, judged = split
+    assert sorted(group[chosen]) == ["b"] * 3 + ["c"] * 3
+    assert sorted([*chosen, *judged]) == list(range(3, 16))
+
+
+def test_groups_too_small_to_measure_from_are_not_judged(data):
+    assert leave_source_out(data, without(data, "a100"), "a100", 10) is None
+
+
+def test_widths_are_calibrated_to_cover_nine_tenths_of_sources_weighed_alike(data):
+    rng = np.random.default_rng(0)
+    parts = [
+        HeldOut(scale * rng.normal(size=n), np.zeros(n), np.full(n, 0.1), np.arange(n))
+        for scale, n in ((0.1, 2000), (0.3, 100))
+    ]
+    surrogate = calibrated(without(data, "a100"), {"fitted": parts, "measured": [], "unknown": []})
+    covered = [replace(p, half_width=p.half_width * surrogate.widths.fitted).coverage for p in parts]
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.01)
+    assert surrogate.widths.measured == 1.0
+
+
+def test_training_beats_physics_on_what_it_has_not_seen(three_sources):
+    surrogate, scores = train(three_sources, seed=1)
+    mean = scores.set_index("source").loc["mean"]
+    assert mean["group out"] < 0.05 < mean["physics"]
+    assert mean["+3 runs"] < mean["source out"]
+    assert surrogate.known != default_kernel(10)
+    assert surrogate.widths.measured < 2
+
+
+def test_scores_without_what_could_not_be_judged_are_blank():
+    from jointopt.surrogate.training import Scores
+
+    table = score_table([Scores("alone", 0.2, None, None, None, None, None)])
+    assert table["source"].tolist() == ["alone", "mean"]
+    assert table["physics"].tolist() == [0.2, 0.2]
+    assert table["group out"].isna().all()

@@ -1,0 +1,79 @@
+"""What a few runs say of the others."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.surrogate.within_job import Spread, adapted, left_out_error, plan_features
+
+PLANS = {
+    "dp": np.array([8, 4, 2, 1]), "tp": np.array([1, 2, 4, 8]), "pp": np.ones(4, int), "cp": np.ones(4, int),
+    "ep": np.ones(4, int), "vpp": np.ones(4, int), "micro_batch_size": np.array([1, 2, 4, 8]),
+    "sequence_parallel": np.zeros(4, bool), "recompute": np.zeros(4, np.int8), "zero_stage": np.ones(4, int),
+    "stage_clock_mhz": np.full((4, 1), 1410.0),
+}  # fmt: skip
+FEATURES = plan_features(PLANS)
+FLAT = np.zeros(4)
+NONE = np.empty(0, np.int64)
+
+
+def test_a_doubling_is_a_step_of_one_and_features_are_centred():
+    np.testing.assert_allclose(np.diff(FEATURES[:, 0]), -1.0)
+    np.testing.assert_allclose(FEATURES.mean(axis=0), 0.0, atol=1e-12)
+
+
+def test_without_runs_the_prediction_stands_with_its_prior_spread():
+    found = adapted(FEATURES, np.arange(4.0), NONE, np.empty(0))
+    np.testing.assert_array_equal(found.mean, np.arange(4.0))
+    assert (found.deviation >= np.hypot(Spread().shared, Spread().noise)).all()
+
+
+def test_a_common_factor_moves_all_plans_and_certainty_grows():
+    before = adapted(FEATURES, FLAT, NONE, np.empty(0))
+    after = adapted(FEATURES, FLAT, np.array([1, 2]), np.full(2, 0.1))
+    assert (after.mean > 0.08).all()
+    assert (after.deviation < before.deviation).all()
+
+
+def test_a_trend_over_degrees_is_carried_on():
+    mean = adapted(FEATURES, FLAT, np.array([0, 1, 2]), np.array([0.0, 0.1, 0.2])).mean
+    assert mean[3] > mean[2] > mean[1] > mean[0]
+
+
+def test_a_run_that_stalled_hardly_moves_the_others():
+    mean = adapted(FEATURES, FLAT, np.array([0, 1, 2]), np.array([0.0, 0.0, 1.0])).mean
+    assert abs(mean[3]) < 0.1
+
+
+def test_runs_that_scatter_widen_every_interval():
+    calm = adapted(FEATURES, FLAT, np.arange(3), np.zeros(3)).deviation
+    wild = adapted(FEATURES, FLAT, np.arange(3), np.array([0.3, -0.4, 0.5])).deviation
+    assert (wild > calm).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-1.0, 1.0), min_size=4, max_size=4), st.permutations(range(4)))
+def test_the_order_of_the_runs_does_not_matter(values, order):
+    values, order = np.array(values), np.array(order)
+    one = adapted(FEATURES, FLAT, np.arange(4), values)
+    two = adapted(FEATURES, FLAT, order, values[order])
+    np.testing.assert_allclose(one.mean, two.mean, atol=1e-9)
+    np.testing.assert_allclose(one.deviation, two.deviation, atol=1e-9)
+
+
+def test_draws_have_the_mean_and_deviation_and_err_together():
+    found = adapted(FEATURES, np.arange(4.0), NONE, np.empty(0), Spread(0.3, 1e-9, 0.01))
+    draws = found.draws(4000, np.random.default_rng(0))
+    np.testing.assert_allclose(draws.mean(axis=1), found.mean, atol=0.02)
+    np.testing.assert_allclose(draws.std(axis=1), found.deviation, rtol=0.05)
+    assert np.corrcoef(draws[0], draws[3])[0, 1] > 0.99
+
+
+def test_a_run_left_out_is_predicted_from_the_others_alone():
+    index, seen = np.array([0, 1, 2]), np.array([0.2, 0.2, 0.2])
+    alike = left_out_error(FEATURES, FLAT, index, seen, Spread())
+    scattered = left_out_error(FEATURES, FLAT, index, np.array([0.2, -0.2, 0.2]), Spread())
+    assert alike < 0.03
+    assert scattered > alike

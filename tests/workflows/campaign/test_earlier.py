@@ -1,0 +1,29 @@
+"""What stored measurements say of a job's plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from jointopt.workflows.campaign.earlier import earlier_runs
+
+
+def test_a_stored_cell_that_cannot_be_is_no_silence_about_the_other_rows(
+    synthetic_runs: Callable[..., pd.DataFrame],
+) -> None:
+    stored = synthetic_runs(rows=4)
+    asked = stored.drop(columns=["status", "iteration_time_s"])
+    found = earlier_runs(asked, stored)
+    assert (len(found.rows), found.unread) == (len(stored), "")
+    stored.loc[0, "seq_length"] = -1
+    assert "seq_length must be a whole number" in earlier_runs(asked, stored).unread
+
+
+def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(synthetic_runs) -> None:
+    asked = synthetic_runs(rows=4, groups=(256,))
+    stored = asked.assign(
+        gpu="NVIDIA A100-SXM4-80GB" if "80gb" in asked["gpu"][0] else "NVIDIA A100-SXM4-40GB"
+    )
+    assert earlier_runs(asked, stored).index == earlier_runs(asked, asked).index
+    assert len(earlier_runs(asked, stored).index) == 4

@@ -1,0 +1,100 @@
+"""What is found on this machine, and on one with stand-in GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+from jointopt.measure.devices.machine import measured_speeds
+from jointopt.report.diagnosis import Feature, cluster_yaml, diagnosis_document, diagnosis_text
+from jointopt.spec.jobfile import parse_job, parse_yaml
+from jointopt.workflows.doctor import diagnose
+
+REST = """
+model: llama-3-8b
+training: {seq_length: 4096, global_batch_size: 32, dtype: fp32}
+objectives: [iteration_time_s]
+"""
+
+
+def feature(found, name: str) -> Feature:
+    return next(one for one in found.features if one.name == name)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.measure.devices.machine._metered_gpus", lambda: ((), "No GPU is found."))
+    monkeypatch.setattr("jointopt.measure.devices.machine._named_gpus", tuple)
+
+
+def test_a_machine_without_a_gpu_is_a_cluster_of_cores_that_a_job_file_takes(no_gpu: None) -> None:
+    found = diagnose(speeds=False)
+    assert found.cluster["gpu"] == "cpu-core"
+    assert not feature(found, "energy, power, temperature").works
+    job = parse_job(parse_yaml(REST + cluster_yaml(found)), "here", Path())
+    assert job.cluster.num_gpus == found.machine["cores"]
+    assert job.objectives == ("iteration_time_s",)
+    assert 0 < job.cluster.gpu.memory_gib <= found.machine["memory_gib"] / found.machine["cores"]
+
+
+def test_gpus_are_listed_with_clocks_and_found_in_the_catalogue(driver) -> None:
+    found = diagnose(speeds=False)
+    assert len(found.machine["gpus"]) == found.cluster["gpus_per_node"] == 4
+    assert found.machine["gpus"][0]["clock_max_mhz"] == 1980.0
+    assert feature(found, "energy, power, temperature").works
+    assert driver.calls() == []
+    job = parse_job(parse_yaml(REST.replace("fp32", "bf16") + cluster_yaml(found)), "here", Path())
+    assert job.cluster.gpu.id == found.cluster["gpu"]
+
+
+def test_what_is_missing_comes_with_what_to_install(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.workflows.doctor._has", lambda module: False)
+    monkeypatch.setenv("PATH", "")
+    text = " ".join(diagnosis_text(diagnose(speeds=True)).split())
+    assert "missing launcher torchrun: PyTorch is not installed; pip install 'jointopt[torch]'" in text
+    assert "apt-get install slurm-client" in text
+
+
+def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(
+    tmp_path: Path, no_gpu: None
+) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    assert "will be made" in feature(diagnose(url, speeds=False), "database").what
+    assert list(tmp_path.iterdir()) == []
+    assert not feature(diagnose("sqlite:////nowhere/at/all.db", speeds=False), "database").works
+    assert not feature(diagnose("nonsense", speeds=False), "database").works
+
+
+def test_speeds_are_measured_by_processes_that_talk_to_each_other() -> None:
+    pytest.importorskip("torch", reason="speeds are measured with PyTorch: pip install 'jointopt[torch]'")
+    speeds = measured_speeds(2)
+    assert speeds["processes"] == 2
+    assert (
+        min(speeds["matrix_tflops"]["fp32"], speeds["memory_gbytes_per_s"], speeds["link_gbytes_per_s"]) > 0
+    )
+    assert "gloo" in speeds["backends"]
+
+
+def test_measured_speeds_are_comments_beside_the_catalogue(no_gpu: None) -> None:
+    found = diagnose(speeds=False)
+    speeds = {"matrix_tflops": {"fp32": 0.05}, "memory_gbytes_per_s": 2.5, "device": "cpu"}
+    text = cluster_yaml(type(found)(**{**vars(found), "speeds": speeds}))
+    assert "# measured fp32 products, TFLOP/s: 0.05, 50% of the catalogue's 0.1" in text
+    assert "# measured memory, GB/s: 2.5, 50% of the catalogue's 5" in text
+
+
+def test_the_command_prints_text_or_one_document(
+    no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = CliRunner().invoke(jointopt, ["doctor", "--quick"])
+    document = json.loads(CliRunner().invoke(jointopt, ["doctor", "--quick", "--json"]).stdout)
+    assert text.exit_code == 0
+    assert "For the job file:" in text.stdout
+    assert max(map(len, text.stdout.splitlines())) <= 100
+    assert set(document) == set(diagnosis_document(diagnose(speeds=False)))
+    assert document["job_file"].startswith("cluster:\n")

@@ -1,0 +1,149 @@
+"""What predictions are worth on a table, by figures that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.core.errors import TableError
+from jointopt.report.plain import json_text
+from jointopt.workflows import evaluate as evaluation
+from jointopt.workflows.evaluate import evaluate
+
+PREDICTED = "predicted_iteration_time_s"
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., evaluation.Evaluation]:
+    """Judges predictions made by hand: times, intervals of ± 10 %, and what fits."""
+
+    def judged(
+        time_s: list[float], predicted: list[float], fits: list[bool] | None = None, **columns: object
+    ):
+        table = pd.DataFrame({"iteration_time_s": time_s}).assign(**columns)
+        middle = np.array(predicted, float)
+        told = {PREDICTED: middle, f"{PREDICTED}_low": 0.9 * middle, f"{PREDICTED}_high": 1.1 * middle}
+        told["predicted_fits"] = np.ones(len(middle), bool) if fits is None else np.array(fits)
+        monkeypatch.setattr(evaluation, "predict", lambda rows, _, say: rows.assign(**told))
+        return evaluate(table)
+
+    return judged
+
+
+def test_perfect_predictions_have_no_error_and_the_right_order(judge):
+    figures = judge([3.0, 1.0, 2.0], [3.0, 1.0, 2.0]).groups.iloc[0]
+    assert figures["median_error"] == figures["mean_error"] == figures["top1_regret"] == 0.0
+    assert figures["kendall_tau"] == figures["covered"] == 1.0
+
+
+def test_figures_of_a_table_made_by_hand(judge):
+    # errors 50 %, 30 % and 20 %; the plan predicted fastest takes 2 s, the fastest 1 s; one of three pairs swapped
+    figures = judge([1.0, 2.0, 5.0], [1.5, 1.4, 4.0]).groups.iloc[0]
+    assert figures["median_error"] == pytest.approx(0.3)
+    assert figures["mean_error"] == pytest.approx((0.5 + 0.3 + 0.2) / 3)
+    assert figures["top1_regret"] == pytest.approx(1.0)
+    assert figures["kendall_tau"] == pytest.approx(1 / 3)
+    assert figures["covered"] == 0.0
+
+
+def test_a_reversed_order_has_tau_minus_one(judge):
+    assert judge([1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]).groups["kendall_tau"].tolist() == [
+        pytest.approx(-1.0)
+    ]
+
+
+def test_out_of_memory_is_judged_by_recall_and_precision(judge):
+    status = ["oom", "oom", "oom", "ok", "ok", "failed"]
+    fits = [False, False, True, False, True, False]
+    overall = judge([np.nan] * 3 + [1.0, 2.0, np.nan], [1.0] * 6, fits, status=status).overall
+    assert overall["oom_recall"] == pytest.approx(2 / 3)
+    assert overall["oom_precision"] == pytest.approx(2 / 3)
+    assert overall["rows"] == 2
+
+
+def test_groups_are_judged_apart_and_a_small_one_has_no_rank(judge):
+    found = judge([1.0, 2.0, 3.0, 1.0], [1.0, 2.0, 3.0, 2.0], group=["a", "a", "a", "b"])
+    assert found.groups["group"].tolist() == ["a", "b"]
+    assert found.groups["median_error"].tolist() == [0.0, 1.0]
+    assert np.isnan(found.groups["kendall_tau"][1])
+    assert "kendall_tau" not in found.to_json()["groups"][1]
+    assert "kendall_tau" not in found.to_json()["overall"]
+
+
+def test_groups_of_one_name_are_told_apart_by_their_source(judge):
+    time_s, source = [1.0, 2.0, 3.0, 9.0, 8.0, 7.0], ["here"] * 3 + ["there"] * 3
+    found = judge(time_s, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0], group="8B", source=source)
+    assert found.groups[["source", "group"]].to_numpy().tolist() == [["here", "8B"], ["there", "8B"]]
+    assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, -1.0])
+    assert found.to_json()["groups"][1]["source"] == "there"
+
+
+def test_counts_are_whole_numbers_in_text_and_json(judge):
+    found = judge([1.0, 2.0, 3.0], [1.0, np.nan, 3.0], group="8B")
+    document = json.loads(json_text(found.to_json()))
+    for figures in (*document["groups"], document["overall"]):
+        assert [repr(figures[name]) for name in ("rows", "not_predicted")] == ["2", "1"]
+    assert "rows 2, not predicted 1, median error 0.000" in found.to_text()
+
+
+def test_rows_that_could_not_be_predicted_are_counted_and_not_judged(judge):
+    figures = judge([1.0, 2.0, 3.0, 4.0], [1.0, np.nan, 3.0, 4.0], [True, False, True, True]).groups.iloc[0]
+    assert figures["rows"] == 3
+    assert figures["not_predicted"] == 1
+    assert figures["covered"] == figures["kendall_tau"] == 1.0
+    assert np.isnan(figures["oom_recall"])
+
+
+def test_a_table_without_times_is_refused_in_one_sentence(synthetic_runs):
+    table = synthetic_runs(rows=3)
+    for untimed in (table.drop(columns="iteration_time_s"), table.assign(iteration_time_s=np.nan)):
+        with pytest.raises(TableError, match="no measured iteration_time_s"):
+            evaluate(untimed)
+
+
+def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
+    found = evaluate(synthetic_runs(factor=1.25, noise=0.0), "none")
+    assert found.overall["median_error"] == pytest.approx(0.2)
+    assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, 1.0])
+    assert found.groups["top1_regret"].tolist() == [0.0, 0.0]
+    assert "median error 0.200" in found.to_text()
+
+
+def test_rows_with_results_that_cannot_be_are_told_and_not_judged(synthetic_runs):
+    table = synthetic_runs(factor=1.25, noise=0.0).assign(status="OK")
+    table.loc[[0, 1], "iteration_time_s"] = [-1.0, np.inf]
+    table.loc[2, "status"] = "success"
+    table.loc[3, "clock_mhz"] = 9000.0
+    found = evaluate(table, "none")
+    assert (found.overall["rows"], found.overall["not_predicted"]) == (16, 1)
+    assert found.overall["median_error"] == pytest.approx(0.2)
+    words = (
+        "1 row whose status cannot be",
+        "2 rows whose iteration_time_s",
+        "1 row not predicted (row 4): expected clock",
+    )
+    assert [
+        text for text, start in zip(found.remarks, words, strict=True) if not text.startswith(start)
+    ] == []
+
+
+def test_a_misspelt_column_of_times_is_named(synthetic_runs):
+    with pytest.raises(
+        TableError, match=r"no measured iteration_time_s .* \(did you mean 'iteration_time_ms'\?\)"
+    ):
+        evaluate(synthetic_runs(rows=3).rename(columns={"iteration_time_s": "iteration_time_ms"}))
+
+
+def test_without_groups_runs_of_one_model_and_batch_are_ranked_together(synthetic_runs):
+    table = synthetic_runs(factor=1.25, noise=0.0)
+    whole = evaluate(table, "none").groups
+    for unnamed in (table.drop(columns="group"), table.assign(group=None)):
+        found = evaluate(unnamed, "none").groups
+        pd.testing.assert_frame_equal(found.drop(columns="group"), whole.drop(columns="group"))
+        assert found["group"].tolist() == [
+            f"opt-350m 24 1024 megatron-lm a100-sxm4-40gb 8 {batch} 2048 bf16" for batch in (256, 512)
+        ]

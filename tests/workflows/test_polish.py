@@ -1,0 +1,120 @@
+"""A clock for every pass of a plan's pipeline."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.workflows.polish import Schedule, polish
+from jointopt.workflows.propose import estimator
+
+_SHIPPED = shipped_job("opt-350m-8x4-gh200")
+JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
+PLAN = "dp=8 pp=4 mbs=8"
+CLOCKS = st.lists(st.sampled_from(JOB.search.clock_mhz[20:]), min_size=4, max_size=4)
+
+
+def plan_at(clocks: list[float], layout: str = PLAN) -> str:
+    return f"{layout} stage_clock_mhz={';'.join(f'{c:g}' for c in clocks)}"
+
+
+def schedule_of(plan: str) -> Schedule:
+    parsed = parse_plan(plan, JOB)
+    return Schedule(estimator(JOB, parsed.layouts), parsed.stage_clock_mhz[0])
+
+
+@settings(deadline=None, max_examples=12)
+@given(CLOCKS, st.sampled_from(("dp=8 pp=4 mbs=8", "dp=4 tp=2 pp=4 mbs=16", "dp=8 pp=4 vpp=2 mbs=8")))
+def test_a_clock_per_pass_never_takes_more_time_or_energy_than_a_clock_per_stage(clocks, layout) -> None:
+    polished = polish(JOB, plan_at(clocks, layout), solver="linear")
+    assert polished.chosen.iteration_time_s <= polished.iteration_time_s * (1 + 1e-8)
+    assert polished.chosen.energy_j <= polished.energy_j * (1 + 1e-8)
+
+
+@settings(deadline=None, max_examples=12)
+@given(CLOCKS, CLOCKS)
+def test_stage_clocks_as_clocks_per_pass_cost_what_the_physics_says(clocks, others) -> None:
+    schedule = schedule_of(plan_at(clocks))
+    choice = schedule.problem.at_clocks(np.array(others))
+    reached = [schedule.problem.clocks_mhz(choice)[schedule.problem.graph.rank == r] for r in range(4)]
+    if any(len(set(clock)) > 1 for clock in reached):
+        return  # forward and backward passes have different clocks of least energy
+    physics = estimator(JOB, parse_plan(PLAN, JOB).layouts)
+    exact = physics.evaluate(np.zeros(1, np.int64), np.array([[clock[0] for clock in reached]]))
+    point = schedule.point(choice)
+    assert point.iteration_time_s == pytest.approx(exact["iteration_time_s"][0], rel=1e-9)
+    assert point.energy_j == pytest.approx(exact["energy_j"][0], rel=1e-9)
+
+
+def test_of_the_schedules_shown_none_beats_another() -> None:
+    points = polish(JOB, PLAN, solver="linear").points
+    assert len(points) > 3
+    assert (np.diff([p.iteration_time_s for p in points]) > 0).all()
+    assert (np.diff([p.energy_j for p in points]) < 0).all()
+
+
+def test_a_longer_iteration_that_is_allowed_saves_more() -> None:
+    none, some = (polish(JOB, PLAN, solver="linear", slowdown=share).chosen for share in (0.0, 0.04))
+    assert some.energy_j < none.energy_j
+    assert some.iteration_time_s > none.iteration_time_s
+
+
+def test_lowtime_comes_near_the_linear_programme() -> None:
+    pytest.importorskip("lowtime", reason="needs the extra polish")
+    linear, lowtime = (polish(JOB, PLAN, solver=solver, slowdown=0.01) for solver in ("linear", "lowtime"))
+    assert lowtime.unit_s is not None
+    assert lowtime.unit_s < 0.2 * lowtime.shortest_pass_s
+    assert lowtime.chosen.energy_j <= 1.01 * linear.chosen.energy_j
+
+
+@pytest.mark.parametrize("solver", ["linear", "lowtime"])
+def test_many_micro_batches_are_solved_by_a_few_and_still_save(solver: str) -> None:
+    if solver == "lowtime":
+        pytest.importorskip("lowtime", reason="needs the extra polish")
+    polished = polish(JOB, "dp=4 pp=8 mbs=2 clock=1980", solver=solver, seconds=1.0)
+    assert polished.solved_micro_batches < polished.graph.num_micro_batches == 128
+    assert polished.saving(polished.chosen) > 0.02
+
+
+def test_experts_and_context_parallelism_polish_like_any_plan() -> None:
+    job = shipped_job("mixtral-8x22b-8x8-h100")
+    polished = polish(job, "dp=2 pp=8 cp=4 ep=8 mbs=4 clock=1800 rc=full", solver="linear", slowdown=0.01)
+    assert polished.saving(polished.chosen) > 0.0
+
+
+def test_without_lowtime_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lowtime", None)
+    with pytest.raises(UsageError, match="pip install"):
+        polish(JOB, PLAN)
+
+
+def test_a_plan_without_pipeline_has_nothing_to_polish() -> None:
+    with pytest.raises(InfeasibleError, match="no pipeline"):
+        polish(JOB, "dp=32 mbs=4", solver="linear")
+
+
+def test_a_plan_that_breaks_a_rule_is_refused_with_the_rule() -> None:
+    with pytest.raises(InfeasibleError, match="does not divide the global batch"):
+        polish(JOB, "dp=8 pp=4 mbs=3", solver="linear")
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_its_memory() -> None:
+    with pytest.raises(InfeasibleError, match="memory"):
+        polish(shipped_job("llama-3-70b-4x8-h200"), "dp=8 pp=4 mbs=8", solver="linear")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"slowdown": -0.1}, {"slowdown": 5.0}, {"solver": "linaer"}, {"seconds": 0.0}]
+)
+def test_an_option_out_of_range_is_named(wrong) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        polish(JOB, PLAN, **({"solver": "linear"} | wrong))

@@ -1,0 +1,166 @@
+"""The verbs from Python: what they return, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import optuna
+import pandas as pd
+import pytest
+
+import jointopt
+from jointopt.core.errors import CatalogError, PlanError, UsageError
+from jointopt.report.explain_text import explanation_text
+from jointopt.report.plain import json_text
+from jointopt.report.propose_json import propose_document
+from jointopt.report.propose_text import proposal_text
+from jointopt.report.results import Proposal
+from jointopt.spec.jobfile import job_from_options
+from jointopt.workflows.propose import NO_MEMORY, explain, priced_problem, propose
+from tests.places import DATA
+
+JOB = "opt-350m-2x4-a100"
+
+
+@pytest.fixture(scope="module")
+def proposal() -> Proposal:
+    return propose(jointopt.load_job(JOB), trials=200, seed=3)
+
+
+def test_a_proposal_is_a_front_sorted_by_time_that_contains_its_reference(proposal: Proposal) -> None:
+    time, energy = proposal.front["iteration_time_s"], proposal.front["energy_j"]
+    assert (np.diff(time) > 0).all()
+    assert (np.diff(energy) < 0).all()
+    assert time[0] <= proposal.reference["iteration_time_s"][0] * (1 + 1e-9)
+
+
+def test_the_count_of_layouts_adds_up(proposal: Proposal) -> None:
+    lost = proposal.infeasible.get(NO_MEMORY, 0)
+    assert proposal.layouts == proposal.feasible_layouts + lost
+    assert proposal.considered == proposal.layouts + sum(proposal.infeasible.values()) - lost
+
+
+def test_the_same_seed_gives_the_same_front_and_progress_is_told() -> None:
+    said: list[str] = []
+    first = propose(jointopt.load_job(JOB), trials=100, seed=5, progress=said.append)
+    again = propose(jointopt.load_job(JOB), trials=100, seed=5)
+    np.testing.assert_array_equal(first.front["energy_j"], again.front["energy_j"])
+    assert len(said) == len(first.seconds)
+
+
+def test_no_feasible_plan_of_one_clock_dominates_the_front(proposal: Proposal) -> None:
+    problem = priced_problem(proposal.job)
+    rng = np.random.default_rng(0)
+    layout, clock = rng.integers(0, problem.num_layouts, 2000), rng.integers(0, problem.num_clocks, 2000)
+    tried = problem.plans(layout, clock, np.zeros(2000))
+    faster = tried["iteration_time_s"][:, None] < proposal.front["iteration_time_s"] * (1 - 1e-9)
+    thriftier = tried["energy_j"][:, None] < proposal.front["energy_j"] * (1 - 1e-9)
+    assert not (faster & thriftier & (tried["violation"] <= 0)[:, None]).any()
+
+
+def test_a_plan_that_does_not_fit_is_explained_as_such() -> None:
+    job = jointopt.load_job("llama-3-8b-1x8-h100")
+    told = explain(job, "dp=8 micro_batch_size=8 zero_stage=0")
+    assert not told.feasible
+    assert any("memory (GiB)" in sentence for sentence in told.violations)
+    assert sum(told.memory_gib.values()) == pytest.approx(told.peak_memory_gib)
+
+
+@pytest.mark.parametrize("plan", ["dp=3", "dp=8 pp=1 micro_batch_size=1000", "dp=1 tp=1 pp=8 clock_mhz=-5"])
+def test_a_plan_that_cannot_be_priced_is_refused(plan: str) -> None:
+    with pytest.raises(PlanError):
+        explain(jointopt.load_job(JOB), plan)
+
+
+def test_prediction_and_explanation_of_one_plan_agree() -> None:
+    job = jointopt.load_job(JOB)
+    told = explain(
+        job, "dp=2 tp=2 pp=2 micro_batch_size=2 zero_stage=1 sequence_parallel=true clock_mhz=1200"
+    )
+    m, t = job.model, job.training
+    row = {
+        "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
+        "num_attention_heads": m.num_attention_heads, "num_query_groups": m.num_query_groups, "gated_mlp": m.gated_mlp,
+        "vocab_size": m.vocab_size, "seq_length": t.seq_length, "global_batch_size": t.global_batch_size,
+        "dtype": t.dtype, "attention": t.attention, "fused_norm": t.fused_norm, "framework": t.framework.name,
+        "gpu": job.cluster.gpu.id, "gpus_per_node": 4, "num_gpus": 8, "dp": 2, "tp": 2, "pp": 2, "vpp": 1,
+        "micro_batch_size": 2, "zero_stage": 1, "sequence_parallel": True, "recompute": "none", "clock_mhz": 1200,
+    }  # fmt: skip
+    found = jointopt.predict(pd.DataFrame([row]))
+    # the job's position table and its network's own figures are not columns of a table
+    assert found.predicted_iteration_time_s[0] == pytest.approx(told.iteration_time_s, rel=0.05)
+    assert found.predicted_energy_j[0] == pytest.approx(told.energy_j, rel=0.05)
+
+
+def test_predict_keeps_index_order_and_foreign_columns() -> None:
+    row = {"num_layers": 24, "hidden_size": 1024, "seq_length": 2048, "global_batch_size": 64, "num_gpus": 8}
+    runs = pd.DataFrame([row | {"gpu": g, "mine": g} for g in ("h200", "a40", "h200")], index=[5, 5, 9])
+    found = jointopt.predict(runs)
+    assert found.index.tolist() == [5, 5, 9]
+    assert found.mine.tolist() == ["h200", "a40", "h200"]
+    times = found.predicted_iteration_time_s.tolist()
+    assert times[0] == times[2] < times[1]
+    assert list(jointopt.predict(found).columns) == list(found.columns)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the recorded runs of ../shared/data are not here")
+@pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda p: p.stem)
+def test_every_recorded_run_is_predicted_or_says_why_not(path: pathlib.Path) -> None:
+    runs = pd.read_csv(path, low_memory=False).iloc[:400]
+    found = jointopt.predict(runs)
+    known = found.not_predicted == ""
+    assert known[runs.status == "ok"].all()
+    assert np.isfinite(found.predicted_energy_j[known]).all()
+    assert found.predicted_energy_j[~known].isna().all()
+
+
+def test_a_storage_that_cannot_be_written_is_refused_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "jointopt.workflows.propose.exact_front_of_profiles",
+        lambda problem: pytest.fail("the search was started"),
+    )
+    with pytest.raises(UsageError, match="study storage"):
+        propose(jointopt.load_job(JOB), storage="sqlite:////no/such/folder/x.db")
+
+
+def test_a_study_has_the_name_given_and_its_best_trials_are_the_front(tmp_path: pathlib.Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    found = propose(jointopt.load_job(JOB), trials=100, storage=url, study="mine")
+    best = optuna.load_study(study_name="mine", storage=url).best_trials
+    assert sorted(trial.values[0] for trial in best) == found.front["iteration_time_s"].tolist()
+
+
+def test_a_storage_in_memory_stores_no_study() -> None:
+    found = propose(jointopt.load_job(JOB), trials=0, storage="sqlite:///")
+    assert (found.study_name, found.storage) == (None, None)
+
+
+def test_a_long_search_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.workflows.propose.SECONDS_BETWEEN_TICKS", 0.0)
+    said: list[str] = []
+    propose(jointopt.load_job(JOB), trials=80, progress=said.append)
+    assert [line for line in said if line.startswith(("40 of 80 plans, ", "80 of 80 plans, "))] == said[-2:]
+
+
+def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energy() -> None:
+    job = job_from_options("gpt2", "cpu-core", 4, 16, 128)
+    found = propose(job, trials=10, storage="sqlite://")
+    (best,) = found.front["iteration_time_s"]
+    problem = priced_problem(job)
+    layouts, top = np.arange(problem.num_layouts), np.zeros(problem.num_layouts, np.int64)
+    times = problem.plans(layouts, top, np.zeros(len(layouts)))["iteration_time_s"]
+    assert best == pytest.approx(times.min())
+    told = explanation_text(explain(job, "dp=2 pp=2 mbs=1"))
+    for text in (proposal_text(found), told, json_text(propose_document(found))):
+        assert "nan" not in text.lower()
+    assert "Energy" not in told
+
+
+def test_energy_of_cores_is_refused_wherever_a_job_comes_from() -> None:
+    job = job_from_options("gpt2", "cpu-core", 4, 16, 128)
+    with pytest.raises(CatalogError, match="predict power and energy"):
+        propose(dataclasses.replace(job, objectives=("iteration_time_s", "energy_j")), trials=10)

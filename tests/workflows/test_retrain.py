@@ -1,0 +1,231 @@
+"""Surrogates that replace others: only by what is as good, and always the same from the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.core.errors import InfeasibleError, TableError, UsageError
+from jointopt.runs.store import Store
+from jointopt.surrogate.model import load
+from jointopt.surrogate.training import Scores, score_table
+from jointopt.workflows import retrain as retraining
+from jointopt.workflows.retrain import retrain
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained surrogate, to be replaced."""
+    return Path(shutil.copytree(trained, tmp_path / "surrogate"))
+
+
+Rows = dict[str, list[tuple[str, float, float]]]
+TRUE = np.linspace(-0.2, 0.3, 12).tolist()  # log(measured / physics) of runs that are held out
+
+
+def held_out(error: float, source: str = "a100", true: list[float] = TRUE) -> Rows:
+    """Held-out runs of one source, each predicted ``error`` too long."""
+    return {source: [("tiny|256", truth, truth + np.log1p(error)) for truth in true]}
+
+
+@pytest.fixture
+def retrained(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Replaces the surrogate in ``folder`` by one whose training is over at once, with these held-out rows."""
+    surrogate, scores = load(trained), score_table([Scores("a100", 0.2, None, None, None, None, None)])
+
+    def replaced(rows: Rows, force: bool = False) -> str:
+        scores.attrs["rows"] = rows
+        monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
+        return retrain(tables=[trained.parent / "runs.csv"], out=folder, force=force)
+
+    return replaced
+
+
+def card(folder: Path) -> dict:
+    return json.loads((folder / "card.json").read_text(encoding="utf-8"))
+
+
+def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
+    told = card(trained)
+    assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
+    assert told["licences"] == ["a100: made up"]
+    assert told["seed"] == 0
+    assert told["rebuild"] == (
+        "jointopt retrain --table runs.csv --licence 'a100: made up' --seed 0 --out surrogate"
+    )
+    assert {"xgboost-cpu", "numpy", "jointopt"} <= told["versions"].keys()
+    assert len(told["files_sha256"]["runs.csv"]) == 64
+    assert told["error"]["mean"]["group out"] < told["error"]["mean"]["physics"]
+
+
+def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sources, tmp_path):
+    table = three_sources.copy()
+    table.loc[table.index[:5], "iteration_time_s"] *= 10
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    assert report.startswith("a100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics")
+    assert "h100: learned from 20 of 20 timed rows\n" in report
+    told = card(tmp_path / "out")
+    assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
+    assert told["learned_from"] == {"a100": 15, "h100": 20, "titan": 20}
+    assert told["rebuild_in"] == "the folder of the files that files_sha256 names"
+
+
+def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
+    report = retrain(
+        tables=[trained.parent / "runs.csv"], out=tmp_path / "surrogate", licences=["a100: made up"]
+    )
+    again = tmp_path / "surrogate"
+    assert f"written to {again}" in report
+    assert (again / "trees.ubj").read_bytes() == (trained / "trees.ubj").read_bytes()
+    with np.load(again / "support.npz") as one, np.load(trained / "support.npz") as two:
+        assert one.files == two.files
+        assert all((one[name] == two[name]).all() for name in one.files)
+    first, second = card(again), card(trained)
+    first.pop("date"), second.pop("date")
+    assert first == second
+
+
+def test_the_card_has_the_error_of_every_group_that_was_held_out(trained):
+    told = card(trained)
+    assert told["error_per_group"].keys() == {"a100", "h100", "titan"}
+    for source, groups in told["error_per_group"].items():
+        assert len(groups) > 1
+        assert min(groups.values()) <= told["error"][source]["group out"] <= max(groups.values())
+
+
+def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, retrained, monkeypatch):
+    monkeypatch.setattr(retraining, "_gathered", lambda tables, storage: three_sources)
+    retrained({}, force=True)
+    retrain(storage="postgresql+psycopg://me:secret@host/runs", out=tmp_path / "out")
+    assert "secret" not in (tmp_path / "out" / "card.json").read_text()
+    assert "postgresql+psycopg://me:***@host/runs" in card(tmp_path / "out")["rebuild"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_said_before_anything_is_trained(trained):
+    with pytest.raises(UsageError, match="is a file; expected a folder"):
+        retrain(tables=[trained.parent / "runs.csv"], out=trained.parent / "runs.csv")
+
+
+def test_a_better_surrogate_is_replaced_by_force_alone(folder, retrained):
+    retrained(held_out(0.03), force=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = r"On the 12 held-out rows .* errs by 5\.0% and .* by 3\.0% \(a100 3\.0% to 5\.0%\).* --force"
+    with pytest.raises(InfeasibleError, match=words):
+        retrained(held_out(0.05))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "mean of sources: before 3.0%, now 5.0%" in retrained(held_out(0.05), force=True)
+    retrained(held_out(0.05))
+
+
+def test_a_surrogate_that_is_as_good_or_better_replaces(retrained):
+    retrained(held_out(0.03), force=True)
+    assert "before 3.0%, now 3.0%" in retrained(held_out(0.03004))
+    assert "before 3.0%, now 2.0%" in retrained(held_out(0.02))
+
+
+def test_only_rows_that_both_had_held_out_are_compared(retrained):
+    retrained(held_out(0.03) | held_out(0.001, "elsewhere"), force=True)
+    report = retrained({"a100": held_out(0.02)["a100"] + held_out(0.5, true=[0.4] * 3)["a100"]})
+    assert report.splitlines()[-3].split() == ["a100", "12", "3.0%", "2.0%"]
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, held_out(0.001, "elsewhere"), held_out(0.001, true=[t + 0.01 for t in TRUE]),
+             held_out(0.001, true=TRUE[:9])],
+    ids=["none", "another source", "another physics", "too few"],
+)  # fmt: skip
+def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retrained, rows):
+    retrained(held_out(0.03), force=True)
+    with pytest.raises(
+        InfeasibleError, match=r"not comparable: fewer than 10 .* --force replaces the old one"
+    ):
+        retrained(rows)
+    assert "not comparable" in retrained(rows, force=True)
+
+
+@pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"PK")])
+def test_a_surrogate_without_readable_held_out_rows_cannot_be_compared(folder, retrained, harm):
+    harm(folder / "held_out.npz")
+    with pytest.raises(InfeasibleError, match="not comparable"):
+        retrained(held_out(0.01))
+
+
+def test_training_again_on_the_same_and_more_rows_is_compared_row_by_row(folder, trained, synthetic_runs):
+    more = synthetic_runs("fourth", 0.8, seed=4, gpu="h200-sxm-141gb")
+    more.to_csv(folder / "more.csv", index=False)
+    report = retrain(tables=[trained.parent / "runs.csv", folder / "more.csv"], out=folder, force=True)
+    lines = [line.split() for line in report.splitlines()]
+    assert [line[:2] for line in lines if line and line[0] in ("a100", "h100", "titan")][3:] == [
+        ["a100", "20"], ["h100", "20"], ["titan", "20"],
+    ]  # fmt: skip
+    assert load(folder).card["data"]["fourth"] == 20
+
+
+def test_sources_that_the_new_one_forgets_are_named(folder, trained, retrained):
+    told = card(folder)
+    told["data"]["vanished"] = 7
+    (folder / "card.json").write_text(json.dumps(told), encoding="utf-8")
+    assert "only the one now there was trained on vanished" in retrained({}, force=True)
+
+
+def test_a_damaged_surrogate_is_replaced_by_force_alone(folder, retrained):
+    (folder / "trees.ubj").write_bytes(b"")
+    with pytest.raises(TableError, match="holds no surrogate"):
+        retrained(held_out(0.01))
+    retrained(held_out(0.01), force=True)
+    assert load(folder).card["seed"] == 0
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_trained(trained):
+    with pytest.raises(UsageError, match="cannot be written there"):
+        retrain(tables=[trained.parent / "runs.csv"], out=Path("/proc/surrogate"))
+
+
+@pytest.mark.parametrize(("rows", "words"), [(0, "Nothing to train on"), (5, "at least 20 timed rows")])
+def test_too_little_to_train_on_is_one_sentence(three_sources, tmp_path, rows, words):
+    three_sources.head(max(rows, 1)).to_csv(tmp_path / "few.csv", index=False)
+    with pytest.raises(TableError, match=words):
+        retrain(tables=[tmp_path / "few.csv"] if rows else [], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_without_a_source_are_of_their_file(three_sources, tmp_path):
+    for name in ("a100", "h100"):
+        rows = three_sources[three_sources["source"] == name].drop(columns="source")
+        rows.to_csv(tmp_path / f"{name}-file.csv", index=False)
+    retrain(tables=[tmp_path / "a100-file.csv", tmp_path / "h100-file.csv"], out=tmp_path / "out")
+    assert card(tmp_path / "out")["data"] == {"a100-file": 20, "h100-file": 20}
+
+
+def test_the_store_trains_as_a_table_does(three_sources, tmp_path):
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    rows = three_sources[three_sources["source"] != "titan"]
+    unnamed = rows.assign(source=rows["source"].where(rows["source"] == "a100"))
+    Store(url).add(unnamed, origin="lab")
+    report = retrain(storage=url, out=tmp_path / "out")
+    assert "held-out groups: median error" in report
+    assert card(tmp_path / "out")["data"] == {"a100": 20, "lab": 20}
+    assert "--storage" in card(tmp_path / "out")["rebuild"]
+
+
+def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_path):
+    table = three_sources[three_sources["global_batch_size"] == 256]
+    pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    assert "median error unknown (no source has two groups)" in report
+
+
+def test_rows_that_cannot_be_are_told_and_not_trained_on(three_sources, tmp_path):
+    table = three_sources.assign(status="OK")
+    table.loc[0, "iteration_time_s"] = np.inf
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    assert report.startswith("1 row whose iteration_time_s cannot be (row 1: expected a number above 0")
+    assert card(tmp_path / "out")["data"] == {"a100": 19, "h100": 20, "titan": 20}

@@ -1,0 +1,217 @@
+"""The loop: what is run, what is learned, what is kept, and why it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.core.errors import LauncherError
+from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.runs.store import Store
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import parse_job
+from jointopt.surrogate.within_job import Spread
+from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.earlier import Earlier
+from jointopt.workflows.campaign.outlook import Outlook
+from jointopt.workflows.tune import front, tune, volumes
+
+
+@pytest.fixture
+def timed(job: Job) -> Job:
+    return replace(job, objectives=("iteration_time_s",))
+
+
+class Interrupted(ReplayLauncher):
+    """Someone presses Ctrl-C in the third run."""
+
+    runs = 0
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.runs += 1
+        if self.runs == 3:
+            raise KeyboardInterrupt
+        return super().run(job, plan)
+
+
+class Simulated:
+    """A launcher that can run every plan: one time per layout, and energy where asked."""
+
+    name = "simulated"
+
+    def __init__(self, energy: bool = False) -> None:
+        self.energy = energy
+
+    def candidates(self, job: Job) -> None:
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        time = (
+            1.0
+            + 0.1 * plan["tp"]
+            + 0.2 * plan["pp"]
+            + 100.0 / float(str(plan["stage_clock_mhz"]).split(";")[0])
+        )
+        return {"status": "ok", "iteration_time_s": time, "energy_j": 3.0 / time if self.energy else None}
+
+
+def test_every_run_is_another_plan_and_the_first_is_expected_to_fit(make_runs, timed: Job) -> None:
+    tuned = tune(timed, "replay", 3, table=make_runs())
+    plans = [tuple(run.plan[name] for name in LAYOUT_COLUMNS) for run in tuned.runs]
+    assert len(set(plans)) == len(plans) == 3
+    assert tuned.runs[0].status == "ok"
+    assert [run.round for run in tuned.runs] == [1, 2, 3]
+
+
+def test_the_budget_stops_the_loop_and_so_does_a_table_without_more(make_runs, timed: Job) -> None:
+    runs = make_runs().query("status == 'ok'")
+    assert tune(timed, "replay", 2, table=runs).stopped == "budget"
+    few = tune(timed, "replay", 9, table=runs.head(2))
+    assert (few.stopped, len(few.runs)) == ("exhausted", 2)
+
+
+def test_hopeless_plans_are_left_and_the_loop_converges(make_runs, timed: Job) -> None:
+    tuned = tune(timed, "replay", 10, table=make_runs())
+    assert tuned.stopped == "converged"
+    assert min(run.result("iteration_time_s") for run in tuned.runs) == make_runs()["iteration_time_s"].min()
+
+
+def test_an_oom_is_a_run_without_results(make_runs, timed: Job) -> None:
+    runs = make_runs(status="oom", iteration_time_s=np.nan)
+    tuned = tune(timed, "replay", 3, table=runs)
+    assert {run.status for run in tuned.runs} == {"oom"}
+    assert tuned.front == ()
+    assert tuned.hypervolume == (0.0, 0.0, 0.0)
+
+
+def test_what_a_table_says_of_the_software_is_what_is_predicted(make_runs, timed: Job) -> None:
+    said = {
+        name: tune(timed, "replay", 1, table=make_runs(framework=name)) for name in ("nanotron", "generic")
+    }
+    first = [tuned.runs[0].predicted["iteration_time_s"] for tuned in said.values()]
+    assert first[0] != first[1]
+
+
+def test_energy_counts_only_where_it_is_measured(make_runs, job: Job) -> None:
+    assert tune(job, "replay", 3, table=make_runs()).objectives == ("iteration_time_s",)
+    both = make_runs(energy_j=np.arange(10.0) + 1.0)
+    assert tune(job, "replay", 3, table=both).objectives == job.objectives
+
+
+def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(
+    make_runs, job: Job, tmp_path: Path
+) -> None:
+    thrifty = replace(job, objectives=("energy_j",))
+    tuned = tune(thrifty, "replay", 4, table=make_runs(), storage=f"sqlite:///{tmp_path / 'runs.db'}")
+    assert tuned.objectives == ("iteration_time_s",)
+    assert [tuned.runs[i].result("iteration_time_s") for i in tuned.front] == [
+        min(run.result("iteration_time_s") for run in tuned.runs if run.status == "ok")
+    ]
+    assert [note for note in tuned.notes if "energy_j is left out, since no run measures it" in note]
+    assert len(tuned.notes) == 1
+
+
+def test_a_constraint_that_no_run_can_be_held_to_is_said_once(make_runs, timed: Job) -> None:
+    bound = replace(timed, constraints=replace(timed.constraints, energy_j=5.0))
+    tuned = tune(bound, "replay", 3, table=make_runs())
+    told = [note for note in tuned.notes if "constraint energy_j cannot be checked" in note]
+    assert (len(told), len(tuned.front)) == (1, 1)
+
+
+def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    tuned = tune(timed, Interrupted(make_runs()), 9, storage=url)
+    stored = Store(url).read()
+    assert tuned.stopped == "interrupted"
+    assert len(tuned.runs) == len(stored) == 2
+    assert stored["iteration_time_s"].tolist() == [run.result("iteration_time_s") for run in tuned.runs]
+
+
+def test_plans_that_the_store_has_measured_are_known_and_not_run_again(
+    make_runs, timed: Job, tmp_path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    tune(timed, "replay", 2, table=make_runs(), storage=url)
+    again = tune(timed, "replay", 2, table=make_runs(), storage=url)
+    plans = [tuple(run.plan[name] for name in LAYOUT_COLUMNS) for run in again.runs]
+    assert [run.round for run in again.runs] == [0, 0, 1, 2]
+    assert len(set(plans)) == 4
+    assert len(Store(url).read()) == 4
+    assert "2 plans of this job were measured before" in again.notes[0]
+
+
+def test_runs_of_another_job_on_the_cluster_are_known_and_those_of_another_gpu_are_not(
+    make_runs, timed: Job, tmp_path
+) -> None:
+    other = make_runs(global_batch_size=512, group="other", iteration_time_s=80.0).query("status == 'ok'")
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("same", "foreign")]
+    for url, gpu in zip(urls, (other["gpu"].iloc[0], "h100-sxm5-80gb"), strict=True):
+        Store(url).add(other.assign(gpu=gpu), "by hand")
+    same, foreign = (tune(timed, "replay", 1, table=make_runs(), storage=url) for url in urls)
+    assert same.notes[0].startswith("5 runs of other jobs")
+    assert foreign.notes == ()
+
+
+def test_from_six_runs_on_what_predicts_them_best_is_believed(make_runs, timed: Job) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
+    index = np.arange(candidates.size)
+    truth = candidates.predicted["iteration_time_s"] * np.exp(np.linspace(-0.9, 0.9, candidates.size) ** 3)
+    rows = [{"status": "ok", "iteration_time_s": value} for value in truth]
+    earlier = Earlier(log_factor=np.log(truth / candidates.predicted["iteration_time_s"]), others=9)
+    outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
+    assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
+    assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of other jobs"
+
+
+def test_a_run_beyond_a_bound_of_the_job_is_never_the_best(make_runs, job: Job) -> None:
+    bound = replace(job, constraints=replace(job.constraints, energy_j=5.0))
+    runs = make_runs(energy_j=np.arange(10.0)[::-1] + 1.0)
+    tuned = tune(replace(bound, objectives=("iteration_time_s",)), "replay", 10, table=runs)
+    broken = [bool(run.broken) for run in tuned.runs]
+    assert any(broken)
+    assert all(run.broken == ("energy_j",) for run in tuned.runs if run.result("energy_j") > 5.0)
+    assert tuned.front
+    assert not any(broken[i] for i in tuned.front)
+
+
+def test_plans_of_a_batch_share_a_round(make_runs, timed: Job) -> None:
+    tuned = tune(timed, "replay", 5, table=make_runs(), batch=2)
+    assert [run.round for run in tuned.runs] == [1, 1, 2, 2, 3][: len(tuned.runs)]
+
+
+def test_a_table_of_another_job_cannot_be_tuned(make_runs, timed: Job) -> None:
+    with pytest.raises(LauncherError, match="seq_length"):
+        tune(timed, "replay", 3, table=make_runs(seq_length=1024))
+
+
+def test_without_a_list_the_plans_are_those_of_the_jobs_space() -> None:
+    document = {
+        "model": "llama-3-8b",
+        "training": {"seq_length": 4096, "global_batch_size": 32},
+        "cluster": {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8},
+    }
+    job = parse_job(document, "small", Path())
+    tuned = tune(job, Simulated(energy=True), 4)
+    assert tuned.candidates > 50
+    assert tuned.objectives == job.objectives
+    assert len(tuned.front) >= 1
+    assert tuned.runs[0].row["num_gpus"] == 8
+
+
+def test_volume_never_falls_and_a_failure_adds_none() -> None:
+    values = np.array([[2.0, 3.0], [np.nan, np.nan], [1.0, 4.0], [3.0, 5.0]])
+    volume = volumes(values)
+    assert volume[0] == volume[1] < volume[2] == volume[3] < 1.0
+    assert front(values).tolist() == [2, 0]
+
+
+def test_the_volume_of_one_objective_is_the_way_from_the_reference_to_the_best() -> None:
+    np.testing.assert_allclose(
+        volumes(np.array([[10.0], [5.0], [8.0]])), [1 - 1 / 1.1, 1 - 0.5 / 1.1, 1 - 0.5 / 1.1]
+    )

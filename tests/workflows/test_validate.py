@@ -1,0 +1,118 @@
+"""The best proposed plans, run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from jointopt.core.errors import LauncherError
+from jointopt.report.validate_json import validate_document
+from jointopt.report.validate_text import median_errors, validated_text
+from jointopt.runs.store import Store
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import load_job
+from jointopt.workflows.validate import spread, validate
+
+
+class Simulated:
+    """Runs any plan; each takes a second and 4 kJ, or ends as ``ends`` says."""
+
+    name = "simulated"
+
+    def __init__(self, ends: Mapping[int, Any] | None = None) -> None:
+        self.ends, self.runs = dict(ends or {}), 0
+
+    def candidates(self, job: Job) -> None:
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.runs += 1
+        end = self.ends.get(self.runs, {"status": "ok", "iteration_time_s": 1.0, "energy_j": 4000.0})
+        if isinstance(end, BaseException):
+            raise end
+        return dict(end)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'runs.db'}"
+
+
+@pytest.fixture(scope="module")
+def small() -> Job:
+    """A shipped job with few clocks."""
+    job = load_job("opt-350m-2x4-a100")
+    clocks = (1005.0, 1110.0, 1215.0, 1305.0, 1410.0)
+    return replace(job, search=replace(job.search, clock_mhz=clocks, per_stage_clocks=False))
+
+
+def test_plans_along_the_front_and_the_default_are_run_stored_and_trials(small: Job, url: str) -> None:
+    found = validate(small, Simulated(), 3, surrogate="none", storage=url)
+    times = [run.predicted["iteration_time_s"] for run in found.runs if not run.reference]
+    assert found.stopped == "done"
+    assert times == sorted(times)
+    assert sum(run.reference for run in found.runs) == 1
+    assert len(Store(url).read()) == len(found.runs) in (3, 4)
+    study = optuna.load_study(study_name=found.study_name, storage=url)
+    assert [trial.values for trial in study.trials] == [[1.0, 4000.0]] * len(found.runs)
+
+
+def test_errors_are_relative_to_what_was_measured_and_intervals_are_judged(small: Job) -> None:
+    found = validate(small, Simulated({2: {"status": "oom", "notes": "too large"}}), 2, surrogate="none")
+    first, second = found.runs[:2]
+    assert first.error("iteration_time_s") == pytest.approx(first.predicted["iteration_time_s"] - 1.0)
+    low, high = (first.predicted[f"iteration_time_s_{end}"] for end in ("low", "high"))
+    assert first.inside("iteration_time_s") is bool(low <= 1.0 <= high)
+    assert second.inside("iteration_time_s") is None
+    assert set(median_errors(found)) == {"iteration_time_s", "energy_j"}
+    assert "Row 2, oom: too large" in validated_text(found)
+
+
+def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(small: Job, url: str) -> None:
+    first = validate(small, Simulated({2: KeyboardInterrupt()}), 3, surrogate="none", storage=url)
+    launcher = Simulated()
+    second = validate(small, launcher, 3, surrogate="none", storage=url)
+    assert (first.stopped, len(first.runs)) == ("interrupted", 1)
+    assert [run.earlier for run in second.runs] == [True] + [False] * (len(second.runs) - 1)
+    assert launcher.runs == len(second.runs) - 1
+    assert not any(run.earlier for run in validate(small, Simulated(), 3, storage=url, again=True).runs)
+
+
+def test_a_launcher_that_runs_nothing_is_an_error_and_one_that_breaks_down_later_is_told(small: Job) -> None:
+    with pytest.raises(LauncherError, match="gone"):
+        validate(small, Simulated({1: LauncherError("gone.")}), 3, surrogate="none")
+    found = validate(small, Simulated({2: LauncherError("gone.")}), 3, surrogate="none")
+    assert (found.stopped, len(found.runs)) == ("failed", 1)
+    assert found.notes == ("No further run could be started: gone.",)
+
+
+def test_three_failures_for_one_cause_end_it(small: Job) -> None:
+    broken = {"status": "failed", "notes": "a Python module is missing: No module named 'a'"}
+    launcher = Simulated(dict.fromkeys(range(1, 9), broken))
+    found = validate(small, launcher, 5, surrogate="none")
+    assert (found.stopped, launcher.runs) == ("failed", 3)
+    assert "with --again" in found.reason
+    assert "Stopped before its time: 3 runs in a row failed" in validated_text(found)
+
+
+def test_of_a_table_the_rows_that_are_predicted_best_are_run(make_runs, job: Job) -> None:
+    timed = replace(job, objectives=("iteration_time_s",))
+    found = validate(timed, "replay", 3, surrogate="none", table=make_runs())
+    predicted = [run.predicted["iteration_time_s"] for run in found.runs]
+    assert len(predicted) == 3
+    assert predicted == sorted(predicted)
+    document = validate_document(found)
+    assert document["measured"][0]["error_iteration_time_s"] == pytest.approx(
+        found.runs[0].error("iteration_time_s")
+    )
+
+
+@pytest.mark.parametrize(("size", "count", "rows"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (9, 1, [0])])
+def test_rows_are_spread_with_both_ends(size: int, count: int, rows: list[int]) -> None:
+    np.testing.assert_array_equal(spread(size, count), rows)

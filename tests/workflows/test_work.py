@@ -1,0 +1,105 @@
+"""Workers on a job: what they evaluate, with what, and what they say."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+from click.testing import CliRunner
+
+import jointopt
+from jointopt.cli.main import jointopt as command
+from jointopt.core.errors import UsageError
+from jointopt.search.pareto import objectives
+from jointopt.search.studies.display import plan_text
+from jointopt.spec.job import Constraints
+from jointopt.workflows.work import load_function, work
+
+JOB = "opt-350m-2x4-a100"
+SIMULATOR = """
+def run(job, plans):
+    return {"iteration_time_s": 2.0 / plans["tp"], "energy_j": 100.0 * plans["tp"]}
+
+def half(job, plans):
+    return {"iteration_time_s": 1.0 / plans["tp"]}
+
+word = 3
+"""
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    """A database in a working directory that has a module with functions that evaluate plans."""
+    (tmp_path / "a_simulator.py").write_text(SIMULATOR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return f"sqlite:///{tmp_path}/shared.db"
+
+
+def test_the_physics_answers_unless_told_otherwise(url):
+    job = jointopt.load_job(JOB)
+    found = work(job, url, trials=50)
+    assert (found.evaluated, found.finished, found.failed) == (50, 50, 0)
+    again = jointopt.explain(job, plan_text(found.front, 0))
+    assert again.iteration_time_s == pytest.approx(found.front["iteration_time_s"][0])
+
+
+def test_a_function_of_the_users_answers_instead(url):
+    found = work(jointopt.load_job(JOB), url, trials=50, evaluate="a_simulator:run")
+    time_s, energy_j = objectives(found.front)
+    np.testing.assert_allclose(time_s * energy_j, 200.0)
+    trials = optuna.load_study(study_name=found.study_name, storage=url).trials
+    assert all(t.user_attrs["avg_power_w"] == t.values[1] / t.values[0] / 8 for t in trials)
+
+
+def test_constraints_of_the_job_judge_what_the_function_says(url):
+    job = replace(jointopt.load_job(JOB), constraints=Constraints(iteration_time_s=1.5))
+    found = work(job, url, trials=60, evaluate="a_simulator:run")
+    assert (found.front["iteration_time_s"] <= 1.5).all()
+    trials = optuna.load_study(study_name=found.study_name, storage=url).trials
+    assert any(trial.constraints["violation"] > 0 for trial in trials)
+
+
+def test_another_way_to_evaluate_is_another_study(url):
+    job = jointopt.load_job(JOB)
+    names = {work(job, url, trials=4, evaluate=e).study_name for e in (None, "a_simulator:run")}
+    assert len(names) == len(optuna.get_all_study_names(url)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a_simulator", "module:function"),
+        ("no_such:run", "cannot be imported"),
+        ("a_simulator:word", "no function"),
+    ],
+)
+def test_what_is_no_function_is_one_sentence(url, name, reason):
+    with pytest.raises(UsageError, match=reason):
+        load_function(name)
+
+
+def test_a_simulator_may_import_its_neighbours_when_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour_of_it.py").write_text("FACTOR = 3")
+    (tmp_path / "lazy_simulator.py").write_text(
+        "def run():\n    import neighbour_of_it\n    return neighbour_of_it.FACTOR"
+    )
+    assert load_function("lazy_simulator:run")() == 3
+
+
+def test_a_function_that_says_too_little_ends_the_worker(url):
+    result = CliRunner().invoke(
+        command, ["work", JOB, "--storage", url, "--evaluate", "a_simulator:half", "--trials", "20"]
+    )
+    assert result.exit_code == 1
+    assert "returns no energy_j" in result.output
+
+
+def test_the_command_says_what_it_did_and_how_to_look_at_it(url):
+    result = CliRunner().invoke(command, ["work", JOB, "--storage", url, "--trials", "20", "--batch", "5"])
+    assert result.exit_code == 0, result.output
+    assert "20 plans evaluated here; the study has 20" in result.output
+    assert f"jointopt dashboard --storage {url}" in result.output
