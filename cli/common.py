@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from jointopt.spec.calibration import Calibration
     from jointopt.spec.job import Job
+    from jointopt.surrogate.measurements import Measurements
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,49 +24,65 @@ surrogate = click.option(
 )  # fmt: skip
 
 
-def _table(_context: click.Context, _option: click.Parameter, path: Path | None) -> pd.DataFrame | None:
-    """The measurement table in a file, if one is named."""
-    from jointopt.runs.limits import RESULT_RULES
-    from jointopt.runs.table import read_table, sound_results
-    from jointopt.surrogate.off_scale import scale_of
+def _measurements(
+    _context: click.Context, _option: click.Parameter, path: Path | None
+) -> Measurements | None:
+    """The measured runs of a file, if one is named."""
+    from jointopt.runs.table import read_table
+    from jointopt.surrogate.measurements import Measurements
 
-    if path is None:
-        return None
-    table, said = sound_results(read_table(path), RESULT_RULES)
-    for line in [*said, *scale_of(table)]:
-        remark(f"{path}: {line}")
-    return table
-
-
-measured = click.option(
-    "--measured", type=click.Path(path_type=Path), metavar="TABLE", callback=_table,
-    help="Runs measured on the job's cluster, which move the predictions; those in --storage do so too.",
-)  # fmt: skip
+    return None if path is None else Measurements.of(read_table(path), str(path))
 
 
 def _calibration(_context: click.Context, _option: click.Parameter, path: Path | None) -> Calibration | None:
-    """What `calibrate` wrote into a file, if one is named."""
+    """The calibration in a file, if one is named."""
     from jointopt.spec.calibration import load_calibration
 
     return None if path is None else load_calibration(path)
-
-
-calibration = click.option(
-    "--calibration", type=click.Path(path_type=Path), metavar="CAL.yaml", callback=_calibration,
-    help="What `jointopt calibrate` learned of the GPU.",
-)  # fmt: skip
 
 
 def _url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
     return None if url == "none" else url
 
 
-def storage(what: str) -> Callable[[F], F]:
+def storage(what: str, default: str = "sqlite:///jointopt.db") -> Callable[[F], F]:
     """The option ``--storage``: None where nothing is to be kept or read."""
     return click.option(
-        "--storage", default="sqlite:///jointopt.db", show_default=True, callback=_url,
+        "--storage", default=default, show_default=True, callback=_url,
         help=f"Database URL of {what}; none = leave it aside.",
     )  # fmt: skip
+
+
+def model_options(stored: str = "measurements", default: str = "sqlite:///jointopt.db") -> Callable[[F], F]:
+    """The options that say what predictions rest on, which a command receives as the mapping ``basis``.
+
+    ``stored``: what ``--storage`` holds for this command; ``default`` is its URL.
+    """
+
+    def decorated(command: F) -> F:
+        @functools.wraps(command)
+        def run(*args: Any, **options: Any) -> Any:
+            basis = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "storage")}
+            return command(*args, basis=basis, **options)
+
+        for option in (storage(stored, default), *_MODEL_OPTIONS):
+            run = option(run)
+        return cast("F", run)
+
+    return decorated
+
+
+_MODEL_OPTIONS = (
+    click.option(
+        "--calibration", type=click.Path(path_type=Path), metavar="CAL.yaml", callback=_calibration,
+        help="Clock response of the GPU, written by `jointopt calibrate`.",
+    ),
+    click.option(
+        "--measured", type=click.Path(path_type=Path), metavar="TABLE", callback=_measurements,
+        help="Runs measured on the same cluster, which move the predictions; those in --storage do so too.",
+    ),
+    surrogate,
+)  # fmt: skip
 
 
 _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,9 +12,9 @@ from jointopt.cli import common
 
 @click.command(short_help="Compare predictions with a table of measurements.")
 @click.argument("table", type=click.Path(path_type=Path))
-@common.surrogate
+@common.model_options("measurements that count as measured runs", default="none")
 @common.as_json
-def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
+def evaluate(table: Path, basis: dict[str, Any], as_json: bool) -> None:
     """Compare predictions with the measurements in TABLE, per group of comparable runs.
 
     Median and mean error of iteration time, Kendall's tau, top-1 regret, out-of-memory precision and recall, and the
@@ -27,7 +28,5 @@ def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
     from jointopt.runs.table import read_table
     from jointopt.workflows.evaluate import evaluate as evaluate_on
 
-    scores = evaluate_on(read_table(table), surrogate)
-    for remark in scores.remarks:
-        common.remark(remark)
+    scores = evaluate_on(read_table(table), **basis)
     click.echo(json_text(scores.to_json()) if as_json else scores.to_text())

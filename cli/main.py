@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import sys
 from typing import Any
 
@@ -16,6 +17,21 @@ COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
     "script", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
+
+
+class _Stderr(logging.Handler):
+    """Prints messages of the library on stderr, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(record.getMessage(), err=True)
+
+
+def _print_log() -> None:
+    """Let the user see what the library logs; once, however many commands a process runs."""
+    log = logging.getLogger("jointopt")
+    if not any(isinstance(handler, _Stderr) for handler in log.handlers):
+        log.addHandler(_Stderr())
+        log.setLevel(logging.INFO)
 
 
 class Commands(click.Group):
@@ -31,7 +47,8 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; what goes wrong on purpose is one line on stderr and an exit code, never a traceback."""
+        """Run the command; what goes wrong on purpose is one line on stderr and an exit code, never a traceback."""
+        _print_log()
         try:
             return super().invoke(ctx)
         except JointOptError as error:

@@ -11,7 +11,6 @@ from jointopt.cli import common
 
 if TYPE_CHECKING:
     from jointopt.report.polish_results import Polished
-    from jointopt.spec.calibration import Calibration
 
 
 @click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
@@ -33,13 +32,10 @@ if TYPE_CHECKING:
 @click.option(
     "--zeus", type=click.Path(path_type=Path), help="File for Zeus' pipeline frequency optimizer, *.py."
 )
-@common.surrogate
-@common.measured
-@common.calibration
-@common.storage("what was measured")
+@common.model_options()
 @common.as_json
 def polish(
-    job: str, plan: str, zeus: Path | None, as_json: bool, calibration: Calibration | None, **options: Any
+    job: str, plan: str, zeus: Path | None, as_json: bool, basis: dict[str, Any], **options: Any
 ) -> None:
     """Give each forward and backward pass of a micro-batch a clock of its own, for one plan of JOB.
 
@@ -54,12 +50,10 @@ def polish(
     from jointopt.report.plain import json_text
     from jointopt.report.polish_json import polish_document
     from jointopt.report.polish_text import polished_text
-    from jointopt.spec.calibration import calibrated
     from jointopt.workflows.polish import polish as polished_plan
 
     _check(zeus)
-    the_job = calibrated(common.job_of(job, {}), calibration)
-    polished = polished_plan(the_job, plan, progress=common.progress, **options)
+    polished = polished_plan(common.job_of(job, {}), plan, **basis, **options)
     _write(polished, zeus)
     click.echo(json_text(polish_document(polished)) if as_json else polished_text(polished))
 

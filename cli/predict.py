@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from jointopt.cli import common
 
-if TYPE_CHECKING:
-    from jointopt.spec.calibration import Calibration
-
 
 @click.command(short_help="Predict the runs of a table.")
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="CSV file to write.")
-@common.surrogate
-@click.option(
-    "--measured", type=click.Path(path_type=Path), help="Measured runs of that cluster to adapt to first."
-)
-@common.calibration
-def predict(
-    table: Path, out: Path, surrogate: str, measured: Path | None, calibration: Calibration | None
-) -> None:
+@common.model_options("measurements that count as measured runs", default="none")
+def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
     """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
 
     TABLE needs the columns gpu, num_gpus, seq_length, global_batch_size, and either model (a catalogue name) or
@@ -41,7 +32,6 @@ def predict(
     from jointopt.runs.table import read_table, write_table
     from jointopt.workflows.predict import predict as predicted_table
 
-    known = read_table(measured) if measured else None
-    predicted = predicted_table(read_table(table), surrogate, known, calibration, common.remark)
+    predicted = predicted_table(read_table(table), **basis)
     write_table(predicted, out)
     click.echo(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.", err=True)

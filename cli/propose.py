@@ -10,10 +10,7 @@ import click
 from jointopt.cli import common
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from jointopt.report.results import Proposal
-    from jointopt.spec.calibration import Calibration
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
 )
-@common.surrogate
-@common.measured
-@common.calibration
-@common.storage("studies and measurements, an Optuna storage")
+@common.model_options("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for proposal.json, front.csv, proposal.txt."
@@ -39,9 +33,8 @@ if TYPE_CHECKING:
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int, seed: int, surrogate: str, measured: pd.DataFrame | None,
-    calibration: Calibration | None, storage: str | None, study: str | None, out: Path | None, as_json: bool,
-    show_all: bool, **shape: Any,
+    job: str | None, save_job: Path | None, trials: int, seed: int, basis: dict[str, Any], study: str | None,
+    out: Path | None, as_json: bool, show_all: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -58,17 +51,13 @@ def propose(
     from jointopt.report.plain import json_text
     from jointopt.report.propose_json import propose_document
     from jointopt.report.propose_text import proposal_text
-    from jointopt.spec.calibration import calibrated
     from jointopt.workflows import propose as workflow
 
     the_job = common.job_of(job, shape)
     if save_job:
         common.save(the_job, save_job)
     _check(out)
-    found = workflow.propose(
-        calibrated(the_job, calibration), trials=trials, seed=seed, surrogate=surrogate, measured=measured,
-        storage=storage, study=study, progress=common.progress,
-    )  # fmt: skip
+    found = workflow.propose(the_job, trials=trials, seed=seed, study=study, **basis)
     _write(found, out)
     click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))
 

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _VERBS = {
     "load_job": "jointopt.spec.jobfile",
     "propose": "jointopt.workflows.propose",
-    "explain": "jointopt.workflows.propose",
+    "explain": "jointopt.workflows.explain",
     "polish": "jointopt.workflows.polish",
     "select": "jointopt.workflows.select",
     "predict": "jointopt.workflows.predict",

@@ -13,7 +13,8 @@ from jointopt.cli.main import jointopt
 from jointopt.measure.launchers.torchrun import check_model
 from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
-from jointopt.workflows.propose import explain, propose
+from jointopt.workflows.explain import explain
+from jointopt.workflows.propose import propose
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

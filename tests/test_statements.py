@@ -17,11 +17,11 @@ from scipy.stats import kendalltau
 
 from jointopt.core.schema import Columns
 from jointopt.physics.breakdown import Breakdown, breakdown
+from jointopt.physics.cost_model import CostModel
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.workflows.propose import estimator
 
 DENSE = "opt-350m-8x4-gh200"
 MOE = "olmoe-1b-7b-8x4-gh200"
@@ -40,9 +40,9 @@ PIPELINE = "dp=2 pp=2 tp=2 micro_batch_size=2"
 
 @functools.cache
 def sweep(job_name: str, plan: str, slack: float = 0.0) -> Columns:
-    """Time and energy of one layout at every clock of its job, ascending; ``slack`` as in `Estimator.stage_clocks`."""
+    """Time and energy of one layout at every clock of its job, ascending; ``slack`` as in `CostModel.stage_clocks`."""
     job = shipped_job(job_name)
-    physics = estimator(job, parse_plan(plan, job).layouts)
+    physics = CostModel(job, parse_plan(plan, job).layouts)
     count = len(job.search.clock_mhz)
     layout, clock = np.zeros(count, np.int64), np.arange(count)
     stage_clocks = physics.stage_clocks(layout, clock, np.full(count, slack))
@@ -186,14 +186,14 @@ def test_6_more_expert_parallelism_draws_more_power_for_less_time_and_energy(lay
 def of(job: Job, plan: str) -> dict[str, float]:
     """Predictions of one plan of ``job`` at its highest clock, peak power and temperature included."""
     parsed, only = parse_plan(plan, job), np.zeros(1, np.int64)
-    physics = estimator(job, parsed.layouts)
+    physics = CostModel(job, parsed.layouts)
     found = physics.evaluate(only, parsed.stage_clock_mhz) | physics.heat(only, parsed.stage_clock_mhz)
     return {name: float(values[0]) for name, values in found.items()}
 
 
 def apart(job: Job, plan: str) -> Breakdown:
     parsed = parse_plan(plan, job)
-    return breakdown(estimator(job, parsed.layouts), 0, parsed.stage_clock_mhz[0])
+    return breakdown(CostModel(job, parsed.layouts), 0, parsed.stage_clock_mhz[0])
 
 
 def in_air(inlet_c: float, rise_k: float) -> Job:
@@ -269,7 +269,7 @@ def test_11_tensor_parallelism_reads_activations_again_which_shows_in_joules() -
 def test_11_the_forward_pass_of_data_parallelism_communicates_nothing() -> None:
     job = shipped_job(RACK)
     data, tensor = (
-        estimator(job, parse_plan(p, job).layouts).groups[0] for p in ("dp=8 zero_stage=0", "tp=8")
+        CostModel(job, parse_plan(p, job).layouts).groups[0] for p in ("dp=8 zero_stage=0", "tp=8")
     )
     assert float(data.forward_comm_s.max()) == 0.0 < float(tensor.forward_comm_s.max())
     assert float(data.link_j.max()) == 0.0 < float(data.iteration_link_j.min())

@@ -9,8 +9,8 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics import costs as pc
 from jointopt.physics.cooler import Cooler
+from jointopt.physics.cost_model import CostModel, StageTimes
 from jointopt.physics.energy_detail import communication_j, memory_traffic_j
-from jointopt.physics.estimate import Estimator, StageTimes
 from jointopt.physics.power_limits import electrical_limit_w, power_limit_w
 from jointopt.physics.stage_memory import memory_parts
 
@@ -40,50 +40,50 @@ class Breakdown:
     stage_position_c: dict[str, Floats]  # inlet, and exhaust where the node has one
 
 
-def breakdown(estimator: Estimator, index: int, stage_clock_mhz: Floats) -> Breakdown:
+def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakdown:
     """Take apart layout row ``index`` at one clock per stage (pp,) in MHz; what corrects totals corrects parts."""
-    stretch = float(estimator.time_factor[index])
-    g, rows = int(estimator.group_of[index]), estimator.row_of[[index]]
-    costs = estimator.groups[g]
+    stretch = float(physics.time_factor[index])
+    g, rows = int(physics.group_of[index]), physics.row_of[[index]]
+    costs = physics.groups[g]
     asked = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
-    t = estimator.times(g, rows, asked[None, :])
-    parts = {k: v[0] for k, v in estimator.energy_parts(g, rows, t).items()}
+    t = physics.times(g, rows, asked[None, :])
+    parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
     layout = {k: v[rows] for k, v in costs.layouts.items()}
-    memory = {k: estimator.memory_factor * v[0] for k, v in memory_parts(estimator.job, layout).items()}
+    memory = {k: physics.memory_factor * v[0] for k, v in memory_parts(physics.job, layout).items()}
     stage_memory = np.sum(list(memory.values()), axis=0)
     heaviest = int(stage_memory.argmax())
     batches = int(costs.num_micro_batches[rows[0]])
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
-    scale = replicas * stretch * estimator.power_factor
-    limit_w = power_limit_w(estimator.job.cluster, estimator.layouts, np.array([index]), len(busy))
+    scale = replicas * stretch * physics.power_factor
+    limit_w = power_limit_w(physics.job.cluster, physics.layouts, np.array([index]), len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
-    cold_w = estimator.cold_power_w(g, rows, t)[0]
+    cold_w = physics.cold_power_w(g, rows, t)[0]
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
         energy_j={k: float(v.sum() * scale) for k, v in parts.items()},
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
-        held_by=_held_by(estimator.cooler, limit_w, asked, t.clock_mhz[0]),
+        held_by=_held_by(physics.cooler, limit_w, asked, t.clock_mhz[0]),
         busy_s=busy * stretch,
         idle_s=(total - busy) * stretch,
         stage_energy_j=per_rank * scale,
         stage_energy_parts_j={k: v * scale for k, v in parts.items()},
-        memory_energy_j={k: float(v.sum() * scale) for k, v in memory_traffic_j(estimator, index).items()},
+        memory_energy_j={k: float(v.sum() * scale) for k, v in memory_traffic_j(physics, index).items()},
         communication_energy_j={
             kind: {link: float(v.sum() * scale) for link, v in links.items()}
-            for kind, links in communication_j(estimator, index).items()
+            for kind, links in communication_j(physics, index).items()
         },
         gpus_per_stage=replicas,
         stage_memory_bytes=stage_memory,
-        stage_power_w=estimator.power_factor * per_rank / total,
-        stage_peak_power_w=estimator.burst_w(g, rows, t)[0],
+        stage_power_w=physics.power_factor * per_rank / total,
+        stage_peak_power_w=physics.burst_w(g, rows, t)[0],
         stage_power_limit_w=limit_w,
-        stage_temperature_c=estimator.cooler.temperature_c(cold_w),
-        stage_position_c=estimator.cooler.temperature_by_position_c(cold_w),
+        stage_temperature_c=physics.cooler.temperature_c(cold_w),
+        stage_position_c=physics.cooler.temperature_by_position_c(cold_w),
     )
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import with_host_of
-from jointopt.physics.estimate import Estimator
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = (
@@ -82,12 +82,12 @@ def _sizes(job: Job, logs: Columns) -> Columns:
     }
 
 
-def share_columns(estimator: Estimator, index: Ints, stage_clock_mhz: Floats) -> Columns:
+def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
     """Shares of the predicted time by part, (n,) each, named ``share_<part>``; they need no clock sweep."""
     out = {f"share_{name}": np.zeros(len(index)) for name in SHARES}
-    for g, at, rows, depth in estimator.parts(index):
-        t = estimator.times(g, rows, stage_clock_mhz[at, :depth])
-        for name, seconds in time_parts(estimator.groups[g], rows, t).items():
+    for g, at, rows, depth in physics.parts(index):
+        t = physics.times(g, rows, stage_clock_mhz[at, :depth])
+        for name, seconds in time_parts(physics.groups[g], rows, t).items():
             if name in SHARES:
                 out[f"share_{name}"][at] = seconds / t.total_s
     return out
@@ -132,23 +132,23 @@ _AFTER_PRICING = (
 )  # leave kernels and collectives as they are
 
 
-def sensitivities(estimator: Estimator, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
+def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
     """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
 
     By finite differences of `STEP` (see the list of steps for the unit of each); ``time_s`` (n,) is the prediction.
     """
     columns = []
     for name, step in _STEPS.items():
-        moved = _moved(estimator, step(estimator.job), name in _AFTER_PRICING)
+        moved = _moved(physics, step(physics.job), name in _AFTER_PRICING)
         columns.append(np.log(moved.iteration_time_s(index, stage_clock_mhz) / time_s) / STEP)
     return np.column_stack(columns)
 
 
-def _moved(estimator: Estimator, job: Job, after_pricing: bool) -> Estimator:
-    """The estimator of ``job``; to price layouts takes most of the time, and is spared where they cost the same."""
+def _moved(physics: CostModel, job: Job, after_pricing: bool) -> CostModel:
+    """The physics of ``job``; to price layouts takes most of the time, and is spared where they cost the same."""
     if not after_pricing:
-        return Estimator(job, estimator.hardware.constants, estimator.layouts)
-    moved = copy.copy(estimator)
+        return CostModel(job, physics.layouts, physics.hardware.constants)
+    moved = copy.copy(physics)
     moved.job = job
-    moved.groups = [with_host_of(job, costs, estimator.job) for costs in estimator.groups]
+    moved.groups = [with_host_of(job, costs, physics.job) for costs in physics.groups]
     return moved

@@ -9,7 +9,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics import power
-from jointopt.physics.estimate import Estimator
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
 from jointopt.physics.stage_work import layer_costs, work_per_stage
 
@@ -31,19 +31,19 @@ class InstructionCosts:
     step_j: Floats  # of the optimizer step, at the clock that the last backward pass leaves behind
 
 
-def instruction_costs(estimator: Estimator, index: int, clock_mhz: Floats) -> InstructionCosts:
-    """Time and energy of every stage's passes at the clocks (c,), by the formulas of `Estimator.times` and `power`."""
-    g, row = int(estimator.group_of[index]), int(estimator.row_of[index])
-    costs = estimator.groups[g]
+def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> InstructionCosts:
+    """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `power`."""
+    g, row = int(physics.group_of[index]), int(physics.row_of[index])
+    costs = physics.groups[g]
     depth, count = len(costs.layers), len(clock_mhz)
     everywhere = np.repeat(clock_mhz[:, None], depth, axis=1)
-    t = estimator.times(g, np.full(count, row), everywhere)
-    forward_flops, backward_flops = _flops(estimator, g, row)
-    stretch = estimator.top_mhz / t.clock_mhz
-    gpus = costs.replicas[row] * (1.0 + estimator.cooler.leakage_line[1])
+    t = physics.times(g, np.full(count, row), everywhere)
+    forward_flops, backward_flops = _flops(physics, g, row)
+    stretch = physics.top_mhz / t.clock_mhz
+    gpus = costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])
 
     def joules(kernel_s: Floats, flops: Floats | float) -> Floats:
-        return np.asarray(_beyond_waiting_j(estimator, t.clock_mhz, kernel_s, flops) * gpus).T
+        return np.asarray(_beyond_waiting_j(physics, t.clock_mhz, kernel_s, flops) * gpus).T
 
     return InstructionCosts(
         clock_mhz=clock_mhz,
@@ -56,38 +56,38 @@ def instruction_costs(estimator: Estimator, index: int, clock_mhz: Floats) -> In
 
 
 def _beyond_waiting_j(
-    estimator: Estimator, clock_mhz: Floats, kernel_s: Floats, flops: Floats | float
+    physics: CostModel, clock_mhz: Floats, kernel_s: Floats, flops: Floats | float
 ) -> Floats:
     """Energy of kernels on one GPU that follows its clock, less the waiting that they displace."""
-    k = estimator.power
-    parts = power.energy_parts_j(k, clock_mhz, estimator.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
+    k = physics.power
+    parts = power.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
     waiting_w = max(k.wait_w - k.static_w, 0.0)
     return np.asarray(parts["active"] + parts["compute"] - waiting_w * kernel_s)
 
 
-def _flops(estimator: Estimator, g: int, row: int) -> tuple[Floats, Floats]:
+def _flops(physics: CostModel, g: int, row: int) -> tuple[Floats, Floats]:
     """Operations of one micro-batch's forward and backward pass on each stage, (pp,), weighted as in `StageCosts`."""
-    job, hardware = estimator.job, estimator.hardware
-    layouts = {name: values[[row]] for name, values in estimator.groups[g].layouts.items()}
+    job, hardware = physics.job, physics.hardware
+    layouts = {name: values[[row]] for name, values in physics.groups[g].layouts.items()}
     lay = LayoutArrays(job, layouts)
     work = work_per_stage(job, stage_layers(job, layouts), lay, layer_costs(job, hardware, lay))
     factor = hardware.kernels.flop_energy
     return work.forward.flops[0] * factor, work.backward.flops[0] * factor
 
 
-def beyond_schedule_s(estimator: Estimator, index: int) -> Callable[[Floats, Floats], float]:
+def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Floats], float]:
     """What the iteration takes beyond its schedule, seconds: gradients that do not hide, optimizer step, overhead.
 
     The function returned takes the time of the first forward and of the last backward pass of each stage, (pp,):
     gradients hide under the last backward pass, gathered weights under the first forward pass.
     """
-    g, rows = int(estimator.group_of[index]), estimator.row_of[[index]]
-    costs = estimator.groups[g]
+    g, rows = int(physics.group_of[index]), physics.row_of[[index]]
+    costs = physics.groups[g]
     batches: Ints = costs.num_micro_batches[rows]
-    fixed_s = float(costs.slowest_step_s[rows[0]]) + estimator.job.training.framework.iteration_overhead_s
+    fixed_s = float(costs.slowest_step_s[rows[0]]) + physics.job.training.framework.iteration_overhead_s
 
     def seconds(first_forward_s: Floats, last_backward_s: Floats) -> float:
-        exposed = estimator.dp_exposed_s(costs, rows, first_forward_s[None], last_backward_s[None], batches)
+        exposed = physics.dp_exposed_s(costs, rows, first_forward_s[None], last_backward_s[None], batches)
         return float(exposed[0]) + fixed_s
 
     return seconds

@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
-from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.stage_memory import memory_parts
 from jointopt.spec.job import Job
 from jointopt.spec.plans.space import enumerate_layouts
@@ -21,7 +21,7 @@ _MOST_BATCHES = 64
 _MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
 
 
-def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Estimator | None = None) -> str:
+def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: CostModel | None = None) -> str:
     """One message for InfeasibleError; ``layouts`` are the last ones standing (possibly none).
 
     ``dropped`` counts layouts by reason, in order; the last reason is what dropped ``layouts``.
@@ -54,7 +54,7 @@ def _shortage(job: Job, layouts: Columns) -> str:
     )
 
 
-def _closest(physics: Estimator) -> str:
+def _closest(physics: CostModel) -> str:
     """Which constraints no plan meets; where each can be met alone, what the others leave of each."""
     tried = _ladder(physics)
     bounds = {name: bound for name, (_, bound) in physics.limits(tried).items()}
@@ -86,7 +86,7 @@ def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _ladder(physics: Estimator) -> Columns:
+def _ladder(physics: CostModel) -> Columns:
     """Predictions of all layouts at a few uniform clocks, the highest and the lowest among them."""
     count = len(physics.layouts["pp"])
     grid = np.asarray(physics.job.search.clock_mhz)

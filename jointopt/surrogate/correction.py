@@ -1,9 +1,9 @@
-"""Predictions corrected by what was measured: a surrogate's support, and runs that the user brings along."""
+"""The one correction of predictions: what a surrogate and measured runs of a source say of its plans."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,18 +12,21 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
-from jointopt.physics.estimate import memory_limit_gib
+from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.spec.job import Job
-from jointopt.surrogate.dataset import Part, Priced, power_log_ratio, price, timed_runs, together
-from jointopt.surrogate.intervals import supported, with_power_interval, with_time_interval
-from jointopt.surrogate.memory import move_memory
-from jointopt.surrogate.power_scale import PowerScale, power_scale
+from jointopt.surrogate.dataset import together
+from jointopt.surrogate.intervals import (
+    RESULTS,
+    add_intervals,
+    supported,
+    with_power_interval,
+    with_time_interval,
+)
+from jointopt.surrogate.measurements import Evidence
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.model import Surrogate
+    from jointopt.surrogate.model import Conditioned, Surrogate
 
 _MODELS = Path(__file__).parents[1] / "models"
 
@@ -53,78 +56,69 @@ def load_surrogate(name: str) -> Surrogate | None:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """A surrogate conditioned on the runs of one source, whose framework has a ``fitted`` profile or none."""
+
+    surrogate: Surrogate
+    source: str
+    fitted: bool
+    evidence: Evidence = field(default_factory=Evidence)
+
+    @functools.cached_property
+    def _conditioned(self) -> Conditioned:
+        return self.surrogate.conditioned(self.source, self.fitted, self.evidence.known)
+
+    @property
+    def moves_time(self) -> bool:
+        """Whether the predicted time of any plan changes."""
+        return self.evidence.runs is not None or self.surrogate.moves_unseen_sources
+
+    def log_factor(self, runs: Runs) -> Floats:
+        """Mean of log(time / physics), (n,)."""
+        return self._conditioned.predict(runs)[0]
+
+    def moves(self, parts: Sequence[Runs]) -> list[Move]:
+        """The correction of the plans of each of ``parts``, which are of one job each."""
+        ends = np.cumsum([len(runs) for runs in parts])[:-1]
+        answer = self._conditioned.predict(together(parts))
+        pieces = zip(parts, *(np.split(values, ends) for values in answer), strict=True)
+        return [
+            Move(mean, half, inside.astype(bool), self._conditioned.knows_kind(runs), self.evidence)
+            for runs, mean, half, inside in pieces
+        ]
+
+
+@dataclass(frozen=True)
 class Move:
-    """What is learned of plans: mean and 90 % half-width of log(time / physics), whether inside of what is known."""
+    """What is learned of plans: mean and 90 % half-width of log(time / physics), whether training supports them.
+
+    ``known``: runs of the same source, dtype and kind of model are among those learned from.
+    """
 
     mean: Floats
     half_width: Floats
     inside: Bools
-    known: bool = False  # runs of the same source and kind are
-    power: PowerScale = field(default_factory=PowerScale)
+    known: bool = False
+    evidence: Evidence = field(default_factory=Evidence)
 
-    def applied(self, job: Job, columns: Columns) -> Columns:
-        """Columns of `add_intervals` with time, power, energy and their intervals moved."""
-        factor, watts = np.exp(self.mean), self.power.factor
-        moved = {name: watts * v for name, v in columns.items() if name.startswith("avg_power_w")}
-        moved |= {"iteration_time_s": columns["iteration_time_s"] * factor}
-        moved |= {"energy_j": columns["energy_j"] * factor * watts}
-        if self.power.half_width is not None:
-            moved = with_power_interval(moved, self.power.half_width)
-        inside = self.inside & supported(job, columns, self.known)
-        widened = self.inside if self.known else inside
-        out = with_time_interval(job, columns | moved, self.half_width, widened, self.known)
-        return out | {"in_domain": inside}
+    def scaled(self, columns: Columns) -> Columns:
+        """Results of the physics alone, corrected."""
+        factor, power = np.exp(self.mean), self.evidence.power.factor
+        by = {
+            "iteration_time_s": factor, "energy_j": factor * power, "avg_power_w": power,
+            "peak_memory_gib": self.evidence.memory_posterior.factor,
+        }  # fmt: skip
+        return columns | {name: columns[name] * by[name] for name in RESULTS}
 
+    def bounded(self, job: Job, columns: Columns) -> Columns:
+        """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
+        out = add_intervals(job, columns)
+        if self.evidence.power.half_width is not None:
+            out = with_power_interval(out, self.evidence.power.half_width)
+        in_domain = self.inside & supported(job, columns, self.known)
+        widened = self.inside if self.known else in_domain
+        return with_time_interval(job, out, self.half_width, widened, self.known) | {"in_domain": in_domain}
 
-@dataclass(frozen=True)
-class Correction:
-    """A surrogate, and runs at hand with their residuals, which its predictions adapt to."""
-
-    surrogate: Surrogate
-    known: tuple[Runs, Floats] | None = None
-    power: Mapping[str, PowerScale] = field(default_factory=dict)  # by source
-
-    @classmethod
-    def after(cls, surrogate: Surrogate, measured: pd.DataFrame | None) -> Correction:
-        """The surrogate told of ``measured``; rows without a time tell nothing."""
-        return cls(surrogate) if measured is None else cls(surrogate, *_measured(measured))
-
-    def moves(self, parts: Sequence[Runs], job: Job) -> list[Move]:
-        """What is learned of the runs of each of ``parts``, all of one source, whose software ``job`` says."""
-        answer = self.surrogate.predict(together(parts), job.training.framework.fitted, self.known)
-        ends = np.cumsum([len(runs) for runs in parts])[:-1]
-        known = self.surrogate.knows_kinds(parts, self.known)
-        pieces = zip(*(np.split(values, ends) for values in answer), known, strict=True)
-        power = self.power.get(str(parts[0].source[0]), PowerScale())
-        return [Move(mean, half, inside.astype(bool), told, power) for mean, half, inside, told in pieces]
-
-
-def correct_memory(out: pd.DataFrame, parts: Sequence[Part], measured: pd.DataFrame | None) -> pd.DataFrame:
-    """Predictions ``out``, by row of the table, with memory moved by what was measured; ``parts`` were predicted."""
-    works = [part.work for part in parts]
-    lengths = [len(work.rows) for work in works]
-    rows = np.concatenate([work.rows for work in works])
-    names = np.array([part.source for part in parts], dtype=object)  # not a copy of the text for every row
-    source, blank = np.repeat(names, lengths), np.broadcast_to("", len(rows))
-    priced = Priced(
-        rows=rows,
-        runs=Runs(np.empty((len(rows), 0)), {}, source, blank),  # memory is corrected by source alone
-        physics={"peak_memory_gib": out["predicted_peak_memory_gib"].to_numpy()[rows]},
-        fitted=np.repeat([work.job.training.framework.fitted for work in works], lengths),
-        assumed=blank,
-        memory_limit_gib=np.repeat([memory_limit_gib(work.job) for work in works], lengths),
-        reasons={},
-    )
-    move_memory(out, priced, measured)
-    return out
-
-
-def _measured(measured: pd.DataFrame) -> tuple[tuple[Runs, Floats] | None, Mapping[str, PowerScale]]:
-    """(runs with a measured time and their residuals, power by source); (None, none) where no run was timed."""
-    timed = timed_runs(measured)
-    if timed.empty:
-        return None, {}
-    priced = price(timed)
-    ratio, source = power_log_ratio(timed, priced), priced.runs.source
-    power = {str(name): power_scale(ratio[source == name]) for name in np.unique(source)}
-    return (priced.runs, priced.residual(timed["iteration_time_s"].to_numpy(float)[priced.rows])), power
+    def fits(self, job: Job, peak_memory_gib: Floats) -> Bools:
+        """Whether plans fit (n,), by their memory as the physics alone predicts it."""
+        return self.evidence.memory_posterior.fits(np.log(peak_memory_gib / memory_limit_gib(job)))

@@ -1,4 +1,4 @@
-"""Where surrogates meet the physics: tables as runs with residuals, training, and held-out errors."""
+"""Where surrogates meet the physics: rows of measurement tables as priced runs with features and residuals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import JointOptError, TableError
+from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
-from jointopt.physics.estimate import Estimator, memory_limit_gib
 from jointopt.runs.cells import MEASURED, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
@@ -34,9 +34,24 @@ class Priced:
     memory_limit_gib: Floats
     reasons: dict[int, str]  # rows that nothing can be said about, and why
 
+    def take(self, at: Ints) -> Priced:
+        """The rows at positions ``at`` of these, in that order."""
+        return replace(
+            self, rows=self.rows[at], runs=self.runs.take(at), fitted=self.fitted[at], assumed=self.assumed[at],
+            physics={name: values[at] for name, values in self.physics.items()},
+            memory_limit_gib=self.memory_limit_gib[at],
+        )  # fmt: skip
+
     def residual(self, time_s: Floats) -> Floats:
         """log(measured / physics) of measured times (n,) in the order of ``rows``; NaN where not measured."""
         return np.asarray(np.log(time_s / self.physics["iteration_time_s"]))
+
+
+_NOTHING_PRICED = Priced(
+    rows=np.empty(0, np.int64), runs=Runs(np.empty((0, len(CONSTANTS))), {}, np.empty(0, str), np.empty(0, str)),
+    physics={name: np.empty(0) for name in PREDICTIONS}, fitted=np.empty(0, bool), assumed=np.empty(0, object),
+    memory_limit_gib=np.empty(0), reasons={},
+)  # fmt: skip
 
 
 def with_results(table: pd.DataFrame) -> pd.DataFrame:
@@ -65,26 +80,35 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def price(table: pd.DataFrame, cluster: Cluster | None = None) -> Priced:
-    """The physics' predictions and features of every row that can be priced; TableError where none can.
+    """Predictions of the physics and features of every row that can be priced; TableError where none can.
 
     ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
     the usual ones of the row's GPU.
     """
     found, reasons = workloads(table)
-    found = found if cluster is None else [_on(cluster, work) for work in found]
+    priced = price_workloads(table, found, cluster)
+    if not len(priced.rows):
+        reasons |= priced.reasons
+        raise TableError(
+            f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}"
+        )
+    return replace(priced, reasons=reasons | priced.reasons)
+
+
+def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None) -> Priced:
+    """`price` of the rows of some workloads of ``table``; ``reasons`` says which of them cannot be priced."""
     texts = source_texts(table)
+    reasons: dict[int, str] = {}
     works: list[Workload] = []
     parts: list[tuple[Columns, Runs]] = []
-    for work in found:
+    for work in found if cluster is None else [_on(cluster, work) for work in found]:
         try:
             parts.append(_described(work))
             works.append(work)
         except JointOptError as error:
             reasons |= dict.fromkeys(work.rows.tolist(), str(error))
     if not works:
-        raise TableError(
-            f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}"
-        )
+        return _NOTHING_PRICED if not reasons else replace(_NOTHING_PRICED, reasons=reasons)
     lengths = [len(w.rows) for w in works]
     sourced = [replace(runs, source=texts.keys(w)) for (_, runs), w in zip(parts, works, strict=True)]
     return Priced(
@@ -114,7 +138,7 @@ class PricedPlans:
 
     plans: Workload
     plan_of_row: Ints
-    physics: Estimator
+    physics: CostModel
     layout: Ints  # of ``physics``, (n,)
     values: Columns
 
@@ -127,7 +151,7 @@ class PricedPlans:
         plan = row_codes([layout, *(clocks.T[:1] if alike else clocks.T)])
         at, first = _first_rows(plan), _first_rows(layout)
         layouts = {name: values[first] for name, values in work.plans.items()}
-        physics = Estimator(work.job, kernel_constants(work.job.cluster.gpu), layouts)
+        physics = CostModel(work.job, layouts)
         return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
 
     def runs(self, source: str) -> Runs:
@@ -165,7 +189,7 @@ def _first_rows(codes: Ints) -> Ints:
     return first
 
 
-def described(physics: Estimator, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
+def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
     """(features by name (n,), sensitivities (n, `CONSTANTS`)) of plans of the ``layout`` (n,) of ``physics``.
 
     Shares and sensitivities are those of the layout at the GPU's top clock, the only one that runs of many layouts were
@@ -216,14 +240,14 @@ def group_key(job: Job) -> str:
     )
 
 
-def source_key(origin: str, job: Job, framework_text: str) -> str:
-    """What runs must share to be of one source: where the table says they are from, software, GPU and node.
+def source_of(job: Job, origin: str, framework_text: str) -> Source:
+    """The source of runs of ``job``: where a table says they are from, software, GPU and GPUs per node.
 
     ``framework_text`` is what a table calls the software; it tells apart what has no profile of its own.
     """
-    habits, cluster = job.training.framework, job.cluster
-    name = habits.name if habits.fitted else framework_text.lower()
-    return f"{origin}|{name}|{cluster.gpu.id}|{cluster.gpus_per_node}"
+    profile, cluster = job.training.framework, job.cluster
+    name = profile.name if profile.fitted else framework_text.lower()
+    return Source(origin, name, cluster.gpu.id, cluster.gpus_per_node)
 
 
 @dataclass(frozen=True)
@@ -234,11 +258,11 @@ class SourceTexts:
     of_row: Ints
 
     def keys(self, work: Workload) -> np.ndarray[Any, Any]:
-        """`source_key` of every row of ``work``, (n,)."""
+        """Key of `source_of` for every row of ``work``, (n,)."""
         codes = self.of_row[work.rows]
         present, inverse = np.unique(codes, return_inverse=True)
         texts = [self.texts[code] for code in present.tolist()]
-        return np.array([source_key(origin, work.job, framework) for origin, framework in texts])[inverse]
+        return np.array([str(source_of(work.job, *text)) for text in texts])[inverse]
 
 
 def source_texts(table: pd.DataFrame) -> SourceTexts:
@@ -283,6 +307,3 @@ def _parts(work: Workload, sources: np.ndarray[Any, Any], most_rows: int) -> Ite
         for start in range(0, len(rows), most_rows):
             at = rows[start : start + most_rows]
             yield Part(work if len(at) == len(work.rows) else work.take(at), str(name))
-
-
-__all__ = ["CONSTANTS", "Priced", "price", "timed_runs", "with_results"]

@@ -9,7 +9,7 @@ one that ran out of memory from below; s is summed out on a grid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from scipy.optimize import minimize
@@ -52,6 +52,10 @@ class MemoryEvidence:
 
     def __len__(self) -> int:
         return len(self.log_ratio) + len(self.ok_load) + len(self.oom_load)
+
+    def __add__(self, other: MemoryEvidence) -> MemoryEvidence:
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return MemoryEvidence(*map(np.concatenate, pairs))
 
 
 def source_weights(margin: MemoryMargin, evidence: MemoryEvidence) -> Floats:

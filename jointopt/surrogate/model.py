@@ -6,7 +6,7 @@ import dataclasses
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Columns, Floats
-from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs, condition
+from jointopt.surrogate.residual_gp import FEATURES, Kernel, Posterior, Runs, condition
 
 if TYPE_CHECKING:
     from jointopt.surrogate.residual_trees import ResidualBooster
 
+HALF_WIDTH = 1.645  # of a 90 % interval, in standard deviations
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
 MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
@@ -60,48 +61,38 @@ class Surrogate:
     ) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of one source, (n,) each.
 
-        ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals, which are
-        conditioned on together with the supporting runs of that source. Trees speak of sources without runs alone:
-        once runs are known, they make predictions worse (docs/surrogate.md).
+        As `conditioned` on that source.
         """
-        known, residual = self._related(runs.source[0], measured)
-        mean, deviation = condition(self.known if fitted else self.unknown, known, residual).predict(runs)
-        inside = self._inside(runs, known)
-        if len(known):
-            return mean, 1.645 * self.widths.measured * deviation, inside
-        factor = self.widths.fitted if fitted else self.widths.unknown
-        return self._trees(runs), 1.645 * factor * deviation, inside & fitted
+        return self.conditioned(runs.source[0], fitted, measured).predict(runs)
+
+    def conditioned(
+        self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None
+    ) -> Conditioned:
+        """The correction of one source, after the supporting runs of that source and those at hand.
+
+        ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals.
+        """
+        rows = np.flatnonzero(self.support.source == source).astype(np.int64)
+        known, residual = self.support.take(rows), self.residual[rows]
+        if measured is not None:
+            own = np.flatnonzero(measured[0].source == source).astype(np.int64)
+            few, seen = _few_repeats(measured[0].take(own), measured[1][own])
+            known, residual = joined(few, known), np.concatenate([seen, residual])
+        kernel = self.known if fitted else self.unknown
+        return Conditioned(self, fitted, known, condition(kernel, known, residual))
 
     @property
-    def speaks_of_strangers(self) -> bool:
+    def moves_unseen_sources(self) -> bool:
         """Whether it moves predictions of a source of which no run is known."""
         return self.booster is not None and self.booster.strength > 0.0
 
-    def knows_kinds(self, parts: Sequence[Runs], measured: tuple[Runs, Floats] | None = None) -> list[bool]:
-        """Of each of ``parts``, runs of one job each and all of one source: is a run of that source, dtype, and dense
-        or with experts as they are, among those remembered or ``measured``?"""
-        source = parts[0].source[0]
-        known = [self.support] + ([] if measured is None else [measured[0]])
-        kinds = np.unique(
-            np.concatenate([runs.matrix(SAME_KIND)[runs.source == source] for runs in known]), axis=0
-        )
-        return [bool((kinds == runs.matrix(SAME_KIND)[:1]).all(axis=1).any()) for runs in parts]
-
-    def _related(self, source: str, measured: tuple[Runs, Floats] | None) -> tuple[Runs, Floats]:
-        rows = np.flatnonzero(self.support.source == source).astype(np.int64)
-        runs, residual = self.support.take(rows), self.residual[rows]
-        if measured is None:
-            return runs, residual
-        own = np.flatnonzero(measured[0].source == source).astype(np.int64)
-        few, seen = _few_repeats(measured[0].take(own), measured[1][own])
-        return joined(few, runs), np.concatenate([seen, residual])
-
-    def _trees(self, runs: Runs) -> Floats:
-        if self.booster is None or not self.booster.strength or not len(runs):
+    def trees(self, runs: Runs) -> Floats:
+        """Correction by the trees (n,), of log(measured / physics)."""
+        if not self.moves_unseen_sources or self.booster is None or not len(runs):
             return np.zeros(len(runs))
         return self.booster.predict(runs.matrix(self.feature_names))
 
-    def _inside(self, runs: Runs, known: Runs) -> Bools:
+    def inside(self, runs: Runs, known: Runs) -> Bools:
         """Whether features lie where training's did, on a GPU of whose peak and memory speed some run is known."""
         gpus = np.unique(np.concatenate([r.matrix(SPEEDS) for r in (self.support, known)]), axis=0)
         speeds, inside = runs.matrix(SPEEDS), np.zeros(len(runs), bool)
@@ -110,6 +101,32 @@ class Surrogate:
         if self.booster is not None:
             inside &= self.booster.gate(runs.matrix(self.feature_names)) > 0.5
         return np.asarray(inside)
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """A surrogate's correction of one source; ``known`` are its runs, remembered or at hand."""
+
+    surrogate: Surrogate
+    fitted: bool
+    known: Runs
+    posterior: Posterior
+
+    def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
+        """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
+
+        Trees correct sources without runs alone: once runs are known, they make predictions worse (docs/surrogate.md).
+        """
+        mean, deviation = self.posterior.predict(runs)
+        inside, widths = self.surrogate.inside(runs, self.known), self.surrogate.widths
+        if len(self.known):
+            return mean, HALF_WIDTH * widths.measured * deviation, inside
+        factor = widths.fitted if self.fitted else widths.unknown
+        return self.surrogate.trees(runs), HALF_WIDTH * factor * deviation, inside & self.fitted
+
+    def knows_kind(self, runs: Runs) -> bool:
+        """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""
+        return bool((self.known.matrix(SAME_KIND) == runs.matrix(SAME_KIND)[:1]).all(axis=1).any())
 
 
 def _few_repeats(runs: Runs, residual: Floats) -> tuple[Runs, Floats]:

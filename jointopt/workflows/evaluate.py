@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,11 @@ from scipy.stats import kendalltau
 
 from jointopt.core.errors import TableError, nearest
 from jointopt.runs.cells import is_known, spelled
-from jointopt.runs.limits import RESULT_RULES
-from jointopt.runs.table import sound_results
-from jointopt.surrogate.dataset import with_results
-from jointopt.surrogate.off_scale import doubts, off_scale
+from jointopt.spec.calibration import Calibration
+from jointopt.surrogate.measurements import Measurements, doubts, off_scale
 from jointopt.workflows.predict import predict
 
+_log = logging.getLogger(__name__)
 _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
 )  # fmt: skip
@@ -32,7 +32,6 @@ class Evaluation:
 
     groups: pd.DataFrame
     overall: dict[str, int | float]
-    remarks: tuple[str, ...] = ()  # rows that were not judged, and why
 
     def to_json(self) -> dict[str, Any]:
         rows = self.groups.to_dict("records")
@@ -52,14 +51,17 @@ def _known(row: dict[Any, Any]) -> dict[str, Any]:
     return {str(k): v for k, v in row.items() if not (isinstance(v, float) and np.isnan(v))}
 
 
-def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
-    """Errors of ``surrogate`` on ``table``; rows that ran out of memory count for feasibility only.
+def evaluate(
+    table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
+    calibration: Calibration | None = None, storage: str | None = None,
+) -> Evaluation:  # fmt: skip
+    """Errors of predictions on ``table``; rows that ran out of memory count for feasibility only.
 
-    Raises TableError for a table without measured times. Rows that the surrogate was trained on say nothing about it.
+    Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
+    Rows that the surrogate was trained on say nothing about it.
     """
     hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
-    sound, said = sound_results(table, RESULT_RULES)
-    table = with_results(sound)
+    table = Measurements.of(table, "the table").table
     if not (table["iteration_time_s"] > 0).any():
         raise TableError(
             f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
@@ -67,16 +69,17 @@ def evaluate(table: pd.DataFrame, surrogate: str = "default") -> Evaluation:
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]
-    judged = predict(table, surrogate, say=said.append).assign(**names)
-    said += _doubts(judged)
+    judged = predict(table, surrogate, measured, calibration, storage).assign(**names)
+    for sentence in _doubts(judged):
+        _log.warning("%s", sentence)
     groups = [
         dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)
     ]
-    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), tuple(said))
+    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False))
 
 
 def _doubts(judged: pd.DataFrame) -> list[str]:
-    """What is said of sources whose times are far from the predicted ones."""
+    """A sentence on each source whose times are far from the predicted ones."""
     ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0)]
     source = ran["source"].to_numpy(str) if "source" in ran else np.full(len(ran), "")
     ratio = (ran["iteration_time_s"] / ran["predicted_iteration_time_s"]).to_numpy(float)
@@ -120,9 +123,9 @@ def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:
 
 def _out_of_memory(rows: pd.DataFrame) -> dict[str, float]:
     known = rows[rows["status"].isin(["ok", "oom"])]
-    was, said = known["status"] == "oom", ~known["predicted_fits"].astype(bool)
-    hit = float((was & said).sum())
+    was, predicted = known["status"] == "oom", ~known["predicted_fits"].astype(bool)
+    hit = float((was & predicted).sum())
     return {
         "oom_recall": hit / was.sum() if was.any() else np.nan,
-        "oom_precision": hit / said.sum() if said.any() and was.any() else np.nan,
+        "oom_precision": hit / predicted.sum() if predicted.any() and was.any() else np.nan,
     }

@@ -9,7 +9,8 @@ from jointopt.runs.limits import MEASUREMENT_RULES
 from jointopt.runs.store import Store
 from jointopt.runs.table import problem_lines, read_measurements
 from jointopt.runs.unused import unused_lines
-from jointopt.surrogate.off_scale import scale_of
+from jointopt.surrogate.dataset import with_results
+from jointopt.surrogate.measurements import Measurements
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def ingest(table: Path, storage: str) -> Ingested:
     Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
     """
     good, problems = read_measurements(table, MEASUREMENT_RULES)
-    doubts = [] if good.empty else scale_of(good)
+    doubts = [] if good.empty else Measurements(with_results(good)).doubts
     added = Store(storage).add(good, origin=str(table.resolve()))
     lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.estimate import Estimator
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
@@ -19,16 +20,18 @@ from jointopt.physics.polish.graph import Graph, schedule_graph
 from jointopt.physics.polish.options import Options, Problem, efficient
 from jointopt.physics.polish.window import widened, window
 from jointopt.report.polish_results import Polished, PolishedPoint
-from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.parse import ParsedPlan, assumed_sentences, parse_plan, plan_records
-from jointopt.surrogate.job_model import Informed, inform_from
+from jointopt.surrogate.job_model import JobModel
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Say = Callable[[str], None]
+    from jointopt.surrogate.measurements import Measurements
+
+_log = logging.getLogger(__name__)
 SOLVERS = ("lowtime", "linear")
 SLOWDOWNS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
 _MOST_INSTRUCTIONS = {"lowtime": 512, "linear": 1536}  # that are solved for at once
@@ -39,30 +42,30 @@ _FINEST = 64  # units in the shortest pass: finer ones are below what a step of 
 
 
 def polish(
-    job: Job, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime", seconds: float = 8.0,
-    surrogate: str = "default", measured: pd.DataFrame | None = None, storage: str | None = None,
-    progress: Say | None = None,
+    job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
+    seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
     ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
     or energy than the plan within rounding. ``solver``: lowtime (the extra ``polish``), whose unit of time is chosen so
-    that it ends in about ``seconds``, or linear (scipy). ``surrogate``, ``measured`` and ``storage`` move the plan's
-    time and energy as they do in `explain`, and all schedules by the same factor. Raises PlanError for text that is no
+    that it ends in about ``seconds``, or linear (scipy). ``surrogate``, ``measured``, ``calibration`` and ``storage``
+    as in `JobModel.of`: they move all schedules by the same factor. Raises PlanError for text that is no
     plan, InfeasibleError where the plan breaks a rule or a limit or has no pipeline, UsageError where lowtime is
     missing.
     """
     started = time.perf_counter()
     _check_options(slowdown, solver, seconds)
+    model = JobModel.of(job, surrogate, measured, calibration, storage)
+    job = model.job
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    informed = inform_from(job, surrogate, measured, storage)
-    physics, factor, power_factor = _feasible(job, record, parsed, informed)
+    physics, factor, power_factor = _feasible(model, record, parsed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
-    if progress is not None:
-        progress(_what(part, schedule.problem, unit_s))
+    _log.info("%s ...", _what(part, schedule.problem, unit_s))
     points = tuple(
         _scaled(point, factor, power_factor) for point in _points(schedule, part, unit_s, slowdown)
     )
@@ -71,7 +74,7 @@ def polish(
         energy_j=factor * power_factor * schedule.plan_j,
         slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
-        chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=informed.told,
+        chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=model.evidence.counts,
         seconds=time.perf_counter() - started,
         assumed=(*assumed_sentences(parsed), *job.cluster.assumed, *schedule.assumed),
     )  # fmt: skip
@@ -85,7 +88,7 @@ def _scaled(point: PolishedPoint, factor: float, power_factor: float) -> Polishe
 class Schedule:
     """One plan's instructions, their options, and exact time and energy of any choice among them."""
 
-    def __init__(self, physics: Estimator, stage_clock_mhz: Floats) -> None:
+    def __init__(self, physics: CostModel, stage_clock_mhz: Floats) -> None:
         costs = physics.groups[0]
         pp, vpp, batches = len(costs.layers), int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
@@ -249,15 +252,15 @@ def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
 
 
 def _feasible(
-    job: Job, record: Mapping[str, Any], parsed: ParsedPlan, informed: Informed
-) -> tuple[Estimator, float, float]:
+    model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan
+) -> tuple[CostModel, float, float]:
     """(physics of the plan, factors on its time and power by what was measured), if it runs and has a pipeline."""
+    job = model.job
     if job.cluster.gpu.power is None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
     broken = check_plan(job, record)
     if not broken:
-        physics = Estimator(job, kernel_constants(job.cluster.gpu), parsed.layouts)
-        moved = informed.correct(physics)
+        physics, moved = model.physics(parsed.layouts), model.cost_model(parsed.layouts)
         broken = list(moved.broken_limits(moved.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
     if broken:
         raise InfeasibleError(
@@ -291,5 +294,5 @@ def _check_options(slowdown: float, solver: str, seconds: float) -> None:
 def _what(part: Problem, whole: Problem, unit_s: float | None) -> str:
     batches, all_batches = part.graph.num_micro_batches, whole.graph.num_micro_batches
     size = f"{part.graph.pp} stages x {batches} micro-batches"
-    said = size if batches == all_batches else f"{size} that stand for {all_batches:,}"
-    return f"polishing {said}" + (f" in units of {1e3 * unit_s:.3g} ms" if unit_s else "")
+    words = size if batches == all_batches else f"{size} that stand for {all_batches:,}"
+    return f"polishing {words}" + (f" in units of {1e3 * unit_s:.3g} ms" if unit_s else "")

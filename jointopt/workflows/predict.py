@@ -1,9 +1,10 @@
-"""``predict``: a table of measurements with what physics and surrogate say of every row."""
+"""``predict``: a table of measurements with what physics, surrogate and evidence say of every row."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,64 +13,55 @@ import numpy as np
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
-from jointopt.physics.estimate import memory_limit_gib
-from jointopt.runs.limits import RESULT_RULES
-from jointopt.runs.table import sound_results
+from jointopt.physics.cost_model import memory_limit_gib
+from jointopt.runs.unused import silent_lines
+from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
-from jointopt.surrogate.correction import Correction, Move, correct_memory, load_surrogate
+from jointopt.surrogate.correction import Correction, Move, load_surrogate
+from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
-from jointopt.surrogate.off_scale import checked_scale
+from jointopt.surrogate.measurements import Evidence, Measurements
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.runs.workloads import Workload
-    from jointopt.surrogate.dataset import Part, PricedPlans
+    from jointopt.surrogate.model import Surrogate
 
+_log = logging.getLogger(__name__)
 _FLAGS = ("predicted_fits", "in_domain")
-_MOST_REASONS = 5  # that are told one by one
+_MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
 
 def predict(
-    table: pd.DataFrame,
-    surrogate: str = "none",
-    measured: pd.DataFrame | None = None,
-    calibration: Calibration | None = None,
-    say: Callable[[str], None] | None = None,
-) -> pd.DataFrame:
+    table: pd.DataFrame, surrogate: str = "none", measured: pd.DataFrame | Measurements | None = None,
+    calibration: Calibration | None = None, storage: str | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """The table with predicted columns; rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
-    columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate. Where they
-    share no name in the column source with the table, that column tells nothing apart.
-    ``calibration``: what was learned of a GPU, used for the rows that run on it. ``say`` is told, a sentence each, of
-    measured runs that teach nothing and of rows that cannot be predicted.
+    columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate, by default the
+    shipped one. Where they share no name in the column source with the table, that column tells nothing apart.
+    ``calibration``: of a GPU, used for the rows that run on it. ``storage``: the URL of a database, whose measurements
+    count as measured runs. Measured runs that teach nothing and rows that cannot be predicted are logged.
     A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
     Raises TableError for a cell that makes no sense, and where no row can be predicted.
     """
     import pandas as pd
 
-    from jointopt.runs.workloads import workloads
-    from jointopt.surrogate.dataset import parts_by_source
-
     found, reasons = workloads(table)
     check_calibrates(calibration, (work.job for work in found))
     found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)) for work in found]
-    learned = load_surrogate(surrogate if measured is None or surrogate != "none" else "default")
-    asked = table
-    if measured is not None and not _share_a_source(measured, table):
+    runs = _measured(measured, storage)
+    learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
+    queried = table
+    if runs is not None and not _share_a_source(runs.table, table):
         # the runs were given for this table: then all rows are taken to be of one source
-        asked, measured = (t.drop(columns="source", errors="ignore") for t in (table, measured))
-    parts = parts_by_source(asked, found, _MOST_ROWS)
-    told = say or (lambda _: None)
-    if measured is not None:
-        measured = _of_use(measured, {part.source for batch in parts for part in batch}, told)
-    correction = None if learned is None else Correction.after(learned, measured)
-    if correction is not None and correction.known is not None:
-        for line in checked_scale(correction.known[1], correction.known[0].source):
-            told(line)
-    answers = _answers(parts, correction)
+        queried = table.drop(columns="source", errors="ignore")
+        runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
+    parts = parts_by_source(queried, found, _MOST_ROWS)
+    evidence = {} if runs is None else _evidence(runs, {part.source for batch in parts for part in batch})
+    answers = _answers(parts, learned, evidence)
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
     priced = [a for a in answers if not a.refused]
     if not priced:
@@ -77,12 +69,34 @@ def predict(
             f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}"
         )
     out = pd.DataFrame(_by_row(priced, len(table)))
-    if learned is not None:
-        out = correct_memory(out, [answer.part for answer in priced], measured)
     out["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
-    _tell_unpredicted(reasons, told)
+    _log_unpredicted(reasons)
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
+
+
+def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None) -> Measurements | None:
+    """The runs at hand and those of the database as one; None where neither is given."""
+    import pandas as pd
+
+    parts = [] if storage is None else [Measurements.stored(storage)]
+    if measured is not None:
+        parts.insert(0, measured if isinstance(measured, Measurements) else _of_table(measured))
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)
+
+
+def _of_table(measured: pd.DataFrame) -> Measurements:
+    try:
+        return Measurements.of(measured)
+    except TableError as error:
+        raise _nothing_learned(error) from error
+
+
+def _nothing_learned(error: TableError) -> TableError:
+    text = str(error)
+    return TableError(f"Nothing can be learned from the measured runs: {text[:1].lower()}{text[1:]}")
 
 
 def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
@@ -91,37 +105,30 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
     return bool(named[0] & named[1]) or not (named[0] or named[1])
 
 
-def _of_use(measured: pd.DataFrame, asked: set[str], say: Callable[[str], None]) -> pd.DataFrame:
-    """The measured runs that can be priced; ``say`` hears of the others, and of those whose source nobody asks about.
+def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
+    """What measured runs say, by source; those that teach nothing, or nothing of ``sources``, are logged.
 
-    Raises TableError where none can be priced.
+    Raises TableError where none can be priced, and for times in another unit.
     """
-    from jointopt.runs.unused import silent_lines
-    from jointopt.runs.workloads import workloads
-    from jointopt.surrogate.dataset import parts_by_source, with_results
-
-    measured, said = sound_results(measured, RESULT_RULES)
     try:
-        measured = with_results(measured)
-        found, reasons = workloads(measured)
+        found, reasons = runs.workloads
     except TableError as error:
-        text = str(error)
-        raise TableError(
-            f"Nothing can be learned from the measured runs: {text[:1].lower()}{text[1:]}"
-        ) from error
+        raise _nothing_learned(error) from error
+    total = len(runs.table)
     for reason, count, row in _by_reason(reasons):
-        say(f"{_runs(count, len(measured))} teach nothing (row {row + 1}): {reason}")
-    for line in [*said, *silent_lines(measured)]:
-        say(f"Measured runs: {line}")
-    parts = [part for batch in parts_by_source(measured, found, _MOST_ROWS) for part in batch]
-    strangers = [part.work for part in parts if part.source not in asked]
-    if strangers:
-        count = sum(len(work.rows) for work in strangers)
-        say(
-            f"{_runs(count, len(measured))} are of no source, framework, GPU and node size of the table "
-            f"({_kinds(strangers)}): nothing was learned from them."
-        )
-    return measured.drop(index=measured.index[list(reasons)]) if reasons else measured
+        _log.warning("%s teach nothing (row %d): %s", _runs(count, total), row + 1, reason)
+    for line in silent_lines(runs.table):
+        _log.warning("Measured runs: %s", line)
+    parts = [part for batch in parts_by_source(runs.table, found, _MOST_ROWS) for part in batch]
+    unseen = [part.work for part in parts if part.source not in sources]
+    if unseen:
+        _log.warning(
+            "%s are of no source, framework, GPU and node size of the table (%s): nothing was learned from them.",
+            _runs(sum(len(work.rows) for work in unseen), total), _kinds(unseen),
+        )  # fmt: skip
+    for line in runs.doubts:
+        _log.warning("%s", line)
+    return runs.evidence_by_source()
 
 
 def _runs(count: int, total: int) -> str:
@@ -144,13 +151,13 @@ def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
     return sorted(((r, len(at), at[0]) for r, at in rows.items()), key=lambda found: (-found[1], found[2]))
 
 
-def _tell_unpredicted(reasons: Mapping[int, str], say: Callable[[str], None]) -> None:
+def _log_unpredicted(reasons: Mapping[int, str]) -> None:
     found = _by_reason(reasons)
     for reason, count, row in found[:_MOST_REASONS]:
-        say(f"{count:,} row{'s' * (count > 1)} not predicted (row {row + 1}): {reason}")
+        _log.warning("%s row%s not predicted (row %d): %s", f"{count:,}", "s" * (count > 1), row + 1, reason)
     if len(found) > _MOST_REASONS:
         rest = sum(count for _, count, _ in found[_MOST_REASONS:])
-        say(f"{rest:,} more rows not predicted; the column not_predicted says why.")
+        _log.warning("%s more rows not predicted; the column not_predicted says why.", f"{rest:,}")
 
 
 @dataclass(frozen=True)
@@ -163,28 +170,30 @@ class _Answer:
     refused: str = ""
 
 
-def _answers(batches: Sequence[Sequence[Part]], correction: Correction | None) -> list[_Answer]:
+def _answers(
+    batches: Sequence[Sequence[Part]], surrogate: Surrogate | None, evidence: Mapping[str, Evidence]
+) -> list[_Answer]:
     """Batches are independent of each other, and numpy leaves the other cores to other threads while it computes."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda batch: list(_answered(batch, correction)), batches)
+        answers = pool.map(lambda batch: list(_answered(batch, surrogate, evidence)), batches)
         return [answer for batch in answers for answer in batch]
 
 
-def _answered(batch: Sequence[Part], correction: Correction | None) -> Iterator[_Answer]:
-    from jointopt.surrogate.dataset import PricedPlans
-
+def _answered(
+    batch: Sequence[Part], surrogate: Surrogate | None, evidence: Mapping[str, Evidence]
+) -> Iterator[_Answer]:
+    """The answers for parts of one source."""
     priced: list[tuple[Part, PricedPlans]] = []
-    runs = []
     for part in batch:
         try:
-            found = PricedPlans.of(part.work)
-            runs += [] if correction is None else [found.runs(part.source)]
-            priced.append((part, found))
+            priced.append((part, PricedPlans.of(part.work)))
         except JointOptError as error:
             yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
     moves: Sequence[Move | None] = [None] * len(priced)
-    if correction is not None and runs:
-        moves = correction.moves(runs, priced[0][1].plans.job)
+    if surrogate is not None and priced:
+        source, fitted = batch[0].source, priced[0][1].plans.job.training.framework.fitted
+        correction = Correction(surrogate, source, fitted, evidence.get(source, Evidence()))
+        moves = correction.moves([found.runs(source) for _, found in priced])
     for (part, found), move in zip(priced, moves, strict=True):
         yield _Answer(part, _columns(found, move), found.plan_of_row)
 
@@ -194,12 +203,13 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     job, plans = priced.plans.job, priced.plans
     columns = {name: priced.values[name] for name in RESULTS}
     columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
-    columns = add_intervals(job, columns)
-    if move is not None:
-        columns = move.applied(job, columns)
+    alone_gib = columns["peak_memory_gib"]
+    if move is None:
+        columns, fits = add_intervals(job, columns), alone_gib <= memory_limit_gib(job)
+    else:
+        columns, fits = move.bounded(job, move.scaled(columns)), move.fits(job, alone_gib)
     if not plans.as_stated:
         columns = outside_of_domain(columns)
-    fits = columns["peak_memory_gib"] <= memory_limit_gib(job)
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
     return kept | {"in_domain": columns["in_domain"], "predicted_fits": fits}
 

@@ -1,100 +1,92 @@
-"""The verbs: the only place where plans, physics, search and report meet."""
+"""``propose``: the plans of a job that no other plan beats, searched exactly and by NSGA-II."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, PlanError
+from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
-from jointopt.physics import thermal
-from jointopt.physics.breakdown import Breakdown, breakdown
-from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
 from jointopt.report.remedy import remedy
-from jointopt.report.results import Explanation, Proposal, Stage
+from jointopt.report.results import Proposal
 from jointopt.runs.database import without_password
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
-from jointopt.search.pareto import front_of, front_order, take
+from jointopt.search.pareto import concat, front_of, front_order, take
 from jointopt.search.problem import Problem
-from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.jobfile import dump_job
-from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.parse import assumed_sentences, parse_plan, plan_records
 from jointopt.spec.plans.space import Space, enumerate_layouts
-from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import Informed, inform_from
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.explain import answered, assumptions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Say = Callable[[str], None]
+    from jointopt.surrogate.measurements import Measurements
+
+_log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
 SECONDS_BETWEEN_TICKS = 1.0
 CONSTRAINED = "breaks a constraint at every clock"
 
 
 class _Stopwatch:
-    """Wall seconds by phase, and a word about each as it starts."""
+    """Wall seconds by phase, and a line of progress about each as it starts."""
 
-    def __init__(self, say: Say | None) -> None:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._say = say
-        self._said = time.perf_counter()
+        self._logged = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str, what: str) -> Iterator[None]:
-        if self._say is not None:
-            self._say(what)
-            self._said = time.perf_counter()
-        start = time.perf_counter()
+        _log.info("%s ...", what)
+        self._logged = start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
     def tick(self, done: int, total: int, front_size: int) -> None:
-        """How far a search has come, told about once a second."""
-        if self._say is not None and time.perf_counter() - self._said >= SECONDS_BETWEEN_TICKS:
-            self._say(f"{done:,} of {total:,} plans, {front_size:,} on the front")
-            self._said = time.perf_counter()
-
-
-def estimator(job: Job, layouts: Columns) -> Estimator:
-    """The physics of ``job`` for these layouts."""
-    return Estimator(job, kernel_constants(job.cluster.gpu), layouts)
+        """Log how far a search has come, about once a second."""
+        if time.perf_counter() - self._logged >= SECONDS_BETWEEN_TICKS:
+            _log.info("%s of %s plans, %s on the front ...", f"{done:,}", f"{total:,}", f"{front_size:,}")
+            self._logged = time.perf_counter()
 
 
 def propose(
-    job: Job, *, trials: int = 1000, seed: int = 0, surrogate: str = "default", measured: pd.DataFrame | None = None,
-    storage: str | None = None, study: str | None = None, progress: Say | None = None,
+    job: Job | JobModel, *, trials: int = 1000, seed: int = 0, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    storage: str | None = None, study: str | None = None,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
     ``trials`` plans go to NSGA-II after the exact front of what can be counted; ``storage`` is an Optuna URL; the
     stored study is called ``study`` (by default the job's name and version; a name that is taken gets a suffix).
-    ``surrogate`` is a shipped one's name, a folder, or none; runs on the same kind of cluster, in ``measured`` and in
-    the measurements of ``storage``, move its predictions.
-    With one objective the front is the one best plan. Where nobody states the GPU's power, that is the fastest, no
-    energy is told and no study is stored. Raises InfeasibleError with the commonest reasons and the
-    smallest change that would help, CatalogError where energy of a GPU is wanted whose power nobody states.
+    ``surrogate``, ``measured``, ``calibration`` and ``storage`` as in `JobModel.of`; a `JobModel` has them already.
+    With one objective the front is the one best plan. Where no source states the GPU's power, that is the fastest,
+    energies are NaN and no study is stored. Raises InfeasibleError with the commonest reasons and the smallest change
+    that would help, CatalogError where energy of a GPU is wanted whose power no source states.
     """
-    watch = _Stopwatch(progress)
-    _need_power(job)
+    watch = _Stopwatch()
     with watch.phase("learn", "reading what was measured"):
-        informed = inform_from(job, surrogate, measured, storage)
-    space, layouts, dropped = _feasible(job, watch, informed.memory_factor)
+        model = JobModel.of(job, surrogate, measured, calibration, storage)
+    job = model.job
+    _need_power(job)
+    space, layouts, dropped = _feasible(model, watch)
     kept = storage is not None and job.cluster.gpu.power is not None and _can_keep(storage, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
-        physics = informed.correct(estimator(job, layouts))
+        physics = model.cost_model(layouts)
         problem = _problem(job, physics, space.clocks_mhz)
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
@@ -103,13 +95,13 @@ def propose(
     if job.cluster.gpu.power is not None:
         with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
             front, seen = _search(problem, exact, trials, seed, watch)
-    reference, answer = _reference(physics), _answer(informed, physics, front)
+    reference, answer = _reference(physics), answered(model, physics, front)
     proposal = Proposal(
-        job=job, seed=seed, surrogate=surrogate, informed_by=informed.told, considered=space.considered,
+        job=job, seed=seed, surrogate=surrogate, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_wanted(job, answer), reference=_answer(informed, physics, reference),
+        front=_wanted(job, answer), reference=answered(model, physics, reference),
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
-        seconds=watch.seconds, assumed=_assumptions(job), reference_breaks=physics.broken_limits(reference),
+        seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
     if not (storage and kept):
         return proposal
@@ -130,15 +122,14 @@ def _need_power(job: Job) -> None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def _feasible(
-    job: Job, watch: _Stopwatch, memory_factor: float = 1.0
-) -> tuple[Space, Columns, dict[str, int]]:
+def _feasible(model: JobModel, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
     """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
+    job, factor = model.job, model.evidence.memory_posterior.factor
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
     limit_gib = memory_limit_gib(job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = memory_factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
+        fits = factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
     dropped = dict(space.dropped)
     if not fits.all():
         dropped[NO_MEMORY] = int((~fits).sum())
@@ -147,17 +138,18 @@ def _feasible(
     return space, {name: values[fits] for name, values in space.layouts.items()}, dropped
 
 
-def priced_problem(job: Job) -> Problem:
-    """The search problem of a job: its layouts that fit in memory, answered for by the physics.
+def priced_problem(job: Job | JobModel) -> Problem:
+    """The search problem of a job: its layouts that fit in memory, priced by its model (of a job: the physics alone).
 
     Where time is all that the job is about, the GPU's power need not be known: energies are then NaN.
     """
-    _need_power(job)
-    space, layouts, _ = _feasible(job, _Stopwatch(None))
-    return _problem(job, estimator(job, layouts), space.clocks_mhz)
+    model = job if isinstance(job, JobModel) else JobModel(job)
+    _need_power(model.job)
+    space, layouts, _ = _feasible(model, _Stopwatch())
+    return _problem(model.job, model.cost_model(layouts), space.clocks_mhz)
 
 
-def _problem(job: Job, physics: Estimator, clocks_mhz: Floats) -> Problem:
+def _problem(job: Job, physics: CostModel, clocks_mhz: Floats) -> Problem:
     return Problem(
         layouts=physics.layouts,
         clocks_mhz=clocks_mhz,
@@ -212,14 +204,13 @@ def _search(
 ) -> tuple[Columns, Columns]:
     """(front, everything evaluated); the exact front of what can be counted is part of both."""
     from jointopt.search.nsga2 import search
-    from jointopt.search.pareto import concat
 
     result = search(problem, trials=trials, seed=seed, start=exact.front, progress=watch.tick)
     front = front_of(concat([exact.front, result.front]))
     return front, concat([front, result.plans])
 
 
-def _reference(physics: Estimator) -> Columns:
+def _reference(physics: CostModel) -> Columns:
     """What a job does without jointopt: the fastest plan that fits in memory, at the GPU's own clock.
 
     Constraints and the clocks to search do not matter here; savings are relative to this row.
@@ -229,85 +220,6 @@ def _reference(physics: Estimator) -> Columns:
     plans = physics.evaluate(everything, clocks) | {"layout_index": everything, "stage_clock_mhz": clocks}
     best = int(plans["iteration_time_s"].argmin())
     return {name: values[[best]] for name, values in plans.items()}
-
-
-def _answer(informed: Informed, physics: Estimator, plans: Columns) -> Columns:
-    """Plan and prediction columns of chosen plans, with intervals."""
-    layout = plans["layout_index"]
-    columns = {name: values[layout] for name, values in physics.layouts.items()}
-    columns |= {name: plans[name] for name in RESULTS}
-    columns |= physics.heat(layout, plans["stage_clock_mhz"])
-    columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
-    return informed.with_intervals(columns)
-
-
-def _assumptions(job: Job) -> tuple[str, ...]:
-    gpu = job.cluster.gpu
-    power = gpu.power.assumed if gpu.power else ()
-    if job.training.dtype == "fp32" and not job.training.framework.tf32:
-        power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
-    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)
-
-
-def explain(
-    job: Job, plan: str, *, surrogate: str = "default", measured: pd.DataFrame | None = None,
-    storage: str | None = None,
-) -> Explanation:  # fmt: skip
-    """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
-
-    ``surrogate``, ``measured`` and ``storage`` move the prediction as they do in `propose`.
-    Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
-    """
-    parsed = parse_plan(plan, job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    broken = check_plan(job, record)
-    _check_priceable(job, record, broken)
-    informed = inform_from(job, surrogate, measured, storage)
-    physics = informed.correct(estimator(job, parsed.layouts))
-    only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
-    values = physics.evaluate(only, clocks)
-    answer = _answer(informed, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
-    parts = breakdown(physics, 0, parsed.stage_clock_mhz[0])
-    violations = (*broken, *physics.broken_limits(values))
-    return Explanation(
-        job=job, plan=record, feasible=not violations, violations=violations,
-        iteration_time_s=float(values["iteration_time_s"][0]), energy_j=float(values["energy_j"][0]),
-        avg_power_w=float(values["avg_power_w"][0]), peak_memory_gib=float(values["peak_memory_gib"][0]),
-        time_s=parts.time_s, energy_by_part_j=parts.energy_j,
-        memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
-        stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
-        communication_energy_j=parts.communication_energy_j,
-        assumed=(*assumed_sentences(parsed), *_assumptions(job)),
-        intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
-        in_domain=bool(answer["in_domain"][0]), surrogate=surrogate, informed_by=informed.told,
-    )  # fmt: skip
-
-
-def _stages(parts: Breakdown) -> tuple[Stage, ...]:
-    columns = (
-        parts.clock_mhz, parts.busy_s, parts.idle_s, parts.stage_energy_j, parts.stage_memory_bytes / GIB,
-        parts.layers, parts.stage_power_w, parts.stage_temperature_c,
-        parts.stage_peak_power_w, parts.stage_power_limit_w,
-    )  # fmt: skip
-    return tuple(
-        Stage(
-            clock, busy, idle, energy, memory, int(layers), watts, celsius, parts.gpus_per_stage, peak, limit,
-            parts.held_by[i],
-            {name: float(joules[i]) for name, joules in parts.stage_energy_parts_j.items()},
-            {name: float(degrees[i]) for name, degrees in parts.stage_position_c.items()},
-        )
-        for i, (clock, busy, idle, energy, memory, layers, watts, celsius, peak, limit) in enumerate(
-            zip(*(c.tolist() for c in columns), strict=True)
-        )
-    )  # fmt: skip
-
-
-def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
-    """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
-    gpus = record["dp"] * record["tp"] * record["pp"] * record["cp"]
-    batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
-    if broken and (gpus != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
-        raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")
 
 
 def _stored(

@@ -19,14 +19,14 @@ from jointopt.search.pareto import front_order, take
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import inform_from
+from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_bounds
 from jointopt.workflows.campaign.record import Asked, Record
 from jointopt.workflows.campaign.verdict import GoingOn, why_none
 from jointopt.workflows.predict import predict
-from jointopt.workflows.propose import estimator, propose
+from jointopt.workflows.propose import propose
 
 Say = Callable[[str], None]
 
@@ -214,9 +214,7 @@ def _choose(
 
 def _of_front(job: Job, top: int, seed: int, surrogate: str, storage: str | None, say: Say) -> _Chosen:
     """Plans spread along the front of `propose`, both ends among them, then the default reference."""
-    proposal = propose(
-        job, seed=seed, surrogate=surrogate, storage=storage, progress=lambda text: say(f"{text} ...")
-    )
+    proposal = propose(job, seed=seed, surrogate=surrogate, storage=storage)
     front = proposal.front
     some = take(front, spread(len(front["pp"]), top))
     records = list(_plans(some))
@@ -247,13 +245,13 @@ def _stacked(first: Columns, second: Columns) -> Columns:
 def _of_space(job: Job, top: int, surrogate: str, storage: str | None) -> _Chosen:
     """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
     candidates = searched(job)
-    informed = inform_from(job, surrogate, None, storage)
+    model = JobModel.of(job, surrogate, storage=storage)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
-    physics = informed.correct(estimator(job, layouts))
+    physics = model.cost_model(layouts)
     clocks = candidates.plans["stage_clock_mhz"]
     values = physics.evaluate(np.arange(candidates.size), clocks)
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
-    columns = informed.with_intervals(plain)
+    columns = model.intervals(plain)
     fits = np.flatnonzero(values["violation"] <= 0)
     return _best(candidates, columns, fits, job, top)
 

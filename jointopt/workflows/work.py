@@ -15,12 +15,13 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, front_of
 from jointopt.search.problem import Problem
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
-from jointopt.workflows.propose import CONSTRAINED, SECONDS_BETWEEN_TICKS, estimator, priced_problem
+from jointopt.workflows.propose import CONSTRAINED, SECONDS_BETWEEN_TICKS, priced_problem
 
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
 Say = Callable[[str], None]
@@ -102,7 +103,7 @@ def load_function(name: str) -> Answer:
 
 def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
     """The same problem with time and energy from ``answer``, and the constraints judged by these."""
-    physics = estimator(job, {name: values[:1] for name, values in predicted.layouts.items()})
+    physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
 
     def evaluate(layout_index: Ints, stage_clock_mhz: Floats) -> Columns:
         layouts = {name: values[layout_index] for name, values in predicted.layouts.items()}

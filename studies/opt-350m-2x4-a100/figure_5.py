@@ -18,11 +18,11 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from jointopt.core.schema import Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import front_order
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.parse import parse_plan
-from jointopt.workflows.propose import estimator
 
 HERE = Path(__file__).parent
 LAYOUTS = {
@@ -38,7 +38,7 @@ def falling_clocks(job: Job, name: str) -> Columns:
     """Plans of one layout from the top clock down: the slack of its stages is spent first, then all slow down."""
     dp, pp, tp, mbs = (int("".join(filter(str.isdigit, word))) for word in name.split("-"))
     plan = {"dp": dp, "pp": pp, "tp": tp, "micro_batch_size": mbs}
-    physics = estimator(job, parse_plan(plan, job).layouts)
+    physics = CostModel(job, parse_plan(plan, job).layouts)
     grid = np.asarray(job.search.clock_mhz)
     lower = np.arange(len(grid) - 1, np.searchsorted(grid, LOWEST_MHZ) - 1, -1)
     share = np.linspace(0.0, 1.0, 12) if pp > 1 else np.ones(1)

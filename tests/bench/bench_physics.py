@@ -16,10 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.estimate import memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.workflows.propose import estimator
 
 PLANS = 400_000
 ROUNDS = 5
@@ -38,7 +37,7 @@ def main() -> None:
     shallow = space.layouts["pp"] <= 16
     layouts = {name: values[fits & shallow] for name, values in space.layouts.items()}
     start = time.perf_counter()
-    physics = estimator(job, layouts)
+    physics = CostModel(job, layouts)
     pricing_s = time.perf_counter() - start
     count = len(layouts["pp"])
     print(f"pricing {count:,} layouts: {pricing_s:.2f} s, {count / pricing_s:,.0f} layouts/s")

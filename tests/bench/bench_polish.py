@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.options import Options, Problem, efficient
@@ -26,7 +27,6 @@ from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.clocks import format_stage_clocks
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows.polish import polish
-from jointopt.workflows.propose import estimator
 
 PLANS = (
     ("gpt3-175b-128x8-a100", "dp=16 tp=8 pp=8 mbs=1"),
@@ -41,7 +41,7 @@ def compare(name: str, plan: str) -> None:
     """Savings of one plan under the three kinds of clocks."""
     job = shipped_job(name)
     layouts = parse_plan(plan, job).layouts
-    physics, pp = estimator(job, layouts), int(layouts["pp"][0])
+    physics, pp = CostModel(job, layouts), int(layouts["pp"][0])
     top = physics.evaluate(np.zeros(1, np.int64), np.full((1, pp), physics.top_mhz))
     limit_s, top_j = (1 + SLOWER) * top["iteration_time_s"][0], top["energy_j"][0]
     count = len(job.search.clock_mhz)

@@ -13,39 +13,38 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
-from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.report.clocks import short_clocks
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import format_plan
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.workflows.propose import estimator
 
 JOBS = ("gpt3-175b-128x8-a100", "mixtral-8x22b-8x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100")
 SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)
 STEPS = (-8, -4, -2, -1, 1, 2, 4)
 
 
-def fastest(job: Job, least_pp: int, most_vpp: int) -> Estimator:
+def fastest(job: Job, least_pp: int, most_vpp: int) -> CostModel:
     """The physics of the layout that is fastest at the top clock, among those that fit, by stages and interleaving."""
     layouts = enumerate_layouts(job).layouts
     fits = peak_memory_bytes(job, layouts) <= memory_limit_gib(job) * GIB
     fits &= (layouts["pp"] >= least_pp) & (layouts["vpp"] <= most_vpp)
     some = {name: values[fits] for name, values in layouts.items()}
-    physics = estimator(job, some)
+    physics = CostModel(job, some)
     best = int(physics.lower_bound(np.arange(len(some["pp"])))[0].argmin())
-    return estimator(job, {name: values[[best]] for name, values in some.items()})
+    return CostModel(job, {name: values[[best]] for name, values in some.items()})
 
 
-def price(physics: Estimator, clocks: Floats) -> Columns:
+def price(physics: CostModel, clocks: Floats) -> Columns:
     return physics.evaluate(np.zeros(len(clocks), np.int64), clocks)
 
 
-def limited(physics: Estimator) -> Columns:
+def limited(physics: CostModel) -> Columns:
     """The layout at the top clock under one power limit for all GPUs, from half the cluster's limit up to it."""
     limits = physics.job.cluster.power_limit_w * np.linspace(0.5, 1.0, 101)
     layouts = {name: np.repeat(values, len(limits)) for name, values in physics.layouts.items()}
-    capped = estimator(physics.job, layouts | {"power_limit_w": limits})
+    capped = CostModel(physics.job, layouts | {"power_limit_w": limits})
     top = np.full((len(limits), int(physics.layouts["pp"][0])), physics.top_mhz)
     return capped.evaluate(np.arange(len(limits)), top)
 
@@ -54,7 +53,7 @@ def least_j(plans: Columns, most_s: float) -> float:
     return float(plans["energy_j"][plans["iteration_time_s"] <= most_s].min())
 
 
-def by_slack(physics: Estimator) -> Floats:
+def by_slack(physics: CostModel) -> Floats:
     """Stage clocks (n, pp) that spend shares of the slack under every clock of the slowest stage."""
     clock, share = np.meshgrid(np.arange(len(physics.job.search.clock_mhz)), np.linspace(0.0, 1.0, 11))
     rows = np.zeros(clock.size, np.int64)
@@ -68,7 +67,7 @@ def neighbours(at: Floats, grid: Floats) -> Floats:
     return grid[np.clip(moved.reshape(-1, len(at)), 0, len(grid) - 1)]
 
 
-def per_stage(physics: Estimator, most_s: float) -> tuple[float, Floats]:
+def per_stage(physics: CostModel, most_s: float) -> tuple[float, Floats]:
     """Least energy within a time, and its clocks."""
     grid, clocks = np.asarray(physics.job.search.clock_mhz), by_slack(physics)
     best_j, best = float("inf"), clocks[0]

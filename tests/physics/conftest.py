@@ -12,10 +12,9 @@ import pytest
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
-from jointopt.physics.estimate import Estimator, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.jobfile import load_job
@@ -69,12 +68,12 @@ def _clocks(top: float | None) -> Search:
     return Search(clock_mhz=tuple(np.linspace(0.5, 1.0, 6) * (top or 1.0)))
 
 
-def priced(job: Job, **cells: Any) -> Estimator:
-    return Estimator(job, kernel_constants(job.cluster.gpu), columns(**cells))
+def priced(job: Job, **cells: Any) -> CostModel:
+    return CostModel(job, columns(**cells))
 
 
 @functools.cache
-def shipped(index: int) -> Estimator:
+def shipped(index: int) -> CostModel:
     """The physics of a shipped job over a fixed sample of its layouts that fit in memory."""
     name, framework = SHIPPED[index]
     job = load_job(name)
@@ -83,10 +82,10 @@ def shipped(index: int) -> Estimator:
     layouts = enumerate_layouts(job).layouts
     fits = np.flatnonzero(peak_memory_bytes(job, layouts) <= memory_limit_gib(job) * GIB)
     some = np.random.default_rng(7).choice(fits, min(_SAMPLE, len(fits)), replace=False)
-    return Estimator(job, kernel_constants(job.cluster.gpu), {k: v[some] for k, v in layouts.items()})
+    return CostModel(job, {k: v[some] for k, v in layouts.items()})
 
 
-def uniform(physics: Estimator, clock_mhz: float | Floats) -> Floats:
+def uniform(physics: CostModel, clock_mhz: float | Floats) -> Floats:
     """One clock on all stages of every layout, (n, max pp), NaN beyond a layout's pp."""
     pp = physics.layouts["pp"]
     beyond = np.arange(int(pp.max())) >= pp[:, None]
@@ -109,12 +108,12 @@ def make_job() -> Callable[..., Job]:
 
 
 @pytest.fixture(scope="session")
-def price() -> Callable[..., Estimator]:
+def price() -> Callable[..., CostModel]:
     return priced
 
 
 @pytest.fixture(scope="session")
-def shipped_physics() -> Callable[[int], Estimator]:
+def shipped_physics() -> Callable[[int], CostModel]:
     return shipped
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jointopt.core.schema import Columns
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
-from jointopt.physics.estimate import Estimator
+from jointopt.physics.cost_model import CostModel
 from jointopt.spec.job import Job
 
-Physics = Callable[[int], Estimator]
+Physics = Callable[[int], CostModel]
 
 
 @st.composite
@@ -24,7 +24,7 @@ def taken_apart(draw: st.DrawFn) -> tuple[int, int, int]:
     return draw(st.integers(0, 6)), draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6))
 
 
-def apart(physics: Estimator, layout: int, seed: int) -> tuple[Breakdown, Columns]:
+def apart(physics: CostModel, layout: int, seed: int) -> tuple[Breakdown, Columns]:
     layout %= len(physics.layouts["pp"])
     grid = np.asarray(physics.job.search.clock_mhz)
     clocks = np.random.default_rng(seed).choice(grid, int(physics.layouts["pp"][layout]))
@@ -84,7 +84,7 @@ def test_stages_have_their_own_clock_power_and_layers(
     ],
 )
 def test_what_a_plan_does_not_do_takes_no_time(
-    plan: dict[str, int], gone: set[str], make_job: Callable[..., Job], price: Callable[..., Estimator]
+    plan: dict[str, int], gone: set[str], make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     physics = price(make_job(), **plan)
     parts = breakdown(physics, 0, np.full(plan.get("pp", 1), physics.top_mhz)).time_s
@@ -93,7 +93,7 @@ def test_what_a_plan_does_not_do_takes_no_time(
 
 
 def test_per_gpu_memory_of_the_heaviest_stage_is_what_is_shown(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     physics = price(make_job(), pp=4, dp=2)
     parts = breakdown(physics, 0, np.full(4, physics.top_mhz))

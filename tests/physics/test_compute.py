@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
 from jointopt.physics import compute as c
-from jointopt.physics.estimate import Estimator
+from jointopt.physics.cost_model import CostModel
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -195,7 +195,7 @@ def test_neither_vocabularies_nor_uneven_cuts_nor_fp32_count_as_unaligned(
 )
 def test_heads_of_108_cost_what_megatron_deepspeed_measured_and_flash_pads_them(
     tp: int, pp: int, of_96_s: float, of_128_s: float, make_job: Callable[..., Job],
-    gpt_model: Callable[..., Model], price: Callable[..., Estimator],
+    gpt_model: Callable[..., Model], price: Callable[..., CostModel],
 ) -> None:  # fmt: skip
     # BigScience's search on 384 A100: 13,824 wide, 78 layers, the same plan with 96 and with 128 heads
     def slower(attention: str) -> float:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts, stage_costs
-from jointopt.physics.estimate import Estimator
 from jointopt.physics.layout_arrays import dense_layers_of, stage_layers
 from jointopt.physics.stage_traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -151,7 +151,7 @@ def test_weights_copied_slice_by_slice_cost_each_layer_and_rank_of_zero_1_alone(
 
 
 def test_a_stage_without_layers_is_no_stage_without_an_answer(
-    make_job: Callable[..., Job], gpt_model: Callable[..., Model], price: Callable[..., Estimator],
+    make_job: Callable[..., Job], gpt_model: Callable[..., Model], price: Callable[..., CostModel],
     one_clock: Callable[..., Floats],
 ) -> None:  # fmt: skip
     # a head worth more than a layer: nanotron leaves ranks of a deep pipeline empty

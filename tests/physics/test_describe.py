@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from jointopt.physics import describe
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
-from jointopt.physics.estimate import Estimator
 from jointopt.spec.framework import Framework
 
 # constants whose step is a slower machine or a costlier habit; overlaps hide time, or cost it
 COSTS = ("compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "loss")
 
 
-def moved(physics: Estimator, rows: int | None = None) -> dict[str, np.ndarray]:
+def moved(physics: CostModel, rows: int | None = None) -> dict[str, np.ndarray]:
     index = np.arange(len(physics.layouts["pp"]) if rows is None else rows)
     top = physics.job.cluster.gpu.clock_max_mhz or 1.0
     beyond = np.arange(int(physics.layouts["pp"][index].max())) >= physics.layouts["pp"][index, None]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
 from jointopt.physics.breakdown import breakdown
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.energy_detail import communication_j, memory_traffic_j
-from jointopt.physics.estimate import Estimator
 from jointopt.spec.job import Job
 
-Price = Callable[..., Estimator]
+Price = Callable[..., CostModel]
 Jobs = Callable[..., Job]
 
 
@@ -27,7 +27,7 @@ def total(parts: dict[str, Floats]) -> float:
 @settings(max_examples=100, deadline=None)
 @given(job=st.integers(0, 6), layout=st.integers(0, 10**6), seed=st.integers(0, 10**6))
 def test_every_level_of_the_energy_adds_up_to_the_one_above(
-    job: int, layout: int, seed: int, shipped_physics: Callable[[int], Estimator]
+    job: int, layout: int, seed: int, shipped_physics: Callable[[int], CostModel]
 ) -> None:
     physics = shipped_physics(job)
     layout %= len(physics.layouts["pp"])

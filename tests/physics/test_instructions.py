@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.instructions import beyond_schedule_s, instruction_costs
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
-from jointopt.workflows.propose import estimator
 
 PLANS = (
     ("opt-350m-8x4-gh200", "dp=8 pp=4 mbs=4"),
@@ -23,7 +23,7 @@ def test_energy_of_passes_explains_how_the_energy_of_an_iteration_follows_its_cl
 ) -> None:
     job = shipped_job(name)
     parsed = parse_plan(plan, job)
-    physics, pp = estimator(job, parsed.layouts), int(parsed.layouts["pp"][0])
+    physics, pp = CostModel(job, parsed.layouts), int(parsed.layouts["pp"][0])
     clocks = np.array([0.6, 0.8, 1.0]) * physics.top_mhz
     whole = physics.evaluate(np.zeros(3, np.int64), np.repeat(clocks[:, None], pp, axis=1))
     costs = instruction_costs(physics, 0, clocks)
@@ -39,7 +39,7 @@ def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_st
 ) -> None:
     job = shipped_job(name)
     parsed = parse_plan(plan, job)
-    physics = estimator(job, parsed.layouts)
+    physics = CostModel(job, parsed.layouts)
     times = physics.times(0, np.array([0]), parsed.stage_clock_mhz)
     beyond_s = beyond_schedule_s(physics, 0)(times.forward_s[0], times.backward_s[0])
     assert times.makespan_s[0] + beyond_s == pytest.approx(times.total_s[0], rel=1e-12)
@@ -47,7 +47,7 @@ def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_st
 
 def test_faster_clocks_never_make_a_pass_slower() -> None:
     job = shipped_job("opt-350m-8x4-gh200")
-    physics = estimator(job, parse_plan("dp=8 pp=4 mbs=4", job).layouts)
+    physics = CostModel(job, parse_plan("dp=8 pp=4 mbs=4", job).layouts)
     costs = instruction_costs(physics, 0, np.asarray(job.search.clock_mhz))
     for passes_s in (costs.forward_s, costs.backward_s):
         assert (np.diff(passes_s, axis=1) <= 0.0).all()

@@ -11,7 +11,7 @@ import pytest
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.physics import memory as mem
-from jointopt.physics.estimate import peak_memory_bytes
+from jointopt.physics.cost_model import peak_memory_bytes
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
 from jointopt.physics.stage_memory import memory_parts, stage_parameters
 from jointopt.spec.catalog.models import load_model, model_names

@@ -11,7 +11,7 @@ from jointopt.report.energy_text import energy_table, held_back, stage_energy_ta
 from jointopt.report.explain_text import explanation_text
 from jointopt.report.results import Explanation, Stage
 from jointopt.spec.jobfile import shipped_job
-from jointopt.workflows.propose import explain
+from jointopt.workflows.explain import explain
 
 Explanations = Callable[..., Explanation]
 PLAN = "dp=2 tp=2 pp=2 micro_batch_size=2 clock_mhz=1410"

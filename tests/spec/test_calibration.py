@@ -17,8 +17,8 @@ from jointopt.spec.calibration import (
     save_calibration,
 )
 from jointopt.spec.jobfile import shipped_job
+from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
-from jointopt.workflows.propose import explain
 
 CALIBRATION = Calibration(
     gpu="a100-sxm4-40gb",

@@ -11,12 +11,14 @@ import pytest
 
 import jointopt
 from jointopt.core.schema import Columns
+from jointopt.physics.cost_model import CostModel
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.job_model import inform
+from jointopt.workflows.explain import explain
 from jointopt.workflows.polish import polish
-from jointopt.workflows.propose import estimator, explain, propose
+from jointopt.workflows.propose import propose
 
 JOB = "opt-350m-2x4-a100"
 PLANS = ("dp=8", "dp=4 tp=2", "dp=2 tp=2 pp=2", "dp=2 pp=4", "dp=4 pp=2 micro_batch_size=2", "dp=1 tp=4 pp=2")
@@ -49,7 +51,7 @@ def layouts(job: Job) -> Columns:
 
 
 def test_without_measured_runs_the_physics_stays(job: Job, layouts: Columns) -> None:
-    physics = estimator(job, layouts)
+    physics = CostModel(job, layouts)
     assert (inform(job, "default", {}).correct(physics).time_factor == 1.0).all()
     assert (inform(job, "none", {"mine": measured_runs(job, 1.3)}).correct(physics).time_factor == 1.0).all()
 
@@ -114,7 +116,7 @@ def test_runs_of_two_places_count_together(job: Job) -> None:
 def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layouts: Columns) -> None:
     informed = inform(job, "default", {"mine": measured_runs(job, 1.3)})
     front = propose(job, measured=measured_runs(job, 1.3), trials=0).front
-    physics = informed.correct(estimator(job, layouts))
+    physics = informed.correct(CostModel(job, layouts))
     rng = np.random.default_rng(0)
     index = rng.integers(0, len(layouts["pp"]), 3000)
     clocks = np.where(

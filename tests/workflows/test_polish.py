@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.physics.cost_model import CostModel
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows.polish import Schedule, polish
-from jointopt.workflows.propose import estimator
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -29,7 +29,7 @@ def plan_at(clocks: list[float], layout: str = PLAN) -> str:
 
 def schedule_of(plan: str) -> Schedule:
     parsed = parse_plan(plan, JOB)
-    return Schedule(estimator(JOB, parsed.layouts), parsed.stage_clock_mhz[0])
+    return Schedule(CostModel(JOB, parsed.layouts), parsed.stage_clock_mhz[0])
 
 
 @settings(deadline=None, max_examples=12)
@@ -48,7 +48,7 @@ def test_stage_clocks_as_clocks_per_pass_cost_what_the_physics_says(clocks, othe
     reached = [schedule.problem.clocks_mhz(choice)[schedule.problem.graph.rank == r] for r in range(4)]
     if any(len(set(clock)) > 1 for clock in reached):
         return  # forward and backward passes have different clocks of least energy
-    physics = estimator(JOB, parse_plan(PLAN, JOB).layouts)
+    physics = CostModel(JOB, parse_plan(PLAN, JOB).layouts)
     exact = physics.evaluate(np.zeros(1, np.int64), np.array([[clock[0] for clock in reached]]))
     point = schedule.point(choice)
     assert point.iteration_time_s == pytest.approx(exact["iteration_time_s"][0], rel=1e-9)

@@ -18,7 +18,8 @@ from jointopt.report.propose_json import propose_document
 from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import job_from_options
-from jointopt.workflows.propose import NO_MEMORY, explain, priced_problem, propose
+from jointopt.workflows.explain import explain
+from jointopt.workflows.propose import NO_MEMORY, priced_problem, propose
 from tests.places import DATA
 
 JOB = "opt-350m-2x4-a100"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.schema import STATUSES, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
+from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.memory import memory_evidence
+from jointopt.surrogate.measurements import Evidence, evidence_by_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,9 +50,8 @@ def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "de
     try:
         table = with_results(both)
         priced = price(table)
-    except (
-        TableError
-    ) as error:  # candidates are sound: some stored cell is not, and earlier runs are no condition
+    except TableError as error:
+        # candidates are sound: some stored cell is not, and earlier runs are no condition
         return Earlier(unread=str(error))
     place = np.argsort(priced.rows)
     new = place[priced.rows[place] < len(asked)]
@@ -62,8 +63,9 @@ def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "de
     matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old)], np.int64)
     best = _fastest(table, priced.rows[old], matched)
     known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
-    log_factor, count = _moved(priced, table, new, old[matched < 0], surrogate)
-    memory = _memory(priced, table, old[matched < 0], str(priced.runs.source[new[0]]))
+    evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
+    log_factor, count = _moved(priced.take(new), evidence, surrogate)
+    memory = evidence.get(str(priced.runs.source[new[0]]), Evidence()).memory
     return Earlier(tuple(known), tuple(best), log_factor, memory, count)
 
 
@@ -103,30 +105,17 @@ def _fastest(table: pd.DataFrame, rows: Ints, matched: Ints) -> dict[int, int]:
     return best
 
 
-def _moved(
-    priced: Priced, table: pd.DataFrame, new: Ints, old: Ints, surrogate: str
-) -> tuple[Floats | None, int]:
+def _moved(candidates: Priced, evidence: Mapping[str, Evidence], surrogate: str) -> tuple[Floats | None, int]:
     """(log of the factor on every candidate's time, runs behind it); none where no other job was timed."""
-    from jointopt.surrogate.correction import load_surrogate
-
-    residual = priced.residual(table["iteration_time_s"].to_numpy(float)[priced.rows])
-    timed = old[np.isfinite(residual[old]) & (table["status"].to_numpy(str)[priced.rows[old]] == "ok")]
-    learned = load_surrogate(surrogate) if len(timed) else None
+    count = sum(len(part.residual) for part in evidence.values())
+    learned = load_surrogate(surrogate) if count else None
     if learned is None:
         return None, 0
-    out, known = np.empty(len(new)), (priced.runs.take(timed), residual[timed])
-    for source in np.unique(priced.runs.source[new]):
-        own = np.flatnonzero(priced.runs.source[new] == source)
-        fitted = bool(priced.fitted[new[own[0]]])
-        out[own], _, _ = learned.predict(priced.runs.take(new[own]), fitted, known)
-    return out, len(timed)
-
-
-def _memory(priced: Priced, table: pd.DataFrame, old: Ints, source: str) -> MemoryEvidence:
-    if not len(old):
-        return MemoryEvidence()
-    some = replace(
-        priced, rows=priced.rows[old], runs=priced.runs.take(old), memory_limit_gib=priced.memory_limit_gib[old],
-        physics={name: values[old] for name, values in priced.physics.items()},
-    )  # fmt: skip
-    return memory_evidence(table, some).get(source, MemoryEvidence())
+    out, sources = np.empty(len(candidates.rows)), candidates.runs.source
+    for source in np.unique(sources):
+        own = np.flatnonzero(sources == source).astype(np.int64)
+        correction = Correction(
+            learned, str(source), bool(candidates.fitted[own[0]]), evidence.get(str(source), Evidence())
+        )
+        out[own] = correction.log_factor(candidates.runs.take(own))
+    return out, count

@@ -13,8 +13,8 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.facility import facility_energy_j
 from jointopt.search.acquire import SAMPLES
 from jointopt.spec.job import Job
-from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights
-from jointopt.surrogate.memory import memory_margin
+from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_error, plan_features
 from jointopt.workflows.campaign.candidates import Candidates
 from jointopt.workflows.campaign.earlier import Earlier
@@ -116,17 +116,11 @@ class Outlook:
 
     def _fits(self, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Floats, Any]:
         """What ran and what ran out of memory decide; other failures say nothing about memory."""
-        margin, load, room = memory_margin(), self._candidates.log_load, self._candidates.log_room
+        load, room = self._candidates.log_load, self._candidates.log_room
         status = np.array([row["status"] for row in rows], str)
-        told, earlier = index[status == "ok"], self._earlier.memory
-        evidence = MemoryEvidence(
-            earlier.log_ratio,
-            np.concatenate([earlier.ok_load, load[told]]),
-            np.concatenate([earlier.oom_load, load[index[status == "oom"]]]),
-        )
-        weights = source_weights(margin, evidence)
-        probability = fit_probability(load - room, weights, margin)
-        return probability, fit_draws(load - room, weights, margin, SAMPLES, self._rng)
+        own = MemoryEvidence(ok_load=load[index[status == "ok"]], oom_load=load[index[status == "oom"]])
+        posterior = MemoryPosterior(self._earlier.memory + own)
+        return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
 
 def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:

@@ -1,6 +1,6 @@
 """Predictions for plans: the one file of the physics that knows columns.
 
-`prepare` prices layouts once, without clocks; `Estimator.evaluate` prices any number of plans, each a layout and one
+`prepare` prices layouts once, without clocks; `CostModel.evaluate` prices any number of plans, each a layout and one
 clock per stage. Both are vectorised; plans are grouped by pipeline depth so that no array is padded.
 """
 
@@ -22,6 +22,7 @@ from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.power_limits import kernel_limit_w, power_limit_w
 from jointopt.physics.stage_memory import memory_parts
 from jointopt.physics.stage_traffic import hardware
+from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants
@@ -89,13 +90,16 @@ def _lump(costs: pc.StageCosts, k: PowerConstants) -> _Lump:
     )
 
 
-class Estimator:
-    """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index."""
+class CostModel:
+    """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
-    def __init__(self, job: Job, constants: KernelConstants, layouts: Columns) -> None:
+    ``constants``: by default those that the catalogue has of the job's GPU.
+    """
+
+    def __init__(self, job: Job, layouts: Columns, constants: KernelConstants | None = None) -> None:
         self.job = job
         self.layouts = layouts
-        self.hardware = hardware(job, constants)
+        self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
         self.groups: list[pc.StageCosts] = []
@@ -120,7 +124,7 @@ class Estimator:
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0
-    ) -> Estimator:
+    ) -> CostModel:
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         A factor per layout, the same at every clock, keeps all that a search is promised: bounds scale with it, and

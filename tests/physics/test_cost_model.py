@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Floats
 from jointopt.physics.breakdown import breakdown
-from jointopt.physics.estimate import HEAT, PREDICTIONS, Estimator
+from jointopt.physics.cost_model import HEAT, PREDICTIONS, CostModel
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Constraints, Job
 from jointopt.spec.model import Model
 
 JOBS = range(7)  # of tests/physics/conftest.py
-Physics = Callable[[int], Estimator]
+Physics = Callable[[int], CostModel]
 OneClock = Callable[..., Floats]
 
 # arXiv:2205.05198 table 5: layers, hidden size, heads, GPUs, micro-batch, pp, vpp, global batch, seconds
@@ -35,7 +35,7 @@ TABLE_5 = {
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 @pytest.mark.parametrize("name", TABLE_5)
 def test_megatron_takes_the_time_of_korthikanti_table_5(
-    name: str, recompute: str, make_job: Callable[..., Job], price: Callable[..., Estimator],
+    name: str, recompute: str, make_job: Callable[..., Job], price: Callable[..., CostModel],
     gpt_model: Callable[..., Model],
 ) -> None:  # fmt: skip
     layers, hidden, heads, gpus, micro, pp, vpp, batch, seconds = TABLE_5[name]
@@ -48,7 +48,7 @@ def test_megatron_takes_the_time_of_korthikanti_table_5(
     assert float(found["iteration_time_s"][0]) == pytest.approx(seconds[recompute], rel=0.15)
 
 
-def random_clocks(physics: Estimator, seed: int) -> Floats:
+def random_clocks(physics: CostModel, seed: int) -> Floats:
     grid, pp = np.asarray(physics.job.search.clock_mhz), physics.layouts["pp"]
     drawn = np.random.default_rng(seed).choice(grid, (len(pp), int(pp.max())))
     return np.where(np.arange(int(pp.max())) >= pp[:, None], np.nan, drawn)
@@ -129,7 +129,7 @@ def test_power_stays_within_the_limit(job: int, shipped_physics: Physics, one_cl
 
 @pytest.mark.parametrize("limit_w", [110.0, 150.0, 250.0])
 def test_a_lower_power_limit_is_kept_and_costs_time(
-    limit_w: float, make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+    limit_w: float, make_job: Callable[..., Job], price: Callable[..., CostModel], one_clock: OneClock
 ) -> None:
     job = make_job()
     capped = replace(job, cluster=replace(job.cluster, power_limit_w=limit_w))
@@ -142,7 +142,7 @@ def test_a_lower_power_limit_is_kept_and_costs_time(
 
 
 def test_a_limit_below_the_static_power_is_refused_in_one_sentence(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     job = make_job()
     with pytest.raises(InfeasibleError, match="raise cluster\\.power_limit_w"):
@@ -150,7 +150,7 @@ def test_a_limit_below_the_static_power_is_refused_in_one_sentence(
 
 
 def test_air_too_hot_to_compute_in_is_refused_in_one_sentence(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     job = make_job()
     with pytest.raises(InfeasibleError, match=r"Air of 90 °C .* lower cluster\.inlet_temperature_c"):
@@ -206,7 +206,7 @@ def test_without_slack_all_stages_run_at_one_clock(shipped_physics: Physics) -> 
 
 
 def test_violation_is_the_largest_relative_excess(
-    make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+    make_job: Callable[..., Job], price: Callable[..., CostModel], one_clock: OneClock
 ) -> None:
     plain = price(make_job(), dp=8)
     clocks = one_clock(plain, plain.top_mhz)
@@ -225,7 +225,7 @@ def test_violation_is_the_largest_relative_excess(
 
 
 def test_cluster_power_counts_hosts_and_pue(
-    make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+    make_job: Callable[..., Job], price: Callable[..., CostModel], one_clock: OneClock
 ) -> None:
     job = replace(make_job(), constraints=Constraints(cluster_power_kw=1.0))
     physics = price(job, dp=8)
@@ -235,7 +235,7 @@ def test_cluster_power_counts_hosts_and_pue(
 
 
 def test_a_gpu_without_power_constants_has_a_time_and_no_energy(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     job = make_job()
     blind = replace(job, cluster=replace(job.cluster, gpu=replace(job.cluster.gpu, power=None)))
@@ -245,7 +245,7 @@ def test_a_gpu_without_power_constants_has_a_time_and_no_energy(
 
 
 def test_one_stage_has_no_bubble_and_more_stages_fill_longer(
-    make_job: Callable[..., Job], price: Callable[..., Estimator], gpt_model: Callable[..., Model]
+    make_job: Callable[..., Job], price: Callable[..., CostModel], gpt_model: Callable[..., Model]
 ) -> None:
     # arXiv:2104.04473 section 2.2: the bubble is (p - 1)/m of the ideal time, 1/v of that when interleaved
     job = make_job(64, gpt_model(64, vocab=64), global_batch_size=8)
@@ -259,7 +259,7 @@ def test_one_stage_has_no_bubble_and_more_stages_fill_longer(
 
 
 def test_only_the_last_node_may_be_half_empty(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     """Recorded runs of 12 GPUs on nodes of 8: power is per GPU of the plan."""
     physics = price(make_job(12, global_batch_size=48), dp=12)
@@ -270,7 +270,7 @@ def test_only_the_last_node_may_be_half_empty(
 
 
 def test_kernel_constants_of_every_shipped_gpu_price_a_job(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     from jointopt.spec.catalog.gpus import gpu_ids
 
@@ -284,7 +284,7 @@ def test_kernel_constants_of_every_shipped_gpu_price_a_job(
 
 @pytest.mark.parametrize("inlet_c", [20.0, 40.0, 60.0])
 def test_a_hot_gpu_meets_its_power_limit_with_leakage(
-    make_job: Callable[..., Job], price: Callable[..., Estimator], inlet_c: float
+    make_job: Callable[..., Job], price: Callable[..., CostModel], inlet_c: float
 ) -> None:
     job = make_job()
     cluster = replace(job.cluster, inlet_temperature_c=inlet_c, power_limit_w=250.0)
@@ -295,7 +295,7 @@ def test_a_hot_gpu_meets_its_power_limit_with_leakage(
 
 
 def test_traffic_hides_under_no_more_compute_than_there_is(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     job = make_job()
     slow = replace(job, cluster=replace(job.cluster, intra_node_gbytes_per_s=0.01))
@@ -310,13 +310,13 @@ def test_traffic_hides_under_no_more_compute_than_there_is(
         assert (exposed > 10.0 * kernels).all(), name
 
 
-def limited(physics: Estimator, **limits: Any) -> Estimator:
+def limited(physics: CostModel, **limits: Any) -> CostModel:
     """The same layouts under power limits of their own."""
-    return Estimator(physics.job, physics.hardware.constants, physics.layouts | limits)
+    return CostModel(physics.job, physics.layouts | limits, physics.hardware.constants)
 
 
 def test_a_plan_s_power_limit_is_that_of_a_cluster_with_this_limit(
-    make_job: Callable[..., Job], price: Callable[..., Estimator], one_clock: OneClock
+    make_job: Callable[..., Job], price: Callable[..., CostModel], one_clock: OneClock
 ) -> None:
     job = make_job()
     capped = replace(job, cluster=replace(job.cluster, power_limit_w=200.0))
@@ -330,7 +330,7 @@ def test_a_plan_s_power_limit_is_that_of_a_cluster_with_this_limit(
 
 
 def test_a_limit_of_one_stage_holds_that_stage_alone(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     limits = np.array([[400.0, 400.0, 200.0, np.nan]])
     physics = limited(price(make_job(), dp=2, pp=4), stage_power_limit_w=limits)
@@ -341,7 +341,7 @@ def test_a_limit_of_one_stage_holds_that_stage_alone(
 
 
 def test_a_plan_s_limit_above_the_cluster_s_changes_nothing(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     free = price(make_job(), dp=8)
     loose = limited(free, power_limit_w=np.array([1000.0]))
@@ -362,7 +362,7 @@ def test_power_never_exceeds_the_cap_with_unequal_stage_clocks_in_any_air(
     limit_w = known.power.static_w + share * (cluster.power_limit_w - known.power.static_w)
     warm = replace(cluster, power_limit_w=limit_w, inlet_temperature_c=inlet_c, exhaust_rise_k=rise_k)
     rows = {name: values[some % len(values)] for name, values in known.layouts.items()}
-    physics = Estimator(replace(known.job, cluster=warm), known.hardware.constants, rows)
+    physics = CostModel(replace(known.job, cluster=warm), rows, known.hardware.constants)
     clocks, index = random_clocks(physics, seed), np.arange(4)
     assert (physics.evaluate(index, clocks)["avg_power_w"] <= limit_w * (1 + 1e-5)).all()
     hot = physics.heat(index, clocks)
@@ -385,7 +385,7 @@ def test_no_plan_beats_the_static_energy_of_its_own_time(
 
 
 def test_a_warm_exhaust_row_costs_leakage_and_then_time(
-    make_job: Callable[..., Job], price: Callable[..., Estimator]
+    make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
     job, found = make_job(), []
     for rise_k in (0.0, 10.0, 40.0):

@@ -1,0 +1,111 @@
+"""``explain``: time, energy and memory of one plan taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.core.errors import PlanError
+from jointopt.core.schema import Columns
+from jointopt.core.units import GIB
+from jointopt.physics import thermal
+from jointopt.physics.breakdown import Breakdown, breakdown
+from jointopt.physics.cost_model import CostModel
+from jointopt.report.results import Explanation, Stage
+from jointopt.spec.calibration import Calibration
+from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.job import Job
+from jointopt.spec.plans.check import check_plan
+from jointopt.spec.plans.parse import assumed_sentences, parse_plan, plan_records
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from jointopt.surrogate.measurements import Measurements
+
+
+def explain(
+    job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    storage: str | None = None,
+) -> Explanation:  # fmt: skip
+    """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
+
+    ``surrogate``, ``measured``, ``calibration`` and ``storage`` as in `JobModel.of`; a `JobModel` has them already.
+    Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
+    """
+    model = JobModel.of(job, surrogate, measured, calibration, storage)
+    parsed = parse_plan(plan, model.job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    broken = check_plan(model.job, record)
+    _check_priceable(model.job, record, broken)
+    physics = model.cost_model(parsed.layouts)
+    only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
+    values = physics.evaluate(only, clocks)
+    answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
+    parts = breakdown(physics, 0, clocks[0])
+    violations = (*broken, *physics.broken_limits(values))
+    return Explanation(
+        job=model.job, plan=record, feasible=not violations, violations=violations,
+        **{name: float(values[name][0]) for name in RESULTS},
+        time_s=parts.time_s, energy_by_part_j=parts.energy_j,
+        memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
+        stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
+        communication_energy_j=parts.communication_energy_j,
+        assumed=(*assumed_sentences(parsed), *assumptions(model.job)),
+        intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
+        in_domain=bool(answer["in_domain"][0]), surrogate=surrogate, informed_by=model.evidence.counts,
+    )  # fmt: skip
+
+
+def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
+    """Plan and prediction columns of chosen plans of ``physics``, with heat and intervals.
+
+    ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
+    """
+    layout = plans["layout_index"]
+    columns = {name: values[layout] for name, values in physics.layouts.items()}
+    columns |= {name: plans[name] for name in RESULTS}
+    columns |= physics.heat(layout, plans["stage_clock_mhz"])
+    columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
+    return model.intervals(columns)
+
+
+def assumptions(job: Job) -> tuple[str, ...]:
+    """What no source states of the job's cluster and GPU, and what stands in for it."""
+    gpu = job.cluster.gpu
+    power = gpu.power.assumed if gpu.power else ()
+    if job.training.dtype == "fp32" and not job.training.framework.tf32:
+        power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
+    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)
+
+
+def _stages(parts: Breakdown) -> tuple[Stage, ...]:
+    columns = (
+        parts.clock_mhz, parts.busy_s, parts.idle_s, parts.stage_energy_j, parts.stage_memory_bytes / GIB,
+        parts.layers, parts.stage_power_w, parts.stage_temperature_c,
+        parts.stage_peak_power_w, parts.stage_power_limit_w,
+    )  # fmt: skip
+    return tuple(
+        Stage(
+            clock, busy, idle, energy, memory, int(layers), watts, celsius, parts.gpus_per_stage, peak, limit,
+            parts.held_by[i],
+            {name: float(joules[i]) for name, joules in parts.stage_energy_parts_j.items()},
+            {name: float(degrees[i]) for name, degrees in parts.stage_position_c.items()},
+        )
+        for i, (clock, busy, idle, energy, memory, layers, watts, celsius, peak, limit) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        )
+    )  # fmt: skip
+
+
+def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
+    """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
+    gpus = record["dp"] * record["tp"] * record["pp"] * record["cp"]
+    batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
+    if broken and (gpus != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
+        raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")
