@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import PlanError, TableError
+from jointopt.core.facts import Source
+from jointopt.physics.describe import CONSTANTS
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate import dataset as learning
-from jointopt.surrogate.dataset import CONSTANTS, PricedPlans, price, source_key, timed_runs, with_results
+from jointopt.surrogate.dataset import PricedPlans, price, source_of, timed_runs, with_results
 from jointopt.workflows.predict import predict
 
 
@@ -76,8 +78,8 @@ def test_another_origin_gpu_or_software_is_another_source(synthetic_runs, column
 def test_a_job_and_its_rows_have_one_source_key(synthetic_runs):
     table = synthetic_runs("here", rows=3, framework="In-House")
     works, _ = workloads(table)
-    assert set(price(table).runs.source) == {source_key("here", works[0].job, "In-House")}
-    assert source_key("", works[0].job, "In-House") == "|in-house|a100-sxm4-40gb|4"
+    assert set(price(table).runs.source) == {str(source_of(works[0].job, "here", "In-House"))}
+    assert source_of(works[0].job, "", "In-House") == Source("", "in-house", "a100-sxm4-40gb", 4)
 
 
 @pytest.mark.parametrize("blank", [None, np.nan])

@@ -10,12 +10,14 @@ import pandas as pd
 import pytest
 
 import jointopt
-from jointopt.core.schema import Columns
-from jointopt.physics.cost_model import CostModel
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
+from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.surrogate.job_model import inform
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.explain import explain
 from jointopt.workflows.polish import polish
 from jointopt.workflows.propose import propose
@@ -34,9 +36,9 @@ def measured_runs(job: Job, slower: float, **cells: Any) -> pd.DataFrame:
         "global_batch_size": t.global_batch_size, "attention": t.attention, "framework": t.framework.name,
         "gpu": job.cluster.gpu.id, "gpus_per_node": job.cluster.gpus_per_node, "num_gpus": job.cluster.num_gpus,
     }  # fmt: skip
-    told = [explain(job, plan, surrogate="none") for plan in PLANS]
-    layouts = [{k: v for k, v in one.plan.items() if k != "stage_clock_mhz"} for one in told]
-    times = [{"iteration_time_s": slower * one.iteration_time_s, "status": "ok"} for one in told]
+    found = [explain(job, plan, surrogate="none") for plan in PLANS]
+    layouts = [{k: v for k, v in one.plan.items() if k != "stage_clock_mhz"} for one in found]
+    times = [{"iteration_time_s": slower * one.iteration_time_s, "status": "ok"} for one in found]
     return pd.DataFrame([shape | plan | time | cells for plan, time in zip(layouts, times, strict=True)])
 
 
@@ -51,9 +53,10 @@ def layouts(job: Job) -> Columns:
 
 
 def test_without_measured_runs_the_physics_stays(job: Job, layouts: Columns) -> None:
-    physics = CostModel(job, layouts)
-    assert (inform(job, "default", {}).correct(physics).time_factor == 1.0).all()
-    assert (inform(job, "none", {"mine": measured_runs(job, 1.3)}).correct(physics).time_factor == 1.0).all()
+    some = {name: values[:50] for name, values in layouts.items()}
+    for model in (JobModel.of(job), JobModel.of(job, "none", measured_runs(job, 1.3))):
+        assert (model.cost_model(some).time_factor == 1.0).all()
+        assert model.cost_model(some).memory_factor == model.cost_model(some).power_factor == 1.0
 
 
 def test_slower_runs_make_every_plan_slower(job: Job) -> None:
@@ -66,34 +69,34 @@ def test_slower_runs_make_every_plan_slower(job: Job) -> None:
 
 
 def test_a_corrected_plan_still_adds_up(job: Job) -> None:
-    told = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2", measured=measured_runs(job, 0.8))
-    assert sum(told.time_s.values()) == pytest.approx(told.iteration_time_s)
-    assert sum(told.energy_by_part_j.values()) == pytest.approx(told.energy_j)
-    assert sum(stage.energy_j for stage in told.stages) == pytest.approx(told.energy_j)
-    assert told.stages[0].busy_s + told.stages[0].idle_s == pytest.approx(told.iteration_time_s)
+    found = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2", measured=measured_runs(job, 0.8))
+    assert sum(found.time_s.values()) == pytest.approx(found.iteration_time_s)
+    assert sum(found.energy_by_part_j.values()) == pytest.approx(found.energy_j)
+    assert sum(stage.energy_j for stage in found.stages) == pytest.approx(found.energy_j)
+    assert found.stages[0].busy_s + found.stages[0].idle_s == pytest.approx(found.iteration_time_s)
 
 
 @pytest.mark.parametrize("cells", [{"gpu": "h100-sxm5-80gb"}, {"gpus_per_node": 8}, {"framework": "nemo"}])
 def test_runs_on_another_kind_of_cluster_say_nothing(job: Job, cells: dict[str, Any]) -> None:
-    found = inform(job, "default", {"theirs": measured_runs(job, 1.3, **cells)})
-    assert found.known is None
-    assert not found.told
+    evidence = JobModel.of(job, measured=measured_runs(job, 1.3, **cells)).evidence
+    assert evidence.known is None
+    assert not evidence.counts
 
 
 def test_runs_that_cannot_be_priced_say_nothing(job: Job) -> None:
-    assert inform(job, "default", {"mine": measured_runs(job, 1.3, dp=7)}).known is None
-    assert inform(job, "default", {"mine": measured_runs(job, 1.3, status="oom")}).known is None
+    for cells in ({"dp": 7}, {"status": "oom"}):
+        assert JobModel.of(job, measured=measured_runs(job, 1.3, **cells)).evidence.known is None
 
 
 def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) -> None:
-    told = explain(job, "dp=8 micro_batch_size=4")
+    found = explain(job, "dp=8 micro_batch_size=4")
     ratio = 1.4
     runs = measured_runs(job, 1.0)
     gib = [explain(job, plan, surrogate="none").peak_memory_gib for plan in PLANS]
     moved = explain(
         job, "dp=8 micro_batch_size=4", measured=runs.assign(peak_memory_gib=np.array(gib) * ratio)
     )
-    assert moved.peak_memory_gib == pytest.approx(ratio * told.peak_memory_gib, rel=0.05)
+    assert moved.peak_memory_gib == pytest.approx(ratio * found.peak_memory_gib, rel=0.05)
     assert sum(moved.memory_gib.values()) == pytest.approx(moved.peak_memory_gib)
     front = propose(job, measured=runs.assign(peak_memory_gib=np.array(gib) * ratio), trials=0).front
     assert front["peak_memory_gib"].max() <= 38
@@ -101,22 +104,23 @@ def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) 
 
 def test_a_run_out_of_memory_raises_what_plans_are_said_to_need(job: Job) -> None:
     full = measured_runs(job, 1.0).iloc[:1].assign(micro_batch_size=4, status="oom", iteration_time_s=np.nan)
-    assert inform(job, "default", {"mine": full}).memory_factor > 1.01
-    assert inform(job, "default", {"mine": full}).known is None
+    evidence = JobModel.of(job, measured=full).evidence
+    assert evidence.memory_posterior.factor > 1.01
+    assert evidence.known is None
 
 
 def test_runs_of_two_places_count_together(job: Job) -> None:
     runs = measured_runs(job, 1.2)
-    found = inform(job, "default", {"store": runs.iloc[:4], "file": runs.iloc[4:]})
-    assert found.told == {"store": 4, "file": 2}
-    assert found.known is not None
-    assert len(found.known[1]) == 6
+    parts = Measurements.of(runs.iloc[:4], "store"), Measurements.of(runs.iloc[4:], "file")
+    evidence = JobModel.of(job).fit_evidence(*parts).evidence
+    assert evidence.counts == {"store": 4, "file": 2}
+    assert len(evidence.residual) == 6
 
 
 def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layouts: Columns) -> None:
-    informed = inform(job, "default", {"mine": measured_runs(job, 1.3)})
-    front = propose(job, measured=measured_runs(job, 1.3), trials=0).front
-    physics = informed.correct(CostModel(job, layouts))
+    model = JobModel.of(job, measured=measured_runs(job, 1.3))
+    front = propose(model, trials=0).front
+    physics = model.cost_model(layouts)
     rng = np.random.default_rng(0)
     index = rng.integers(0, len(layouts["pp"]), 3000)
     clocks = np.where(
@@ -133,8 +137,8 @@ def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, tmp_
     found = propose(job, storage=url, trials=0)
     assert found.informed_by == {url: len(PLANS)}
     plan = "dp=8 micro_batch_size=4"
-    told = explain(job, plan, storage=url)
-    assert told.iteration_time_s > 1.15 * explain(job, plan).iteration_time_s
+    found = explain(job, plan, storage=url)
+    assert found.iteration_time_s > 1.15 * explain(job, plan).iteration_time_s
 
 
 def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathlib.Path) -> None:
@@ -144,16 +148,16 @@ def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathl
     other = runs.assign(framework="nemo", source="c")
     pd.concat([runs, other]).to_csv(tmp_path / "runs.csv", index=False)
     jointopt.retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "own")
-    told = explain(job, "dp=8", surrogate=str(tmp_path / "own"))
-    assert told.informed_by == {f"the surrogate {tmp_path / 'own'}": 3 * len(PLANS)}
-    assert told.iteration_time_s > explain(job, "dp=8", surrogate="none").iteration_time_s
+    found = explain(job, "dp=8", surrogate=str(tmp_path / "own"))
+    assert found.informed_by == {f"the surrogate {tmp_path / 'own'}": 3 * len(PLANS)}
+    assert found.iteration_time_s > explain(job, "dp=8", surrogate="none").iteration_time_s
 
 
 def test_a_plan_without_support_has_the_wider_interval(job: Job) -> None:
     moe = jointopt.load_job("mixtral-8x22b-8x8-h100")
-    told = explain(moe, "dp=2 pp=8 cp=4 ep=8")
-    low, high = (bound / told.iteration_time_s for bound in told.intervals["iteration_time_s"])
-    assert not told.in_domain
+    found = explain(moe, "dp=2 pp=8 cp=4 ep=8")
+    low, high = (bound / found.iteration_time_s for bound in found.intervals["iteration_time_s"])
+    assert not found.in_domain
     assert (low, high) == pytest.approx((0.70, 1.80), rel=0.02)
     supported = explain(job, "dp=8")
     assert supported.in_domain
@@ -162,13 +166,13 @@ def test_a_plan_without_support_has_the_wider_interval(job: Job) -> None:
 
 def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
     plan, runs = "dp=2 pp=4 micro_batch_size=4", measured_runs(job, 1.3)
-    told = explain(job, plan, measured=runs)
+    found = explain(job, plan, measured=runs)
     polished = polish(job, plan, solver="linear", measured=runs)
     alone = polish(job, plan, solver="linear", surrogate="none")
-    assert polished.iteration_time_s == pytest.approx(told.iteration_time_s)
-    assert polished.energy_j == pytest.approx(told.energy_j)
+    assert polished.iteration_time_s == pytest.approx(found.iteration_time_s)
+    assert polished.energy_j == pytest.approx(found.energy_j)
     assert polished.saving(polished.chosen) == pytest.approx(alone.saving(alone.chosen))
-    assert polished.informed_by == told.informed_by
+    assert polished.informed_by == found.informed_by
 
 
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:
@@ -203,3 +207,22 @@ def test_predict_learns_power_from_energy_as_explain_does(job: Job) -> None:
     assert ratio.to_numpy() == pytest.approx(0.9, abs=0.02)
     used = found.predicted_energy_j / (8 * found.predicted_iteration_time_s)
     assert used.to_numpy() == pytest.approx(found.predicted_avg_power_w.to_numpy())
+
+
+@pytest.mark.parametrize("evidence", ["none", "time", "power", "memory"])
+def test_explain_and_predict_answer_one_plan_alike(evidence: str) -> None:
+    job = job_from_options("opt-350m", "a100-sxm4-40gb", 8, 256, 2048, 4, "bf16", "megatron-lm")
+    runs = measured_runs(job, 1.0 if evidence in ("none", "power") else 1.25)
+    if evidence == "power":
+        runs = runs.assign(avg_power_w=250.0)
+    if evidence == "memory":
+        runs = runs.assign(peak_memory_gib=20.0)
+    measured = None if evidence == "none" else runs
+    row = runs.drop(columns=["iteration_time_s", "avg_power_w", "peak_memory_gib"], errors="ignore").iloc[[3]]
+    plan = {name: row.iloc[0][name] for name in LAYOUT_COLUMNS}
+    explained = explain(job, plan, measured=measured)
+    predicted = jointopt.predict(row, "default", measured).iloc[0]
+    for name in RESULTS:
+        assert predicted[f"predicted_{name}"] == pytest.approx(getattr(explained, name), rel=1e-9)
+        ends = (predicted[f"predicted_{name}_low"], predicted[f"predicted_{name}_high"])
+        assert ends == pytest.approx(explained.intervals[name], rel=1e-9)

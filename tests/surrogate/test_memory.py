@@ -12,8 +12,7 @@ from jointopt.workflows.predict import predict
 
 def evidence(table):
     clean = with_results(table)
-    (found,) = memory_evidence(clean, price(clean)).values()
-    return found
+    return memory_evidence(clean, price(clean))
 
 
 def test_each_row_tells_by_its_status_and_readings(synthetic_runs):

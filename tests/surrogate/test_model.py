@@ -140,7 +140,9 @@ def test_runs_of_dense_models_are_not_known_runs_of_experts(surrogate: Surrogate
     dense, experts = runs(3, source="b"), runs(3, source="b")
     dense.features.update(moe=np.zeros(3), dtype=np.full(3, 2.0))
     experts.features.update(moe=np.ones(3), dtype=np.full(3, 2.0))
-    assert surrogate.knows_kinds([dense, experts], (dense, np.zeros(3))) == [True, False]
+    known = surrogate.conditioned(dense.source[0], True, (dense, np.zeros(3)))
+    assert known.knows_kind(dense)
+    assert not known.knows_kind(experts)
 
 
 def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:

@@ -43,9 +43,10 @@ def test_the_count_of_layouts_adds_up(proposal: Proposal) -> None:
     assert proposal.considered == proposal.layouts + sum(proposal.infeasible.values()) - lost
 
 
-def test_the_same_seed_gives_the_same_front_and_progress_is_told() -> None:
-    said: list[str] = []
-    first = propose(jointopt.load_job(JOB), trials=100, seed=5, progress=said.append)
+def test_the_same_seed_gives_the_same_front_and_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    first = propose(jointopt.load_job(JOB), trials=100, seed=5)
+    said = list(caplog.messages)
     again = propose(jointopt.load_job(JOB), trials=100, seed=5)
     np.testing.assert_array_equal(first.front["energy_j"], again.front["energy_j"])
     assert len(said) == len(first.seconds)
@@ -140,11 +141,14 @@ def test_a_storage_in_memory_stores_no_study() -> None:
     assert (found.study_name, found.storage) == (None, None)
 
 
-def test_a_long_search_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_search_logs_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr("jointopt.workflows.propose.SECONDS_BETWEEN_TICKS", 0.0)
-    said: list[str] = []
-    propose(jointopt.load_job(JOB), trials=80, progress=said.append)
-    assert [line for line in said if line.startswith(("40 of 80 plans, ", "80 of 80 plans, "))] == said[-2:]
+    propose(jointopt.load_job(JOB), trials=80)
+    ticks = [line for line in caplog.messages if line.startswith(("40 of 80 plans, ", "80 of 80 plans, "))]
+    assert ticks == caplog.messages[-2:]
 
 
 def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energy() -> None:

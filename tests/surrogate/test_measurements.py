@@ -1,4 +1,4 @@
-"""Measured times whose unit is in doubt."""
+"""Measured runs at the border: checked once, and their unit doubted where times are far from the physics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from jointopt import explain, load_job
 from jointopt.core.errors import TableError
 from jointopt.runs.store import Store
-from jointopt.surrogate.off_scale import checked_scale, off_scale
+from jointopt.surrogate import measurements
+from jointopt.surrogate.measurements import Measurements, checked_scale, off_scale
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.ingest import ingest
 from jointopt.workflows.predict import predict
@@ -31,13 +32,26 @@ def test_one_odd_run_among_sound_ones_is_no_unit_and_a_source_of_them_is(factor)
 
 
 @pytest.mark.parametrize(("factor", "times"), [(8.0, "8"), (0.1, "0.1")])
-def test_doubtful_runs_are_learned_from_and_told(synthetic_runs, factor, times):
-    table, said = synthetic_runs(noise=0.0), []
+def test_doubtful_runs_are_learned_from_with_a_warning(synthetic_runs, caplog, factor, times):
     runs = synthetic_runs(factor=factor, noise=0.0, rows=3)
-    predict(table, "default", runs, say=said.append)
-    assert any(
-        f"take {times} times what the physics says: is iteration_time_s in seconds" in text for text in said
-    )
+    predict(synthetic_runs(noise=0.0), "default", runs)
+    assert f"take {times} times what the physics says: is iteration_time_s in seconds" in caplog.text
+
+
+def test_a_result_that_cannot_be_is_blank_and_library_callers_see_a_warning(synthetic_runs, caplog):
+    runs = synthetic_runs(rows=4, groups=(256,)).assign(peak_memory_gib=[9000.0, 20.0, 21.0, 22.0])
+    checked = Measurements.of(runs, "mine.csv")
+    assert checked.table["peak_memory_gib"].isna().tolist() == [True, False, False, False]
+    assert "mine.csv: 1 row whose peak_memory_gib cannot be" in caplog.text
+
+
+def test_rows_are_priced_once_however_many_ask(synthetic_runs, monkeypatch):
+    counted, price = [], measurements.price_workloads
+    monkeypatch.setattr(measurements, "price_workloads", lambda *a: counted.append(a) or price(*a))
+    runs = Measurements.of(synthetic_runs())
+    predict(synthetic_runs(), "default", runs)
+    predict(synthetic_runs(), "default", runs)
+    assert len(counted) == 1
 
 
 def test_milliseconds_are_not_learned_from(synthetic_runs, tmp_path):
@@ -53,10 +67,8 @@ def test_milliseconds_are_not_learned_from(synthetic_runs, tmp_path):
     assert Store(f"sqlite:///{tmp_path / 'x.db'}").read().empty
 
 
-def test_milliseconds_are_told_of_by_evaluate(synthetic_runs):
+def test_evaluate_doubts_milliseconds_aloud(synthetic_runs, caplog):
     table = synthetic_runs(noise=0.0)
     ms = table.assign(iteration_time_s=1e3 * table["iteration_time_s"], source="other")
-    (remark,) = evaluate(pd.concat([table, ms], ignore_index=True), "none").remarks
-    assert remark.startswith(
-        "Measured runs (other) take 1,300 times what was predicted: is iteration_time_s in"
-    )
+    evaluate(pd.concat([table, ms], ignore_index=True), "none")
+    assert "Measured runs (other) take 1,300 times what was predicted: is iteration_time_s in" in caplog.text
