@@ -12,6 +12,7 @@ import yaml
 
 from jointopt.catalog.frameworks import framework_names
 from jointopt.jobfile import load_job, parse_job, shipped_jobs
+from jointopt.physics.facility import with_site
 from jointopt.plans.parse import format_plan, parse_plan
 from jointopt.plans.space import enumerate_layouts
 from jointopt.predicting import predict
@@ -39,7 +40,7 @@ def plans() -> pd.DataFrame:
 
 
 def frameworks() -> pd.DataFrame:
-    """Totals and heat of the plans of jobs.yaml that are priced for every framework, by the physics alone."""
+    """Totals, heat and site of the plans of jobs.yaml that are priced for every framework, by the physics alone."""
     return pd.concat([_priced(name, job, entry["plans"]) for name, job, entry in _jobs(_EVERY)])
 
 
@@ -128,7 +129,7 @@ def _priced(name: str, job: Job, texts: Sequence[str]) -> pd.DataFrame:
         row[: plan.stage_clock_mhz.size] = plan.stage_clock_mhz[0]
     physics, index = estimator(job, layouts), np.arange(len(parsed))
     columns = physics.evaluate(index, clocks) | physics.heat(index, clocks)
-    return pd.DataFrame({"job": name, "plan": texts} | columns)
+    return pd.DataFrame({"job": name, "plan": texts} | with_site(job, columns))
 
 
 def _figures(told: Explanation) -> dict[str, Any]:
