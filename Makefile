@@ -6,13 +6,17 @@ comma := ,
 EXTRAS := dev,dashboard$(if $(CI),$(comma)torch$(comma)postgres$(comma)browser)
 DEMO_JOB ?= opt-350m-2x4-a100
 
-.PHONY: demo test check lint types layers wheel clean
+.PHONY: demo test golden check lint types layers wheel clean
 
 demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
 
 test: .venv/.dev-installed
 	$(BIN)/python -m pytest -n 2 -q
+
+# Rewrites the figures in tests/golden; commit them with the change that moves them, and say there why they moved.
+golden: .venv/.dev-installed
+	$(BIN)/python tests/golden/rewrite.py
 
 check: lint types layers wheel
 
