@@ -48,7 +48,7 @@ def _of_source(rows: pd.DataFrame) -> Iterator[tuple[str, float]]:
             yield f"{name}_bias", _figure(abs(ratio.median() - 1))
     taus = [_tau(group) for _, group in rows[ran].groupby("group") if len(group) >= LEAST_TO_RANK]
     if taus:
-        yield "kendall_tau", _figure(np.mean(taus))
+        yield "kendall_tau", _figure(float(np.mean(taus)))
     if not ran.all():
         yield "failures_found", _figure((~fits[~ran]).mean())
     yield "false_alarms", _figure((~fits[ran]).mean())
