@@ -15,7 +15,7 @@ import numpy as np
 from jointopt.catalog.architectures import attention_constants, training_factor
 from jointopt.catalog.clusters import build_cluster
 from jointopt.catalog.gpus import load_gpu
-from jointopt.physics.breakdown import breakdown
+from jointopt.physics.breakdown import time_parts
 from jointopt.physics.costs import StageCosts
 from jointopt.physics.estimate import Estimator
 from jointopt.schema import Columns
@@ -135,9 +135,10 @@ def _columns(plan: dict[str, Any]) -> Columns:
 
 
 def seconds(clock_mhz: float = TOP_MHZ, **given: Any) -> dict[str, float]:
-    """Time of the one plan by part, as `breakdown` gives it; arguments as of `physics`."""
-    estimator = physics(**given)
-    return breakdown(estimator, 0, np.full(int(given.get("pp", 1)), clock_mhz)).time_s
+    """Time of the one plan by part, as `breakdown` shows it; arguments as of `physics`."""
+    estimator, row = physics(**given), np.array([0])
+    times = estimator.times(0, row, np.full((1, int(given.get("pp", 1))), clock_mhz))
+    return {name: float(part[0]) for name, part in time_parts(estimator.groups[0], row, times).items()}
 
 
 def stages(**given: Any) -> StageCosts:
