@@ -52,7 +52,11 @@ MOE = replace(DENSE, num_experts=16, moe_router_topk=2, moe_ffn_hidden_size=512)
 LATENT = replace(
     DENSE, q_lora_rank=384, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=48
 )
-LAYER_WEIGHTS = 1024 * 64 * (16 + 2 * 4) + 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024
+ATTENTION_WEIGHTS = 1024 * 64 * (16 + 2 * 4) + 1024 * 1024
+LAYER_WEIGHTS = ATTENTION_WEIGHTS + 3 * 1024 * 4096 + 2 * 1024
+# outputs and inputs of its matrices
+LAYER_SHAPES = ((64 * (16 + 2 * 4), 1024), (1024, 1024), (2 * 4096, 1024), (1024, 4096))
+STREAM = 2 * SEQ * 1024  # bytes of one sequence's 16-bit activations
 TABLE_WEIGHTS = 32000 * 1024
 
 
@@ -87,6 +91,22 @@ def inside_s(kind: str, size_bytes: float, members: int) -> float:
     return LATENCY_S[kind] + (members - 2) * MEMBER_S + sent / BUS[kind]
 
 
+def products_s(weights: float, tokens: float = SEQ) -> float:
+    """Forward pass of matrices: two flops per weight and token."""
+    return 2 * tokens * weights / FLOPS_PER_S * IN_TRAINING
+
+
+def streamed_s(size_bytes: float) -> float:
+    """Kernels that only move bytes reach 0.85 of the memory's rate."""
+    return size_bytes / (0.85 * HBM_BYTES_PER_S)
+
+
+def operands_s(*shapes: tuple[float, float], tokens: float = SEQ, count: float = 1) -> float:
+    """Products forward, bound by memory at 0.8 of its rate: 16-bit inputs, weights and outputs."""
+    moved = sum(2 * (tokens * n + tokens * k + n * k) for n, k in shapes)
+    return count * moved / (0.8 * HBM_BYTES_PER_S) * IN_TRAINING
+
+
 def flash_s(flops: float, seq_length: float = SEQ, widths: float = 128) -> tuple[float, float]:
     """Causal attention core forward and backward, from the flops of its whole square of scores."""
     ramp = seq_length / (seq_length + FLASH.half_length) * min(1.0, widths / 256) ** 0.3
@@ -118,7 +138,10 @@ def physics(
         inter_node_latency_us=WIRE_S * 1e6,
     )  # fmt: skip
     habits = Framework(**({"dp_overlap": 0.0, "cp_overlap": 0.0} | (framework or {})))
-    settings = {"seq_length": SEQ, "global_batch_size": batches * plan["dp"] * plan["micro_batch_size"]}
+    settings: dict[str, Any] = {
+        "seq_length": SEQ,
+        "global_batch_size": batches * plan["dp"] * plan["micro_batch_size"],
+    }
     job = Job(
         "hand",
         model,

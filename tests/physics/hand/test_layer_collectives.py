@@ -19,6 +19,7 @@ from tests.physics.hand.plain_machine import (
     PEER_S,
     SEQ,
     START_S,
+    STREAM,
     WIRE_S,
     across_s,
     flash_s,
@@ -31,7 +32,6 @@ from tests.physics.hand.plain_machine import (
 
 FULL = 2
 LAYERS = 4
-STREAM = 2 * SEQ * 1024  # 16-bit activations of one sequence
 PASSES = LAYERS * BATCHES
 NOTHING_COMPUTES = gpu_constants(FASTER)
 

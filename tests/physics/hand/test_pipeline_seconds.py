@@ -21,6 +21,7 @@ from tests.physics.hand.plain_machine import (
     NIC,
     SEQ,
     START_S,
+    STREAM,
     TABLE_WEIGHTS,
     WIRE_S,
     gpu_constants,
@@ -30,7 +31,6 @@ from tests.physics.hand.plain_machine import (
     stages,
 )
 
-STREAM = 2 * SEQ * 1024
 NEAR_S = 40e-6 + STREAM / 80e9  # the latency and the bus of a pair's all-to-all
 FAR_S = START_S + FAR_HOP_S + WIRE_S
 NOTHING_COMPUTES = gpu_constants(FASTER)
