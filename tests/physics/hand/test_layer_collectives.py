@@ -210,6 +210,15 @@ def test_what_expert_parallelism_overlaps_leaves_the_rest_exposed() -> None:
     assert found == pytest.approx((0.4 * LAYERS * 2 * once, 0.4 * LAYERS * 4 * once))
 
 
+def test_expert_traffic_hides_under_the_kernels_of_the_layer_with_experts() -> None:
+    # a dense layer would compute more; the middle stage is one layer with experts
+    model = replace(MOE, num_layers=3, ffn_hidden_size=8192)
+    costs = stages(pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0})
+    once = inside_s("all_to_all", 2 * STREAM, 4)
+    assert costs.forward_comm_s[0, 1] == pytest.approx(2 * once - costs.forward_sm_s[0, 1])
+    assert costs.backward_comm_s[0, 1] == pytest.approx(2 * once - costs.backward_sm_s[0, 1])
+
+
 def test_a_micro_batch_s_own_overhead_is_a_third_forward_and_two_thirds_backward() -> None:
     assert passes_s(framework={"micro_batch_overhead_s": 0.3}) == pytest.approx((0.1, 0.2))
     parts = seconds(framework={"micro_batch_overhead_s": 0.3})
