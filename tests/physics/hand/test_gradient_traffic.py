@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.physics.hand.plain_machine import (
@@ -20,6 +21,7 @@ from tests.physics.hand.plain_machine import (
     across_s,
     gpu_constants,
     inside_s,
+    physics,
     seconds,
     stages,
 )
@@ -70,6 +72,10 @@ def test_zero_3_scatters_after_every_micro_batch_and_gathers_weights_for_both_pa
     parts = seconds(dp=4, zero_stage=3)
     assert parts["dp_comm"] == pytest.approx(BATCHES * inside_s("reduce_scatter", 4 * WEIGHTS, 4))
     assert parts["zero_comm"] == pytest.approx(BATCHES * 2 * inside_s("all_gather", 2 * WEIGHTS, 4))
+    whole = parts["compute"] + parts["zero_comm"] + parts["dp_comm"]
+    estimator = physics(dp=4, zero_stage=3)
+    found = estimator.iteration_time_s(np.array([0]), np.full((1, 1), 1000.0))
+    assert float(found[0]) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
@@ -112,6 +118,13 @@ def test_experts_are_reduced_among_the_replicas_that_hold_the_same_ones() -> Non
     # 8 replicas, experts over 4 of them: a quarter of the experts' gradients between 2
     expected = inside_s("all_reduce", 4 * NOT_EXPERTS, 8) + inside_s("all_reduce", 4 * EXPERTS / 4, 2)
     assert seconds(dp=8, ep=4, model=MOE)["dp_comm"] == pytest.approx(expected)
+
+
+def test_replicas_of_experts_are_as_far_apart_as_the_experts_are_spread() -> None:
+    # every fourth of 16 ranks holds the same experts: two in each node
+    expected = across_s("all_reduce", 4 * NOT_EXPERTS, 16, 8)
+    expected += across_s("all_reduce", 4 * EXPERTS / 4, 4, 2)
+    assert seconds(dp=16, ep=4, model=MOE)["dp_comm"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -199,6 +212,26 @@ def test_an_interleaved_stage_hides_gradients_while_its_chunks_keep_the_pace() -
     habits = {"pp_overlap": 1.0, "dp_overlap": 1.0, "host_floor_pp_tp_s": 0.0}
     found = timed(0.15e-3, dp=4, pp=2, vpp=2, framework=habits)["dp_comm"]
     assert found == pytest.approx(reduce - 2 * 0.1e-3)
+
+
+def test_a_light_interleaved_stage_hides_gradients_while_the_slowest_one_works() -> None:
+    # the first stage takes 2·0.3 ms, a third of it forward; the second, with the host's time for experts, 2·0.62 ms;
+    # learned positions leave most gradients to the first
+    model = replace(MOE, num_dense_layers=2, position_embedding="learned", max_position_embeddings=200_000)
+    reduce = inside_s("all_reduce", 4 * (2 * LAYER_WEIGHTS + TABLE_WEIGHTS + 200_000 * 1024), 4)
+    habits = {"pp_overlap": 1.0, "dp_overlap": 1.0, "expert_host_s": 0.02e-3}
+    found = timed(0.3e-3, dp=4, pp=2, vpp=2, model=model, framework=habits)["dp_comm"]
+    assert found == pytest.approx(reduce - (2 * 0.62e-3 - 0.2e-3))
+
+
+def test_an_iteration_is_its_schedule_its_exposed_gradients_and_its_optimizer_step() -> None:
+    # two layers per stage at 3 ms, 8 micro-batches and one more of bubble
+    weights = 2 * LAYER_WEIGHTS + TABLE_WEIGHTS
+    habits = {"host_floor_pp_s": 3e-3, "pp_overlap": 1.0, "zero_slice_s": 1e-3}
+    estimator = physics(machine=NOTHING_COMPUTES, framework=habits, dp=4, pp=2, zero_stage=1)
+    reduce = inside_s("reduce_scatter", 4 * weights, 4) + inside_s("all_gather", 2 * weights, 4)
+    found = estimator.iteration_time_s(np.array([0]), np.full((1, 2), 1000.0))
+    assert float(found[0]) == pytest.approx((8 + 1) * 2 * 3e-3 + reduce + 2 * 3 * 1e-3)
 
 
 def test_the_optimizer_moves_30_bytes_per_parameter_at_four_fifths_of_the_memory_s_rate() -> None:

@@ -40,6 +40,14 @@ def test_products_in_fp8_read_one_byte_per_operand_and_write_two() -> None:
     assert wide - narrow == pytest.approx(saved)
 
 
+def test_backward_products_in_fp8_write_gradients_of_inputs_and_of_weights_in_two_bytes() -> None:
+    # of tokens x k from tokens x n, and of n x k from both: one byte each, one more of what is written
+    moved = sum(2 * (SEQ * n + SEQ * k + n * k) + SEQ * k + n * k for n, k in LAYER_SHAPES)
+    narrow, wide = (middle(machine=MOVING, dtype=d)["backward_memory_s"] for d in ("fp8", "bf16"))
+    saved = 2 * operands_s(*LAYER_SHAPES) - moved / (0.8 * HBM_BYTES_PER_S) * IN_TRAINING
+    assert wide - narrow == pytest.approx(saved)
+
+
 def test_a_layer_s_products_and_elementwise_kernels_move_their_operands() -> None:
     # norms, residuals: 10 times the stream forward, 12 backward; rotary embedding of 20 heads of queries and keys;
     # SwiGLU reads two inner activations and writes one, backward reads three and writes two

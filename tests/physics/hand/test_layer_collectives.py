@@ -76,6 +76,15 @@ def test_activations_travel_in_16_bit_or_in_fp32(dtype: str, size: int) -> None:
     assert passes_s(tp=2, dtype=dtype, micro_batch_size=3)[0] == pytest.approx(LAYERS * 2 * once)
 
 
+def test_keys_values_and_routed_tokens_travel_in_fp32_where_the_training_does() -> None:
+    gather = inside_s("all_gather", 4 * SEQ * 2 * 4 * 64, 4)
+    assert passes_s(cp=4, dtype="fp32")[0] == pytest.approx(LAYERS * gather)
+    dispatch = inside_s("all_to_all", 4 * SEQ * 2 * 1024, 4)
+    assert passes_s(dp=4, ep=4, model=MOE, dtype="fp32")[0] == pytest.approx(LAYERS * 2 * dispatch)
+    sent = seconds(pp=4, dtype="fp32")["pp_comm"]
+    assert sent == pytest.approx(2 * BATCHES * (40e-6 + 2 * STREAM / 80e9))
+
+
 def test_context_parallelism_divides_what_tensor_parallelism_reduces() -> None:
     once = inside_s("all_reduce", STREAM / 4, 2)
     assert seconds(tp=2, cp=4)["tp_comm"] == pytest.approx(PASSES * 4 * once)

@@ -208,6 +208,19 @@ def test_the_lighter_stage_s_clock_falls_until_it_keeps_up_with_the_head_s() -> 
     assert found[0] == pytest.approx([1000 * share, 1000.0], abs=1.01)
 
 
+def test_no_clock_makes_collectives_faster_so_products_get_the_slack_alone() -> None:
+    estimator = physics(pp=2, tp=4)
+    grid = tuple(np.linspace(100.0, 1000.0, 901))
+    estimator.job = replace(estimator.job, search=replace(estimator.job.search, clock_mhz=grid))
+    c, wanted = estimator.groups[0], []
+    passes = ((c.forward_sm_s[0], c.forward_comm_s[0]), (c.backward_sm_s[0], c.backward_comm_s[0]))
+    own = sum(products + waits for products, waits in passes)
+    for products, waits in passes:  # each pass of the first stage may take own[1] / own[0] times as long
+        wanted.append(1000 * products[0] / ((products + waits)[0] * own[1] / own[0] - waits[0]))
+    found = estimator.stage_clocks(np.array([0]), np.array([900]), np.array([1.0]))
+    assert found[0] == pytest.approx([max(wanted), 1000.0], abs=1.01)
+
+
 def test_passes_at_other_clocks_take_what_the_plan_s_passes_take() -> None:
     estimator = physics(pp=2, tp=2)
     costs, found = estimator.groups[0], instruction_costs(estimator, 0, np.array([500.0, 1000.0]))
