@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.physics.clock_response import ResponsePrior
-from jointopt.physics.stage_response import Estimate
+from jointopt.physics.clock_response import Hierarchy, ResponsePrior
+from jointopt.physics.posterior import Fit
+from jointopt.physics.stage_response import Estimate, StageFit
 from jointopt.response.board import Board, board_of
-from jointopt.response.fitted import mean_error_percent, rounded, spread_evenly, tail
-from jointopt.response.learned import _weighed
+from jointopt.response.fitted import Fitted, mean_error_percent, rounded, spread_evenly, tail
+from jointopt.response.learned import _weighed, calibration_of
 from jointopt.response.pipelines import _rank_rows
 from jointopt.response.profiles import fit_profiles
 from jointopt.response.tables import ResponseTable, response_table
@@ -125,3 +126,20 @@ def test_savings_are_over_the_maximum_clock() -> None:
         assert found[f"saving_percent_at_{percent}_percent_slowdown"] == pytest.approx(
             best, rel=0.05, abs=0.5
         )
+
+
+@pytest.mark.parametrize(("sd", "stated"), [(0.079, True), (0.081, False)])
+def test_a_board_limit_is_stated_where_readings_left_less_than_four_fifths_of_its_prior(
+    sd: float, stated: bool
+) -> None:
+    # the prior of this board's limit has a deviation of 0.1
+    board = Board("x", 1000.0, 10.0, ResponsePrior(limit_sd=0.1))
+    none, one = Estimate(*[np.ones(1)] * 3), np.array([0])
+    told = StageFit(
+        Hierarchy(one, 1), np.log(np.full(16, 2.0)), np.full(16, sd), Fit(one, one), none, none, none
+    )
+    table = response_table(sweep())
+    found = calibration_of(table, board, [Fitted(told, CLOCKS / 1000, {"time": 1.0}, ["work"])])
+    assert found.constants.board_limit_w == (2.0 if stated else None)
+    assert found.constants.static_w == pytest.approx(2.0)
+    assert found.plus_minus["static_w"] == pytest.approx(1.645 * sd * 2.0, rel=1e-3)

@@ -12,6 +12,7 @@ from jointopt.physics.posterior import Prediction
 from jointopt.physics.rank_response import (
     RankRows,
     _energy_width,
+    _iterations,
     _prior,
     _RankLaw,
     _schedules,
@@ -223,3 +224,24 @@ def test_energy_is_as_unsure_as_law_waiting_and_unmeasured_passes(limit: float, 
     found = _energy_width(law, np.array([80.0]), prediction(1), prediction(1), iteration)
     passes = 0.017 * 1.2 * (500 / 1.2 - 80) / 500
     assert found == pytest.approx([np.sqrt(0.017**2 + (late_w * 0.1 / 500) ** 2 + passes**2)])
+
+
+@pytest.mark.parametrize(
+    ("limit", "floor", "beyond"), [(NAN, 0.002, 0.006 * np.sqrt(0.1)), (300.0, 0.035, 0.006)]
+)
+def test_an_iteration_is_as_unsure_as_its_slowest_rank_and_what_lies_beyond(
+    limit: float, floor: float, beyond: float
+) -> None:
+    # two ranks of 0.1 + 0.2 s: (4 + 2 - 1)·0.3 = 1.5 s; of the second plan pass times are unsure by 1 % and 3 %
+    second = np.array([np.nan, np.nan])
+    rows = ranks(
+        4, rank=np.array([0, 1, 0, 1]), plan=np.array([0, 0, 1, 1]), limit_w=np.array([NAN, NAN, limit, limit]),
+        time_s=np.array([[0.1, 0.1, *second], [0.2, 0.2, *second]]), iteration_s=np.array([2.0, 2.0, *second]),
+    )  # fmt: skip
+    times = np.repeat([[0.1], [0.2]], 4, axis=1)
+    told = replace(prediction(4), sd=np.tile([0.01, 0.03], 6))
+    found = _iterations(rows, times, told, np.array([0.1, 0.1, 0.2, 0.2]))
+    width = np.log(found.high / found.value)
+    assert found.value == pytest.approx([2.0] * 4)
+    assert width[:2] == pytest.approx([1.7 * 0.001] * 2)
+    assert width[2:] == pytest.approx([1.7 * np.sqrt(floor**2 + beyond**2 + 0.03**2)] * 2)
