@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
-from jointopt.plans.placement import placement
+from jointopt.plans.placement import even_domain, placement
 from jointopt.plans.stages import layers_by_cost, layers_per_stage
 from jointopt.schema import Columns
 from jointopt.spec.job import Job
@@ -90,3 +90,12 @@ def test_members_of_each_group_that_share_a_domain(domain: int, local: dict[str,
     assert {name: int(group.local[0]) for name, group in found.items()} == local
     sizes = {"tp": 2, "cp": 2, "dp": 4, "dp_cp": 8, "ep": 2, "expert_dp": 4, "pp": 2}
     assert {name: int(group.size[0]) for name, group in found.items()} == sizes
+
+
+@pytest.mark.parametrize(("nodes", "domain"), [(20, 5), (9, 9), (11, 6), (6, 6), (27, 9)])
+def test_racks_of_nine_nodes_are_filled_alike_where_that_fills_half_of_each(
+    nodes: int, domain: int, make_job: Callable[..., Job]
+) -> None:
+    # 20 nodes: 4 racks of 5; 11 have no equal share but 1, so two racks of 6 and 5
+    cluster = make_job(nodes, 1).cluster
+    assert even_domain(replace(cluster, gpu=replace(cluster.gpu, scale_up_gpus=9))) == domain

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.catalog.gpus import load_gpu
 from jointopt.physics.clock_response import Hierarchy, ResponsePrior
 from jointopt.physics.posterior import Fit
 from jointopt.physics.stage_response import Estimate, StageFit
-from jointopt.response.board import Board, board_of
+from jointopt.response.board import Board, _prior, board_of
 from jointopt.response.fitted import Fitted, mean_error_percent, rounded, spread_evenly, tail
 from jointopt.response.learned import _weighed, calibration_of
 from jointopt.response.pipelines import _rank_rows
@@ -143,3 +146,13 @@ def test_a_board_limit_is_stated_where_readings_left_less_than_four_fifths_of_it
     assert found.constants.board_limit_w == (2.0 if stated else None)
     assert found.constants.static_w == pytest.approx(2.0)
     assert found.plus_minus["static_w"] == pytest.approx(1.645 * sd * 2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("static", "known"), [(90.0, 90.0), (20.0, 70.0)])
+def test_a_gpu_without_readings_draws_a_tenth_of_its_tdp_at_least(static: float, known: float) -> None:
+    gpu = load_gpu("h100-sxm5-80gb")
+    assert gpu.power is not None
+    power = replace(gpu.power, static_w=static, wait_w=30.0)
+    found = _prior(replace(gpu, tdp_w=700.0, power=power), 300.0)
+    assert (found.static_w, found.wait_w) == pytest.approx((known, known))
+    assert found.limit_w == pytest.approx(700.0)

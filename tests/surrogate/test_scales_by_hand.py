@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from jointopt.surrogate.boost import ResidualBooster
 from jointopt.surrogate.feasibility import (
     GRID,
     MemoryEvidence,
@@ -181,3 +182,10 @@ def test_of_seven_runs_of_one_plan_the_median_counts_alone() -> None:
 def test_a_gpu_within_five_per_cent_of_a_known_one_is_in_the_domain(peak: float, inside: bool) -> None:
     found = surrogate(rows(1, "a"), np.zeros(1)).predict(rows(1, "b", peak), True)[2]
     assert found.tolist() == [inside]
+
+
+def test_the_domain_of_trees_leaves_out_half_a_per_cent_of_the_rows_on_either_side() -> None:
+    # five of a thousand rows lie at or below the lower end, five above the upper one
+    values = np.arange(1000.0)[:, None]
+    trees = ResidualBooster(n_estimators=1).fit(values, np.zeros(1000))
+    assert (trees.low_.tolist(), trees.high_.tolist()) == ([4.0], [994.0])

@@ -92,3 +92,8 @@ def test_the_middle_keeps_the_pace_at_the_least_energy(pace: float, pair: tuple[
     assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
     assert set(seconds[middle & long.graph.backward]) == {pair[1]}
     assert set(seconds[~middle]) == {1.0, 2.0}
+
+
+@pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])
+def test_a_pass_is_slowed_only_where_all_of_it_fits(makespan: float, seconds: list[float]) -> None:
+    assert ALONE.durations_s(ALONE.spend_slack(ALONE.fastest(), makespan)).tolist() == seconds
