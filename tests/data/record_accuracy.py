@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
-from jointopt.predicting import predict
+from jointopt.workflows.predict import predict
 from tests.data.sample import LEAST_TO_RANK, SAMPLE
 
 RECORDED = Path(__file__).with_name("accuracy.json")

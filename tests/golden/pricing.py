@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from jointopt.catalog.frameworks import framework_names
-from jointopt.jobfile import load_job, parse_job, shipped_jobs
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.physics.facility import with_site
-from jointopt.plans.parse import format_plan, parse_plan
-from jointopt.plans.space import enumerate_layouts
-from jointopt.predicting import predict
 from jointopt.report.results import Explanation
-from jointopt.schema import LAYOUT_COLUMNS
+from jointopt.spec.catalog.frameworks import framework_names
 from jointopt.spec.job import Job
-from jointopt.workflow import estimator, explain, propose
+from jointopt.spec.jobfile import load_job, parse_job, shipped_jobs
+from jointopt.spec.plans.parse import format_plan, parse_plan
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.predict import predict
+from jointopt.workflows.propose import explain, propose
 
 HERE = Path(__file__).parent
 _ONE, _EVERY = "one", "every"
@@ -127,7 +127,7 @@ def _priced(name: str, job: Job, texts: Sequence[str]) -> pd.DataFrame:
     clocks = np.full((len(parsed), int(layouts["pp"].max())), np.nan)
     for row, plan in zip(clocks, parsed, strict=True):
         row[: plan.stage_clock_mhz.size] = plan.stage_clock_mhz[0]
-    physics, index = estimator(job, layouts), np.arange(len(parsed))
+    physics, index = CostModel(job, layouts), np.arange(len(parsed))
     columns = physics.evaluate(index, clocks) | physics.heat(index, clocks)
     return pd.DataFrame({"job": name, "plan": texts} | with_site(job, columns))
 

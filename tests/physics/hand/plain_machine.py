@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.catalog.architectures import attention_constants, training_factor
-from jointopt.catalog.clusters import build_cluster
-from jointopt.catalog.gpus import load_gpu
+from jointopt.core.schema import Columns
 from jointopt.physics.breakdown import time_parts
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts
-from jointopt.physics.estimate import Estimator
-from jointopt.schema import Columns
+from jointopt.spec.catalog.architectures import attention_constants, training_factor
+from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Search, Training
@@ -124,7 +124,7 @@ def across_s(kind: str, size_bytes: float, members: int, local: int, nic: float 
 def physics(
     model: Model = DENSE, machine: KernelConstants = COMPUTING, framework: dict[str, Any] | None = None,
     gpu: dict[str, Any] | None = None, batches: int = BATCHES, **cells: Any,
-) -> Estimator:  # fmt: skip
+) -> CostModel:  # fmt: skip
     """One plan on nodes of 8 GPUs; cells of `Training` go to the training, all others to the plan."""
     training = {k: cells.pop(k) for k in ("dtype", "attention", "fused_norm", "seq_length") if k in cells}
     plan = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), 1)
@@ -149,7 +149,7 @@ def physics(
         cluster,
         Search(clock_mhz=(TOP_MHZ,)),
     )
-    return Estimator(job, machine, _columns(plan))
+    return CostModel(job, machine, _columns(plan))
 
 
 def _columns(plan: dict[str, Any]) -> Columns:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from jointopt.catalog.architectures import unaligned_factors
-from jointopt.catalog.gpus import load_gpu
+from jointopt.spec.catalog.architectures import unaligned_factors
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.model import Model
 from tests.physics.hand.plain_machine import (
     ATTENTION_WEIGHTS,

@@ -1,0 +1,102 @@
+"""Heat: T = air + R·P with P = P_ref + leakage·(T - 60 °C).
+
+A cooler that holds 400 W at 35 °C with 10 K left to 85 °C has R = (85 - 10 - 35)/400 = 0.1 K/W. Leakage is 1 % of
+50 W per kelvin, 0.5 W/K, so R·leakage = 0.05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jointopt.physics import thermal
+from jointopt.physics.cooler import Cooler, cooler
+from jointopt.physics.power_limits import electrical_limit_w, kernel_limit_w
+from jointopt.spec.cluster import PowerConstants
+from jointopt.spec.job import Job
+
+Cool = Callable[..., Cooler]
+
+
+@pytest.fixture
+def cool(round_job: Callable[..., Job], constants: PowerConstants) -> Cool:
+    return lambda **fields: cooler(round_job(**fields).cluster, constants)
+
+
+def temperature(watts: float, air_c: float) -> float:
+    """T = (air + R·P - R·leakage·60) / (1 - R·leakage), solved by hand."""
+    return (air_c + 0.1 * watts - 0.05 * 60) / 0.95
+
+
+def test_resistance_and_leakage_of_a_cooler_made_for_the_tdp(cool: Cool) -> None:
+    assert cool().resistance_k_per_w == pytest.approx(0.1)
+    assert cool().leakage_w_per_k == pytest.approx(0.5)
+    assert thermal.thermal_resistance_k_per_w(700.0, 87.0) == pytest.approx(42 / 700)
+
+
+def test_300_watts_in_air_of_25_degrees(cool: Cool) -> None:
+    assert float(cool().temperature_c(np.array(300.0))) == pytest.approx(temperature(300, 25))
+    assert float(cool().leakage_w(np.array(300.0))) == pytest.approx(0.5 * (temperature(300, 25) - 60))
+
+
+def test_a_gpu_throttles_where_its_power_heats_the_air_to_85_degrees(cool: Cool) -> None:
+    # (85 - 45)/0.1 = 400 W drawn, of which 0.5·25 W leak beyond the reference
+    assert cool(inlet_temperature_c=45.0).throttle_power_w == pytest.approx(400 - 12.5)
+
+
+def test_the_exhaust_row_throttles_first_and_leaks_most(cool: Cool) -> None:
+    # 8 GPUs, 4 of them in air that is 12 K warmer: the mean air is 31 °C
+    node = cool(exhaust_rise_k=12.0)
+    by_position = node.temperature_by_position_c(np.array(300.0))
+    assert {k: float(v) for k, v in by_position.items()} == pytest.approx(
+        {"inlet": temperature(300, 25), "exhaust": temperature(300, 37)}
+    )
+    assert float(node.leakage_w(np.array(300.0))) == pytest.approx(0.5 * (temperature(300, 31) - 60))
+    assert float(node.peak_leakage_w(np.array(300.0))) == pytest.approx(0.5 * (temperature(300, 37) - 60))
+    assert node.throttle_power_w == pytest.approx((85 - 37) / 0.1 - 12.5)
+
+
+def test_of_three_gpus_in_a_node_one_breathes_exhaust(cool: Cool) -> None:
+    assert cool(exhaust_rise_k=12.0, gpus_per_node=3).mean_inlet_c == pytest.approx(25 + 12 / 3)
+
+
+def test_leakage_in_air_and_by_the_gpus_own_heat(cool: Cool) -> None:
+    at_air, heated = cool(exhaust_rise_k=12.0).leakage_parts_w(np.array(300.0))
+    assert at_air == pytest.approx(0.5 * (31 - 60))
+    assert float(heated) == pytest.approx(0.5 * (temperature(300, 31) - 31))
+
+
+def test_leakage_is_a_line_in_power(cool: Cool) -> None:
+    node = cool(exhaust_rise_k=12.0)
+    gain = 0.5 * 0.1 / 0.95
+    assert node.leakage_line == pytest.approx((0.5 * (temperature(0, 31) - 60), gain))
+    assert node.hottest_leakage_line == pytest.approx((0.5 * (temperature(0, 37) - 60), gain))
+
+
+@pytest.mark.parametrize(("air_c", "left"), [(50.0, 400 - 0.5 * 30), (25.0, 400 - 0.5 * 5), (15.0, 400.0)])
+def test_a_limit_leaves_to_kernels_what_the_hottest_gpu_does_not_leak(
+    air_c: float, left: float, cool: Cool
+) -> None:
+    # 400 W drawn heat a GPU 40 K above its air; below 60 °C it leaks less, which a limit does not count on
+    found = electrical_limit_w(np.array([[400.0]]), cool(inlet_temperature_c=air_c))
+    assert float(found[0, 0]) == pytest.approx(left)
+
+
+def test_kernels_may_draw_the_lower_of_limit_and_throttle_power(
+    round_job: Callable[..., Job], constants: PowerConstants
+) -> None:
+    # at 100 W drawn it has 70 °C and leaks 5 W
+    cluster = round_job(inlet_temperature_c=60.0).cluster
+    own = kernel_limit_w(np.array([[400.0, 100.0]]), cooler(cluster, constants), cluster, 50.0)
+    assert own[0].tolist() == pytest.approx([(85 - 60) / 0.1 - 12.5, 95.0])
+
+
+def test_without_a_known_throttle_temperature_87_degrees_stand_in(
+    round_job: Callable[..., Job], constants: PowerConstants
+) -> None:
+    cluster = round_job().cluster
+    unknown = replace(cluster, gpu=replace(cluster.gpu, throttle_temperature_c=None))
+    assert cooler(unknown, constants).resistance_k_per_w == pytest.approx((87 - 10 - 35) / 400)

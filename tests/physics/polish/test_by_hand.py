@@ -1,0 +1,99 @@
+"""Schedules of one and two ranks whose clocks can be chosen on paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jointopt.physics.polish.by_linear import least_energy
+from jointopt.physics.polish.by_lowtime import _dearest_unit_j, _units
+from jointopt.physics.polish.graph import ends_s, latest_ends_s, schedule_graph
+from jointopt.physics.polish.options import Options, Problem, convex
+from jointopt.physics.polish.window import widened, window
+
+# One micro-batch on one rank: forward 1 or 2 s (10 or 4 J), the last backward 2 or 4 s (20 or 16 J).
+FORWARD = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), np.array([10.0, 4.0]))
+BACKWARD = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), np.array([20.0, 16.0]))
+ALONE = Problem(schedule_graph(1, 1, 1), [FORWARD, BACKWARD, BACKWARD])
+PAIR = Problem(schedule_graph(2, 1, 2), [FORWARD, BACKWARD, BACKWARD] * 2)
+
+
+@pytest.mark.parametrize(
+    ("makespan", "seconds", "joules"),
+    [(3.0, [1, 2], 30.0), (3.5, [1.5, 2], 27.0), (5.0, [2, 3], 22.0), (9.0, [2, 4], 20.0)],
+)
+def test_slack_goes_where_a_second_saves_most(makespan: float, seconds: list[float], joules: float) -> None:
+    # the forward pass saves 6 W, the backward pass 2 W
+    found = least_energy(ALONE, makespan)
+    assert found is not None
+    assert found[0] == pytest.approx(seconds)
+    assert found[1] == pytest.approx(joules)
+
+
+def test_two_ranks_may_slow_what_is_not_critical() -> None:
+    # 1F1B of forward 1 s and backward 2 s: rank 0 ends at 1, 2 and, after rank 1's backwards at 4 and 7, at 6 and 9
+    graph, choice = PAIR.graph, PAIR.fastest()
+    ends = ends_s(graph, PAIR.durations_s(choice))
+    assert ends[graph.of_rank(0)].tolist() == [1, 2, 6, 9]
+    assert ends[graph.of_rank(1)].tolist() == [2, 4, 5, 7]
+    latest = latest_ends_s(graph, PAIR.durations_s(choice), 9.0)
+    assert latest[graph.of_rank(0)].tolist() == [1, 4, 7, 9]
+    assert latest[graph.of_rank(1)].tolist() == [2, 4, 5, 7]
+
+
+def test_energy_clocks_and_makespan_of_a_choice() -> None:
+    choice = np.zeros(len(PAIR.graph), np.int64)
+    choice[PAIR.graph.of_rank(0)[1]] = 1  # rank 0's second forward pass takes 2 s and 6 J less
+    assert PAIR.energy_j(choice) == pytest.approx(4 * 10 + 4 * 20 - 6)
+    assert PAIR.makespan_s(choice) == pytest.approx(9.0)
+    assert sorted(PAIR.clocks_mhz(choice)) == [500.0] + [1000.0] * 7
+
+
+def test_spent_slack_slows_the_one_pass_that_may_wait() -> None:
+    # rank 0's second forward pass has 2 s, its first backward pass 1 s where 2 are needed
+    spent = PAIR.spend_slack(PAIR.fastest(), 9.0)
+    expected = np.zeros(8, np.int64)
+    expected[PAIR.graph.of_rank(0)[1]] = 1
+    assert spent.tolist() == expected.tolist()
+
+
+def test_within_a_time_the_slowest_option_is_taken() -> None:
+    assert ALONE.durations_s(ALONE.within(np.array([1.99, 4.0]))).tolist() == [1.0, 4.0]
+
+
+def test_a_clock_above_the_line_between_its_neighbours_is_left_out() -> None:
+    # from (1, 10) to (3, 4) the line is at 7 J after 2 s
+    for joules, kept in ((7.5, [1.0, 3.0]), (6.5, [1.0, 2.0, 3.0])):
+        curve = Options(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([10.0, joules, 4.0]))
+        assert convex(curve).duration_s.tolist() == kept
+
+
+def test_energy_by_units_of_time_is_interpolated() -> None:
+    assert _units(FORWARD, 0.25).tolist() == pytest.approx([10, 8.5, 7, 5.5, 4])
+    assert _units(FORWARD, 0.4).tolist() == pytest.approx([10, 7.6, 5.2, 4])
+    assert _dearest_unit_j(BACKWARD, 0.5) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("most", "batches"), [(40, 10), (16, 4), (2, 2)])
+def test_a_window_holds_two_instructions_per_rank_and_micro_batch(most: int, batches: int) -> None:
+    long = Problem(schedule_graph(2, 1, 20), PAIR.options)
+    assert window(long, most).graph.num_micro_batches == batches
+
+
+@pytest.mark.parametrize(
+    ("pace", "pair"), [(3.0, (1.0, 2.0)), (4.0, (2.0, 2.0)), (5.9, (2.0, 2.0)), (6.0, (2.0, 4.0))]
+)
+def test_the_middle_keeps_the_pace_at_the_least_energy(pace: float, pair: tuple[float, float]) -> None:
+    # of 20 micro-batches the first 2 and the last 2 are the window's
+    long = Problem(schedule_graph(2, 1, 20), PAIR.options)
+    part = window(long, 16)
+    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
+    middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)
+    assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
+    assert set(seconds[middle & long.graph.backward]) == {pair[1]}
+    assert set(seconds[~middle]) == {1.0, 2.0}
+
+
+@pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])
+def test_a_pass_is_slowed_only_where_all_of_it_fits(makespan: float, seconds: list[float]) -> None:
+    assert ALONE.durations_s(ALONE.spend_slack(ALONE.fastest(), makespan)).tolist() == seconds

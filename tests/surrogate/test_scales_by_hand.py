@@ -1,0 +1,191 @@
+"""Small surrogates on paper: one factor on power, the runs of one job, whether plans fit, widths of intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from jointopt.surrogate.feasibility import (
+    GRID,
+    MemoryEvidence,
+    MemoryMargin,
+    _loss,
+    fit_probability,
+    load_limit,
+    source_weights,
+)
+from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.power_scale import power_scale
+from jointopt.surrogate.residual_gp import Runs, condition, default_kernel
+from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.within_job import INFORMED, ROUGH, Spread, adapted, left_out_error, plan_features
+
+MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1, cut=0.7)
+PHI = NormalDist().cdf
+NONE = np.empty(0, np.int64)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_power_is_trusted_by_fifteen_against_five_per_cent(n: int) -> None:
+    trust = n * 0.0225 / (n * 0.0225 + 0.0025)
+    found = power_scale(np.array([np.log(0.8)] * n + [np.nan]))
+    assert found.factor == pytest.approx(0.8**trust)
+    assert found.log_sd == pytest.approx(np.sqrt(0.0225 * (1 - trust) + 0.0025))
+    assert found.half_width == pytest.approx(1.645 * found.log_sd)
+
+
+def test_a_plan_is_a_point_of_doublings_half_doublings_and_octaves() -> None:
+    one = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), np.array([1, 8]))
+    two = {
+        "zero_stage": np.array([0, 3]),
+        "recompute": np.array([0, 2]),
+        "sequence_parallel": np.array([0, 1]),
+    }
+    clocks = np.array([[1000.0, np.nan], [400.0, 600.0]])
+    found = plan_features(one | two | {"stage_clock_mhz": clocks})
+    assert found[1] - found[0] == pytest.approx([3.0] * 7 + [1.5, 1.0, 0.5, -2.0])
+
+
+def noise_of(kernel: float, residual: float, usual: float) -> tuple[float, float]:
+    """Variance of one run and of a plan not run: 20 rounds for Student's noise of three degrees, worth four runs."""
+    scale, weight = usual, 1.0
+    for _ in range(20):
+        gain = kernel / (kernel + scale / weight)
+        error = (residual * (1 - gain)) ** 2 + kernel * (1 - gain)
+        weight = 4 / (3 + error / scale)
+        scale = (4 * usual + weight * error) / 5
+    return scale / weight, scale
+
+
+@pytest.mark.parametrize("residual", [0.1, 0.8])
+def test_one_run_moves_all_plans_by_the_common_factor(residual: float) -> None:
+    found = adapted(np.zeros((2, 3)), np.array([1.0, 2.0]), np.array([0]), np.array([1.0 + residual]))
+    run, plan = noise_of(0.04, residual, 0.0025)
+    assert found.mean == pytest.approx(np.array([1.0, 2.0]) + 0.04 / (0.04 + run) * residual)
+    assert found.deviation == pytest.approx(np.sqrt([0.04 * run / (0.04 + run) + plan] * 2))
+
+
+def test_a_doubling_away_a_run_counts_less_by_the_trend() -> None:
+    # covariance of plans at 1 and -1 doublings: shared² - trend²
+    spread = Spread(shared=0.3, trend=0.2, noise=0.1)
+    found = adapted(np.array([[1.0], [-1.0]]), np.zeros(2), np.array([0]), np.array([0.2]), spread)
+    run, plan = noise_of(0.13, 0.2, 0.01)
+    assert found.mean == pytest.approx([0.13 / (0.13 + run) * 0.2, 0.05 / (0.13 + run) * 0.2])
+    assert found.deviation[1] == pytest.approx(np.sqrt(0.13 - 0.05**2 / (0.13 + run) + plan))
+    assert found.noise == pytest.approx(np.sqrt(plan))
+
+
+def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
+    found = adapted(np.array([[2.0], [-2.0]]), np.zeros(2), NONE, np.empty(0), Spread(0.3, 0.2, 0.1))
+    assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + 0.01] * 2))
+    assert Spread() == Spread(0.2, 0.03, 0.05)
+    assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05)) == (ROUGH, INFORMED)
+
+
+def test_a_run_left_out_is_off_by_what_the_other_does_not_explain() -> None:
+    spread = Spread(shared=0.3, trend=0.2, noise=0.1)
+    gains = [0.09 / (0.09 + noise_of(0.09, r, 0.01)[0]) for r in (0.1, 0.3)]
+    found = left_out_error(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
+    assert found == pytest.approx((abs(gains[1] * 0.3 - 0.1) + abs(gains[0] * 0.1 - 0.3)) / 2)
+
+
+def test_a_plan_fits_with_the_normal_probability_of_its_room() -> None:
+    known = (np.abs(GRID - 0.1) < 1e-9).astype(float)  # the source needs 10 % more than predicted
+    found = fit_probability(np.array([-0.3, -0.1, 0.0]), known, MARGIN)
+    assert found == pytest.approx([PHI(2.0), 0.5, PHI(-1.0)])
+    assert load_limit(known, MARGIN) == pytest.approx(-0.1 - 0.1 * NormalDist().inv_cdf(0.7), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "at"),
+    [
+        ("log_ratio", lambda g: (1 + ((0.2 - g) / 0.1) ** 2 / 3) ** -2),
+        ("ok_load", lambda g: PHI((-0.2 - g) / 0.1)),
+        ("oom_load", lambda g: PHI((0.2 + g) / 0.1)),
+    ],
+)
+def test_offsets_of_a_source_are_as_likely_as_prior_and_run_say(evidence: str, at) -> None:
+    weights = source_weights(MARGIN, MemoryEvidence(**{evidence: np.array([0.2])}))
+    expected = np.array([at(g) * np.exp(-0.5 * ((g - 0.05) / 0.2) ** 2) for g in GRID])
+    assert weights == pytest.approx(expected / expected.sum(), rel=1e-6)
+
+
+def marginal(prior: np.ndarray, likelihood: np.ndarray, power: float = 1.0) -> float:
+    return float(np.log((prior / prior.sum() * likelihood**power).sum()))
+
+
+def test_learning_a_margin_counts_runs_failures_and_crashes() -> None:
+    # spreads 0.1 and 0.08, crashes 1/(1 + e²); a failure is a crash or out of memory, a run that fitted did not crash
+    point, crash = np.array([0.0, np.log(0.1), np.log(0.08), -2.0]), 1 / (1 + np.exp(2))
+    fits = np.array([PHI((0.1 - g) / 0.08) for g in GRID])
+    fails = np.array([crash + (1 - crash) * PHI((0.2 + g) / 0.08) for g in GRID])
+    evidence = MemoryEvidence(ok_load=np.array([-0.1]), failed_load=np.array([0.2]))
+    prior = np.exp(-0.5 * (GRID / 0.1) ** 2)
+    assert _loss(point, [evidence]) == pytest.approx(-marginal(prior, fits * fails * (1 - crash)))
+
+
+def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior() -> None:
+    start, fits = (
+        np.array([0.0, np.log(0.1), np.log(0.08), -2.0]),
+        np.array([PHI((0.1 - g) / 0.08) for g in GRID]),
+    )
+    many = MemoryEvidence(ok_load=np.full(200, -0.1))
+    prior = np.exp(-0.5 * (GRID / 0.1) ** 2)
+    assert _loss(start, [many]) == pytest.approx(-marginal(prior, fits**200, 0.5))
+    moved = start + np.array([0.1, 0.7, 1.4, 1.0])
+    assert _loss(moved, []) == pytest.approx(0.5 * (1 + 1 + 4 + 1))
+
+
+def surrogate(support: Runs, residual: np.ndarray) -> Surrogate:
+    kernel = default_kernel(1)
+    return Surrogate(
+        kernel, replace(kernel, source=0.3), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3)
+    )
+
+
+def rows(n: int, source: str, peak: float = 8.0) -> Runs:
+    features = {"log2_tp": np.zeros(n), "log2_peak": np.full(n, peak)}
+    return Runs(np.zeros((n, 1)), features, np.full(n, source), np.full(n, "g"))
+
+
+@pytest.mark.parametrize(
+    ("source", "fitted", "factor", "variance"),
+    [("b", True, 1.2, 0.1**2), ("b", False, 1.3, 0.3**2)],
+)
+def test_half_a_90_percent_interval_is_1_645_deviations_times_its_factor(
+    source: str, fitted: bool, factor: float, variance: float
+) -> None:
+    # group 0.05, shape 0.08, and twice the noise of 0.03
+    model = surrogate(rows(1, "a"), np.zeros(1))
+    mean, width, inside = model.predict(rows(2, source), fitted)
+    total = variance + 0.05**2 + 0.08**2 + 2 * 0.03**2
+    assert mean.tolist() == [0.0, 0.0]
+    assert width == pytest.approx([1.645 * factor * np.sqrt(total)] * 2)
+    assert inside.tolist() == [fitted] * 2
+
+
+def test_of_seven_runs_of_one_plan_the_median_counts_alone() -> None:
+    model, new = surrogate(rows(1, "a"), np.zeros(1)), rows(1, "b")
+    seven = np.array([0.3, 0.1, 0.2, 0.7, 0.6, 0.5, 0.4])
+    mean, width, _ = model.predict(new, True, (rows(7, "b"), seven))
+    alone = condition(model.known, new, np.array([0.4])).predict(new)
+    assert mean == pytest.approx(alone[0])
+    assert width == pytest.approx(1.645 * 1.1 * alone[1])
+    six = condition(model.known, rows(6, "b"), seven[:6]).predict(new)[0]
+    assert model.predict(new, True, (rows(6, "b"), seven[:6]))[0] == pytest.approx(six)
+
+
+@pytest.mark.parametrize(("peak", "inside"), [(8.069, True), (8.071, False)])
+def test_a_gpu_within_five_per_cent_of_a_known_one_is_in_the_domain(peak: float, inside: bool) -> None:
+    found = surrogate(rows(1, "a"), np.zeros(1)).predict(rows(1, "b", peak), True)[2]
+    assert found.tolist() == [inside]
+
+
+def test_the_domain_of_trees_leaves_out_half_a_per_cent_of_the_rows_on_either_side() -> None:
+    # five of a thousand rows lie at or below the lower end, five above the upper one
+    values = np.arange(1000.0)[:, None]
+    trees = ResidualBooster(n_estimators=1).fit(values, np.zeros(1000))
+    assert (trees.low_.tolist(), trees.high_.tolist()) == ([4.0], [994.0])
