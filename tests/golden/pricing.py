@@ -11,6 +11,7 @@ import pandas as pd
 import yaml
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
 from jointopt.report.results import Explanation
 from jointopt.spec.catalog.frameworks import framework_names
@@ -18,8 +19,9 @@ from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job, parse_job, shipped_jobs
 from jointopt.spec.plans.parse import format_plan, parse_plan
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
-from jointopt.workflows.propose import explain, propose
+from jointopt.workflows.propose import propose
 
 HERE = Path(__file__).parent
 _ONE, _EVERY = "one", "every"

@@ -149,7 +149,7 @@ def physics(
         cluster,
         Search(clock_mhz=(TOP_MHZ,)),
     )
-    return CostModel(job, machine, _columns(plan))
+    return CostModel(job, _columns(plan), machine)
 
 
 def _columns(plan: dict[str, Any]) -> Columns:
