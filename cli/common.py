@@ -28,10 +28,12 @@ def _measurements(
     _context: click.Context, _option: click.Parameter, path: Path | None
 ) -> Measurements | None:
     """The measured runs of a file, if one is named."""
+    if path is None:
+        return None
     from jointopt.runs.table import read_table
     from jointopt.surrogate.measurements import Measurements
 
-    return None if path is None else Measurements.of(read_table(path), str(path))
+    return Measurements.of(read_table(path), str(path))
 
 
 def _calibration(_context: click.Context, _option: click.Parameter, path: Path | None) -> Calibration | None:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import sqlalchemy
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import UsageError
 
-_FAILURES: tuple[type[Exception], ...] = (SQLAlchemyError, ImportError, RuntimeError, OSError, ValueError)
+if TYPE_CHECKING:
+    import sqlalchemy
+
 _LOCK_WAIT_S = (
     30  # SQLite lets one writer in; another waits so long before it is told that the database is locked
 )
@@ -25,6 +24,8 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
     ``lock_first``: on SQLite a transaction takes the write lock as it begins, so that what it reads is still true when
     it writes (PostgreSQL locks rows).
     """
+    import sqlalchemy
+
     parsed = sqlalchemy.engine.make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return sqlalchemy.create_engine(parsed, pool_pre_ping=True)
@@ -44,15 +45,19 @@ def _begin_by_hand(connection: Any, _: object) -> None:
 
 def make_table(engine: sqlalchemy.Engine, table: sqlalchemy.Table) -> None:
     """Makes a table where it is missing; of several processes that do, all win."""
+    import sqlalchemy
+
     try:
         table.create(engine, checkfirst=True)
-    except DBAPIError:  # another process made it between looking and making
+    except sqlalchemy.exc.DBAPIError:  # another process made it between looking and making
         if not sqlalchemy.inspect(engine).has_table(table.name):
             raise
 
 
 def has_table(url: str, name: str) -> bool:
     """Whether the database of a URL has that table; a file that does not exist is not made."""
+    import sqlalchemy
+
     parsed = sqlalchemy.engine.make_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         return False
@@ -65,9 +70,18 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
 
     ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is what is told.
     """
+    import sqlalchemy
+
+    failures: tuple[type[Exception], ...] = (
+        sqlalchemy.exc.SQLAlchemyError,
+        ImportError,
+        RuntimeError,
+        OSError,
+        ValueError,
+    )
     try:
         yield
-    except (*_FAILURES, *wrappers) as error:
+    except (*failures, *wrappers) as error:
         cause = error.__cause__ if isinstance(error, wrappers) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
         raise UsageError(
@@ -77,9 +91,17 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
         ) from error
 
 
+def may_hold_rows(url: str) -> bool:
+    """Whether the database of a URL may hold anything; False, without a look inside, for a file that does not exist."""
+    path = url.removeprefix("sqlite:///")
+    return path == url or path in ("", ":memory:") or "?" in path or Path(path).exists()
+
+
 def without_password(url: str) -> str:
     """The URL as a message may show it."""
+    import sqlalchemy
+
     try:
         return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
-    except (ArgumentError, ValueError):
+    except (sqlalchemy.exc.ArgumentError, ValueError):
         return re.sub(r"(//[^/:@]*):[^@]*@", r"\1:***@", url)

@@ -14,7 +14,8 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.spec.job import Job
-from jointopt.surrogate.dataset import together
+from jointopt.surrogate.evidence import Evidence
+from jointopt.surrogate.features import together
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
@@ -22,7 +23,6 @@ from jointopt.surrogate.intervals import (
     with_power_interval,
     with_time_interval,
 )
-from jointopt.surrogate.measurements import Evidence
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:

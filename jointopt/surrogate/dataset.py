@@ -13,12 +13,12 @@ from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
-from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
+from jointopt.physics.describe import CONSTANTS
 from jointopt.runs.cells import MEASURED, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.features import described, group_key, together
 from jointopt.surrogate.residual_gp import Runs
 
 
@@ -161,20 +161,6 @@ class PricedPlans:
         return Runs(moved, features, np.full(count, source), np.full(count, group_key(self.plans.job)))
 
 
-def together(parts: Sequence[Runs]) -> Runs:
-    """Runs of several workloads as one; a feature that only some have is 0 in the others."""
-    if len(parts) == 1:
-        return parts[0]
-    names = {name: None for runs in parts for name in runs.features}
-    zeros = [np.zeros(len(runs)) for runs in parts]
-    return Runs(
-        np.concatenate([runs.sensitivity for runs in parts]),
-        {n: np.concatenate([r.features.get(n, z) for r, z in zip(parts, zeros, strict=True)]) for n in names},
-        np.concatenate([runs.source for runs in parts]),
-        np.concatenate([runs.group for runs in parts]),
-    )
-
-
 def _described(work: Workload) -> tuple[Columns, Runs]:
     """(predictions, runs of no source) of one workload's rows."""
     priced = PricedPlans.of(work)
@@ -187,57 +173,6 @@ def _first_rows(codes: Ints) -> Ints:
     first = np.empty(int(codes.max()) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
     return first
-
-
-def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
-    """(features by name (n,), sensitivities (n, `CONSTANTS`)) of plans of the ``layout`` (n,) of ``physics``.
-
-    Shares and sensitivities are those of the layout at the GPU's top clock, the only one that runs of many layouts were
-    recorded at: so what is learned moves a layout by one factor at every clock, and time still falls with the clock as
-    the physics says (with those of the plan's own clock it rose by up to 0.6 % from one clock to the next).
-    """
-    every = np.arange(len(physics.layouts["pp"]))
-    top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
-    moved = sensitivities(physics, every, top, physics.iteration_time_s(every, top))
-    shares = share_columns(physics, every, top)
-    features = shape_columns(physics.job, _at(physics.layouts, layout), stage_clock_mhz) | _at(shares, layout)
-    return features | _speeds(physics.job.cluster.gpu, len(layout)), moved[layout]
-
-
-def _at(columns: Columns, rows: Ints) -> Columns:
-    return {name: values[rows] for name, values in columns.items()}
-
-
-def _speeds(gpu: Gpu, count: int) -> Columns:
-    """What tells GPUs apart: logarithms of peak flops and of memory speed, (count,) each."""
-    speeds = {
-        "peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)),
-        "memory": gpu.memory_gbytes_per_s,
-    }
-    return {f"log2_{name}": np.full(count, np.log2(speed)) for name, speed in speeds.items()}
-
-
-def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
-    """log(measured / predicted) average power (n,) in the order of ``priced.rows``; NaN where nothing was measured.
-
-    Average power is a column, or energy over time and GPUs; ``table`` as `with_results` reads it.
-    """
-    blank = pd.Series(np.nan, index=table.index)
-    given = {
-        n: table.get(n, blank).to_numpy(float)
-        for n in ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
-    }
-    watts = given["energy_j"] / (given["iteration_time_s"] * given["num_gpus"])
-    watts = np.where(given["avg_power_w"] > 0, given["avg_power_w"], watts)
-    watts = np.where((table["status"].to_numpy(str) == "ok") & (watts > 0), watts, np.nan)
-    return np.asarray(np.log(watts[priced.rows] / priced.physics["avg_power_w"]))
-
-
-def group_key(job: Job) -> str:
-    """What runs must share to be of one group: model, batch, GPUs and sequence length."""
-    return (
-        f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
-    )
 
 
 def source_of(job: Job, origin: str, framework_text: str) -> Source:

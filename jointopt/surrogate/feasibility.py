@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.special import expit, log_ndtr, logsumexp, ndtr
 
 from jointopt.core.schema import Bools, Floats
 
@@ -60,12 +58,16 @@ class MemoryEvidence:
 
 def source_weights(margin: MemoryMargin, evidence: MemoryEvidence) -> Floats:
     """Probability (201,) of every value of `GRID` after what was measured at a source; sums to 1."""
+    from scipy.special import logsumexp
+
     log_weight = _log_prior(margin.centre, margin.source_sd) + _log_likelihood(evidence, margin.plan_sd)
     return np.asarray(np.exp(log_weight - logsumexp(log_weight)))
 
 
 def fit_probability(log_load: Floats, weights: Floats, margin: MemoryMargin) -> Floats:
     """Probability (n,) that plans of that load fit, by `source_weights` of their source; falls with the load."""
+    from scipy.special import ndtr
+
     return np.asarray(ndtr((-log_load[:, None] - GRID) / margin.plan_sd) @ weights)
 
 
@@ -89,12 +91,17 @@ def learn_margin(sources: Sequence[MemoryEvidence], cut: float = 0.5) -> MemoryM
 
     Sources that record only what fitted must leave ``ok_load`` empty: that they fitted is then why they are there.
     """
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
     found = minimize(_loss, _START, args=(list(sources),), method="Nelder-Mead", options={"maxiter": 2000})
     centre, source, plan, crash = found.x.tolist()
     return MemoryMargin(centre, float(np.exp(source)), float(np.exp(plan)), float(expit(crash)), cut)
 
 
 def _loss(point: Floats, sources: list[MemoryEvidence]) -> float:
+    from scipy.special import expit, logsumexp
+
     prior = _log_prior(point[0], np.exp(point[1]))
     total = 0.5 * float(np.square((point - _START) / _WIDTH).sum())
     for evidence in sources:
@@ -106,12 +113,16 @@ def _loss(point: Floats, sources: list[MemoryEvidence]) -> float:
 
 
 def _log_prior(centre: float, deviation: float) -> Floats:
+    from scipy.special import logsumexp
+
     log_weight = -0.5 * ((GRID - centre) / deviation) ** 2
     return np.asarray(log_weight - logsumexp(log_weight))
 
 
 def _log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float | None = None) -> Floats:
     """Log-likelihood (201,) of a source's runs at every offset; failures count where the share of crashes is given."""
+    from scipy.special import log_ndtr, ndtr
+
     error = (evidence.log_ratio[:, None] - GRID) / plan_sd
     told = (-0.5 * (_TAIL + 1.0) * np.log1p(error**2 / _TAIL) - np.log(plan_sd)).sum(axis=0)
     told += log_ndtr((-evidence.ok_load[:, None] - GRID) / plan_sd).sum(axis=0)

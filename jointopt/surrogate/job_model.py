@@ -14,18 +14,20 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
+from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
-from jointopt.surrogate.dataset import described, group_key
+from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
+from jointopt.surrogate.features import described, group_key
 from jointopt.surrogate.intervals import add_intervals
-from jointopt.surrogate.measurements import Evidence, Measurements, relabelled, sources_of_kind
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.surrogate.measurements import Measurements
     from jointopt.surrogate.model import Surrogate
 
 _CHUNK = 20_000  # layouts that are corrected in one pass
@@ -57,10 +59,7 @@ class JobModel:
         model = cls(calibrated(job, calibration), learned)
         if learned is None:
             return model
-        runs = [] if measured is None else [Measurements.given(measured)]
-        if storage is not None:
-            runs.append(Measurements.stored(storage))
-        model = model.fit_evidence(*runs)
+        model = model.fit_evidence(*_measurements(measured, storage))
         if model.evidence.runs is None and surrogate not in surrogate_names():
             return replace(model, evidence=_own_runs(learned, surrogate, model))
         return model
@@ -121,6 +120,16 @@ class JobModel:
 
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
+
+
+def _measurements(measured: pd.DataFrame | Measurements | None, storage: str | None) -> list[Measurements]:
+    """Measured runs at hand, and those of a database."""
+    if measured is None and not (storage and may_hold_rows(storage)):
+        return []
+    from jointopt.surrogate.measurements import Measurements  # it imports pandas
+
+    runs = [] if measured is None else [Measurements.given(measured)]
+    return [*runs, Measurements.stored(storage)] if storage else runs
 
 
 def _own_runs(surrogate: Surrogate, name: str, model: JobModel) -> Evidence:

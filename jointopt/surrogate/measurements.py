@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +18,15 @@ from jointopt.runs.limits import RESULT_RULES
 from jointopt.runs.table import sound_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
-from jointopt.surrogate.dataset import Priced, power_log_ratio, price_workloads, together, with_results
-from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
-from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.dataset import Priced, price_workloads, with_results
+from jointopt.surrogate.evidence import (
+    LEARNED_FROM,
+    Evidence,
+    evidence_by_source,
+    log_time_ratio,
+    relabelled,
+    same_kind,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +35,6 @@ _log = logging.getLogger(__name__)
 GIVEN = "the measured runs given"
 DOUBTED, REFUSED = 5.0, 50.0  # median measured over predicted time of a source, or its inverse
 _QUESTION = "is iteration_time_s in seconds, and of one iteration?"
-_LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +98,7 @@ class Measurements:
             return self.take(np.zeros(len(self.table), bool))
         names = self.table["gpu"].dropna().unique()
         same = self.table["gpu"].isin([name for name in names if id_of(name) == gpu_id])
-        return self.take(same & self.table["status"].isin(_LEARNED_FROM))
+        return self.take(same & self.table["status"].isin(LEARNED_FROM))
 
     def evidence(self, job: Job, source: str) -> Evidence:
         """What the runs on the job's kind of cluster say, as runs of ``source``; nothing where there are none.
@@ -128,105 +131,7 @@ class Measurements:
             priced = self.priced
         except TableError:
             return []
-        return checked_scale(_log_time_ratio(self.table, priced), priced.runs.source)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What measured runs of one source say of time, power and memory.
-
-    ``runs`` have a measured time, ``residual`` is log(measured / physics) of it, (n,). ``counts``: how many timed runs
-    come from where.
-    """
-
-    runs: Runs | None = None
-    residual: Floats = field(default_factory=lambda: np.empty(0))
-    log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
-    memory: MemoryEvidence = field(default_factory=MemoryEvidence)
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, table: pd.DataFrame, priced: Priced, name: str) -> Evidence:
-        """What the priced rows of ``table`` say, all of one source."""
-        ratio = _log_time_ratio(table, priced)
-        timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
-        return cls(
-            runs=priced.runs.take(timed) if len(timed) else None, residual=ratio[timed],
-            log_power_ratio=power_log_ratio(table, priced), memory=memory_evidence(table, priced),
-            counts={name: len(timed)} if len(timed) else {},
-        )  # fmt: skip
-
-    @classmethod
-    def joined(cls, parts: Sequence[Evidence]) -> Evidence:
-        """All of ``parts``, which are of one source."""
-        runs = [part.runs for part in parts if part.runs is not None]
-        return cls(
-            runs=together(runs) if runs else None,
-            residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
-            log_power_ratio=np.concatenate([np.empty(0), *(part.log_power_ratio for part in parts)]),
-            memory=functools.reduce(MemoryEvidence.__add__, (p.memory for p in parts), MemoryEvidence()),
-            counts={name: count for part in parts for name, count in part.counts.items()},
-        )
-
-    @property
-    def known(self) -> tuple[Runs, Floats] | None:
-        """Timed runs and their residuals; None where there are none."""
-        return None if self.runs is None else (self.runs, self.residual)
-
-    @functools.cached_property
-    def power(self) -> PowerScale:
-        """The factor on predicted power."""
-        return power_scale(self.log_power_ratio)
-
-    @functools.cached_property
-    def memory_posterior(self) -> MemoryPosterior:
-        """The memory model after these runs."""
-        return MemoryPosterior(self.memory)
-
-
-def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:
-    """What the priced rows of ``table`` that ended well or out of memory say, by the key of their source."""
-    learned = np.isin(table["status"].to_numpy(str)[priced.rows], _LEARNED_FROM)
-    found = {}
-    for key in np.unique(priced.runs.source[learned]):
-        rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
-        found[str(key)] = Evidence.of(table, priced.take(rows), name)
-    return found
-
-
-def relabelled(runs: Runs, source: str) -> Runs:
-    """``runs`` as those of ``source``."""
-    return replace(runs, source=np.full(len(runs), source))
-
-
-def same_kind(first: Job, second: Job) -> bool:
-    """Whether two jobs share GPU, GPUs per node and framework profile (or neither has a fitted one)."""
-    return _kind(first) == _kind(second)
-
-
-def _kind(job: Job) -> tuple[str, str, int]:
-    profile, cluster = job.training.framework, job.cluster
-    return profile.name if profile.fitted else "", cluster.gpu.id, cluster.gpus_per_node
-
-
-def sources_of_kind(keys: Iterable[str], job: Job) -> list[str]:
-    """Of source ``keys`` those on the job's kind of cluster."""
-    _, gpu, per_node = _kind(job)
-    profile = job.training.framework
-    parsed = {key: Source.parse(key) for key in keys}
-    return [
-        key
-        for key, source in parsed.items()
-        if (source.gpu, source.gpus_per_node) == (gpu, per_node)
-        and (source.framework == profile.name or not profile.fitted)
-    ]
-
-
-def _log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
-    """log(measured / predicted time) in the order of ``priced.rows``, NaN where a run has no time or did not end."""
-    time_s = table["iteration_time_s"].to_numpy(float)[priced.rows]
-    timed = (table["status"].to_numpy(str)[priced.rows] == "ok") & (time_s > 0)
-    return priced.residual(np.where(timed, time_s, np.nan))
+        return checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
 
 
 def off_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> dict[str, float]:

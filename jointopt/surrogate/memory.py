@@ -10,7 +10,6 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.spec.catalog.gpus import read_yaml
-from jointopt.surrogate.dataset import Priced
 from jointopt.surrogate.feasibility import (
     GRID,
     MemoryEvidence,
@@ -23,6 +22,8 @@ from jointopt.surrogate.feasibility import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from jointopt.surrogate.dataset import Priced
 
 
 @functools.cache

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.surrogate.residual_gp import FEATURES, Kernel, Posterior, Runs, condition
-
-if TYPE_CHECKING:
-    from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.trees import Trees
 
 HALF_WIDTH = 1.645  # of a 90 % interval, in standard deviations
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
 MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
+SETTINGS = {
+    "max_depth", "n_estimators", "learning_rate", "reg_lambda", "min_child_weight", "strength", "random_state",
+    "categories", "monotone",
+}  # fmt: skip
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
-FORMAT = 3  # 1 had one length per class of features, 2 no memory speed of GPUs
+FORMAT = 4  # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 _DAMAGED = (
@@ -49,7 +52,7 @@ class Surrogate:
 
     known: Kernel
     unknown: Kernel
-    booster: ResidualBooster | None
+    trees: Trees | None
     feature_names: tuple[str, ...]
     support: Runs
     residual: Floats
@@ -84,13 +87,13 @@ class Surrogate:
     @property
     def moves_unseen_sources(self) -> bool:
         """Whether it moves predictions of a source of which no run is known."""
-        return self.booster is not None and self.booster.strength > 0.0
+        return self.trees is not None and self.trees.strength > 0.0
 
-    def trees(self, runs: Runs) -> Floats:
+    def correction_by_trees(self, runs: Runs) -> Floats:
         """Correction by the trees (n,), of log(measured / physics)."""
-        if not self.moves_unseen_sources or self.booster is None or not len(runs):
+        if self.trees is None or not len(runs):
             return np.zeros(len(runs))
-        return self.booster.predict(runs.matrix(self.feature_names))
+        return self.trees.predict(runs.matrix(self.feature_names))
 
     def inside(self, runs: Runs, known: Runs) -> Bools:
         """Whether features lie where training's did, on a GPU of whose peak and memory speed some run is known."""
@@ -98,8 +101,8 @@ class Surrogate:
         speeds, inside = runs.matrix(SPEEDS), np.zeros(len(runs), bool)
         for gpu in gpus:
             inside |= (np.abs(speeds - gpu) < SAME_SPEED).all(axis=1)
-        if self.booster is not None:
-            inside &= self.booster.gate(runs.matrix(self.feature_names)) > 0.5
+        if self.trees is not None:
+            inside &= self.trees.range.gate(runs.matrix(self.feature_names)) > 0.5
         return np.asarray(inside)
 
 
@@ -122,7 +125,7 @@ class Conditioned:
         if len(self.known):
             return mean, HALF_WIDTH * widths.measured * deviation, inside
         factor = widths.fitted if self.fitted else widths.unknown
-        return self.surrogate.trees(runs), HALF_WIDTH * factor * deviation, inside & self.fitted
+        return self.surrogate.correction_by_trees(runs), HALF_WIDTH * factor * deviation, inside & self.fitted
 
     def knows_kind(self, runs: Runs) -> bool:
         """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""
@@ -175,8 +178,8 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         features=np.column_stack([runs.features[n] for n in names]).astype(np.float32), source=runs.source.astype(str),
         group=runs.group.astype(str),
     )  # fmt: skip
-    if surrogate.booster is not None:
-        surrogate.booster.booster_.get_booster().save_model(folder / TREES)
+    if surrogate.trees is not None:
+        surrogate.trees.booster.booster_.get_booster().save_model(folder / TREES)
     model = {
         "format": FORMAT,
         "known": dataclasses.asdict(surrogate.known),
@@ -184,14 +187,19 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         "feature_names": list(surrogate.feature_names),
         "support_features": names,
         "widths": dataclasses.asdict(surrogate.widths),
-        "booster": None if surrogate.booster is None else _booster_settings(surrogate.booster),
+        "booster": None if surrogate.trees is None else _settings(surrogate.trees),
+        "sha256": {name: _sha256(folder / name) for name in (SUPPORT, TREES) if (folder / name).is_file()},
     }
     text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
     (folder / CARD).write_text(text + "\n", encoding="utf-8")
 
 
-def _booster_settings(booster: ResidualBooster) -> dict[str, Any]:
-    return {"parameters": booster.get_params(), "low": booster.low_.tolist(), "high": booster.high_.tolist()}
+def _settings(trees: Trees) -> dict[str, Any]:
+    return {"parameters": dict(trees.settings), "low": trees.low.tolist(), "high": trees.high.tolist()}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def load(folder: Path) -> Surrogate:
@@ -206,12 +214,14 @@ def load(folder: Path) -> Surrogate:
         if model["format"] != FORMAT:
             raise ValueError(f"format {model['format']}, expected {FORMAT}")
         _check_archive(folder / SUPPORT)
+        for name, written in model["sha256"].items():
+            _check_content(folder / name, written)
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
             known=_kernel(model["known"]),
             unknown=_kernel(model["unknown"]),
-            booster=_booster(folder / TREES, model["booster"]),
+            trees=_trees(folder / TREES, model["booster"]),
             feature_names=tuple(model["feature_names"]),
             support=_support(support, model["support_features"]),
             residual=support["residual"].astype(np.float64),
@@ -236,6 +246,13 @@ def _check_file(path: Path) -> None:
         raise ValueError(f"{path.name} is larger than {_MOST_BYTES:,} bytes")
 
 
+def _check_content(path: Path, sha256: str) -> None:
+    """ValueError where a file is not the one that was written with the card."""
+    _check_file(path)
+    if _sha256(path) != sha256:
+        raise ValueError(f"{path.name} has changed since it was written")
+
+
 def _check_archive(path: Path) -> None:
     _check_file(path)
     with zipfile.ZipFile(path) as archive:
@@ -245,7 +262,7 @@ def _check_archive(path: Path) -> None:
 
 def _check_values(surrogate: Surrogate) -> None:
     """ValueError for numbers that no training writes, which would make every prediction senseless."""
-    runs, booster = surrogate.support, surrogate.booster
+    runs, trees = surrogate.support, surrogate.trees
     positive = [*dataclasses.astuple(surrogate.widths)]
     for kernel in (surrogate.known, surrogate.unknown):
         positive += [
@@ -259,11 +276,11 @@ def _check_values(surrogate: Surrogate) -> None:
     if not all(1e-9 < value < 1e9 for value in positive):
         raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
     given = [surrogate.residual, runs.sensitivity, *runs.features.values()]
-    given += [booster.low_, booster.high_, np.array([booster.strength], float)] if booster is not None else []
+    given += [trees.low, trees.high, np.array([trees.strength])] if trees is not None else []
     if not all(np.isfinite(values).all() for values in given):
         raise ValueError("a number is not finite")
-    if booster is not None and not 0.0 <= booster.strength <= 1.0:
-        raise ValueError(f"strength {booster.strength}, expected 0 to 1")
+    if trees is not None and not 0.0 <= trees.strength <= 1.0:
+        raise ValueError(f"strength {trees.strength}, expected 0 to 1")
     for row in surrogate.card.get("error", {}).values():
         if not all(isinstance(value, float | int) for value in row.values()):
             raise ValueError("an error on held-out groups is no number")
@@ -271,7 +288,7 @@ def _check_values(surrogate: Surrogate) -> None:
 
 def _check_sizes(surrogate: Surrogate) -> None:
     """ValueError where parts that were read one by one do not belong together."""
-    runs, booster = surrogate.support, surrogate.booster
+    runs, trees = surrogate.support, surrogate.trees
     count, constants = runs.sensitivity.shape
     kernels = (surrogate.known, surrogate.unknown)
     sizes = {
@@ -280,17 +297,11 @@ def _check_sizes(surrogate: Surrogate) -> None:
         "constants": {constants, *(len(kernel.constants) for kernel in kernels)},
         "lengths": {len(FEATURES), *(len(kernel.lengths) for kernel in kernels)},
     }
-    if booster is not None:
-        trees = booster.booster_.n_features_in_
-        signs = len(booster.monotone or booster.low_)
-        sizes["features"] = {
-            len(surrogate.feature_names),
-            trees,
-            signs,
-            *booster.low_.shape,
-            *booster.high_.shape,
-        }
-        if not all(0 <= column < trees for column in booster.categories or ()):
+    if trees is not None:
+        width = len(surrogate.feature_names)
+        signs = len(trees.settings["monotone"] or trees.low)
+        sizes["features"] = {width, signs, *trees.low.shape, *trees.high.shape}
+        if not all(0 <= column < width for column in trees.settings["categories"] or ()):
             raise ValueError("a category is no column of the trees")
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
@@ -312,17 +323,13 @@ def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
     return Runs(sensitivity, features, arrays["source"], arrays["group"])
 
 
-def _booster(path: Path, settings: dict[str, Any] | None) -> ResidualBooster | None:
+def _trees(path: Path, settings: dict[str, Any] | None) -> Trees | None:
+    """The trees that a card describes; their file is read when they are used, since most predictions need none."""
     if settings is None:
         return None
-    import xgboost
-
-    from jointopt.surrogate.residual_trees import ResidualBooster
-
-    _check_file(path)
-    booster = ResidualBooster(**settings["parameters"])
-    booster.booster_ = xgboost.XGBRegressor()
-    booster.booster_.load_model(path)
-    booster.low_, booster.high_ = np.asarray(settings["low"]), np.asarray(settings["high"])
-    booster.n_features_in_ = len(booster.low_)
-    return booster
+    if set(settings["parameters"]) != SETTINGS:
+        raise ValueError(
+            f"settings {', '.join(settings['parameters'])}, expected {', '.join(sorted(SETTINGS))}"
+        )
+    low, high = (np.asarray(settings[name], dtype=np.float64) for name in ("low", "high"))
+    return Trees(settings["parameters"], low, high, path)

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
-from scipy.optimize import minimize
 
 from jointopt.core.schema import Columns, Floats
 
@@ -138,6 +136,8 @@ class Posterior:
         noise = self.noise_variance or 2.0 * self.kernel.noise**2
         if self.runs is None or self.weights is None or self.factor is None:
             return np.zeros(len(runs)), np.sqrt(prior + noise)
+        from scipy.linalg import solve_triangular
+
         mean, explained = np.empty(len(runs)), np.empty(len(runs))
         for start in range(0, len(runs), CHUNK):
             at = np.arange(start, min(start + CHUNK, len(runs)))
@@ -157,6 +157,8 @@ def condition(
         runs, residual = runs.take(rows), residual[rows]
     if not len(runs):
         return Posterior(kernel)
+    from scipy.linalg import cho_factor, cho_solve
+
     y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
     prior, noise = covariance(kernel, runs, runs), kernel.noise**2
     weight = np.ones(len(y))
@@ -180,6 +182,8 @@ def learn(sources: Sequence[tuple[Runs, Floats]], most_runs: int = 100, seed: in
     ``sources``: runs and residuals of one source each. Large sources are sampled and down-weighted, so that none
     drowns the rest. A log-normal prior around `default_kernel` keeps what no source tells about in place.
     """
+    from scipy.optimize import minimize
+
     rng = np.random.default_rng(seed)
     parts = [_sampled(runs, y, most_runs, rng) for runs, y in sources if len(y) >= 4]
     count = sources[0][0].sensitivity.shape[1]
@@ -235,6 +239,8 @@ def _unlikelihood(kernel: Kernel, part: _Part, noise: float) -> tuple[float, Flo
 
     Rasmussen and Williams 2006, equations 5.8 and 5.9.
     """
+    from scipy.linalg import cho_factor, cho_solve
+
     j, same = part.runs.sensitivity, part.same_source
     variances = np.square(kernel.constants)
     apart = np.tensordot(1.0 / np.square(kernel.lengths), part.squares, 1)

@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from jointopt.core.schema import Floats
+from jointopt.surrogate.trees import TrainingRange
 
 
 class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -65,11 +66,8 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.strength * self.gate(features) * trees, dtype=np.float64)
 
     def gate(self, X: Floats) -> Floats:
-        """1 inside the training range, 0 where a fifth of the features or more lie outside, (n,)."""
-        free = np.ones(X.shape[1], bool) if self.monotone is None else np.array(self.monotone) == 0
-        free[list(self.categories or ())] = False
-        inside = ((self.low_ - 1e-9 <= X) & (self.high_ + 1e-9 >= X))[:, free].mean(axis=1)
-        return np.asarray(np.clip((inside - 0.8) / 0.2, 0.0, 1.0))
+        """As `TrainingRange.gate`."""
+        return TrainingRange.of(self.low_, self.high_, self.categories, self.monotone).gate(X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

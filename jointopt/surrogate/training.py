@@ -17,6 +17,7 @@ from jointopt.surrogate.dataset import Priced, price, timed_runs
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.residual_gp import LARGEST_RESIDUAL, Kernel, Runs, learn
 from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.trees import Trees
 
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -159,7 +160,7 @@ def fit(
     return Surrogate(
         known=known,
         unknown=unknown,
-        booster=_booster(data, rows, names, best, seed),
+        trees=Trees.of(_booster(data, rows, names, best, seed)),
         feature_names=names,
         support=data.known.runs.take(kept),
         residual=np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL),
@@ -363,7 +364,7 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with threadpool_limits(1, user_api="blas"):
         surrogate = fit(data, everything, learn_kernels(data, everything, seed), seed)
-        strength = surrogate.booster.strength if surrogate.booster else 0.0
+        strength = surrogate.trees.strength if surrogate.trees else 0.0
         scores = cross_validate(data, names, strength, seed)
     surrogate = calibrated(surrogate, _held_out(scores))
     table = score_table(scores)

@@ -19,8 +19,9 @@ from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
+from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
-from jointopt.surrogate.measurements import Evidence, Measurements
+from jointopt.surrogate.measurements import Measurements
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -138,7 +138,7 @@ def without(bench: Bench, names: set[str], seed: int = 0) -> Surrogate:
     """A surrogate of all sources but ``names``, widths of intervals and strength of trees as shipped."""
     shipped = load_surrogate("default")
     assert shipped is not None
-    strength = shipped.booster.strength if shipped.booster else 0.0
+    strength = shipped.trees.strength if shipped.trees else 0.0
     allowed = set(bench.data.source.tolist()) - names
     rows = bench.data.of(allowed)
     surrogate = fit(bench.data, rows, learn_kernels(bench.data, rows, seed), seed, strength)

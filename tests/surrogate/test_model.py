@@ -18,6 +18,7 @@ from jointopt.core.errors import TableError
 from jointopt.surrogate.model import Surrogate, Widths, joined, load, save
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
 from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.trees import Trees
 
 NAMES = FEATURES
 RAN: list[str] = []
@@ -38,8 +39,8 @@ def surrogate() -> Surrogate:
     booster = ResidualBooster(strength=0.5).fit(support.matrix(NAMES), residual)
     kernel = default_kernel(3)
     return Surrogate(
-        known=kernel, unknown=replace(kernel, source=0.3), booster=booster, feature_names=NAMES, support=support,
-        residual=residual, widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
+        known=kernel, unknown=replace(kernel, source=0.3), trees=Trees.of(booster), feature_names=NAMES,
+        support=support, residual=residual, widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def test_a_card_of_an_earlier_version_with_a_figure_that_nothing_reads_is_loaded
 
 
 def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:
-    plain = replace(surrogate, booster=None)
+    plain = replace(surrogate, trees=None)
     mean, half, _ = plain.predict(runs(5, source="b"), fitted=True)
     np.testing.assert_array_equal(mean, 0.0)
     assert (half > plain.predict(runs(5), fitted=True)[1]).all()
@@ -105,13 +106,13 @@ def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measu
 ) -> None:
     new = runs(4)
     faster = replace(new, features={**{name: np.zeros(4) for name in NAMES}, "log2_peak": np.full(4, 1.5)})
-    plain = replace(surrogate, booster=None)
+    plain = replace(surrogate, trees=None)
     assert not plain.predict(faster, True)[2].any()
     assert plain.predict(faster, True, (faster, np.zeros(4)))[2].all()
 
 
 def test_a_gpu_with_other_memory_is_another_gpu_although_it_multiplies_as_fast(surrogate: Surrogate) -> None:
-    plain = replace(surrogate, booster=None)
+    plain = replace(surrogate, trees=None)
     same = replace(runs(4), features={name: np.zeros(4) for name in NAMES} | {"log2_memory": np.zeros(4)})
     wider = replace(same, features={**same.features, "log2_memory": np.full(4, 0.3)})
     assert plain.predict(same, True, (same, np.zeros(4)))[2].all()
@@ -226,7 +227,7 @@ DAMAGE = {
     "a number": _bytes("card.json", b"3"),
     "deep brackets": _bytes("card.json", b"[" * 100_000),
     "another format": _card(format=99),
-    "the format before this one": _card(format=2),
+    "the format before this one": _card(format=3),
     "a category of another table": _setting(categories=[99]),
     "a sign too few": _setting(monotone=[-1]),
     "text for a width": _card(widths={"measured": "wide"}),

@@ -13,8 +13,8 @@ from jointopt.core.schema import STATUSES, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, price, with_results
+from jointopt.surrogate.evidence import Evidence, evidence_by_source
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.measurements import Evidence, evidence_by_source
 
 if TYPE_CHECKING:
     import pandas as pd
