@@ -30,4 +30,4 @@ def evaluate(table: Path, surrogate: str, as_json: bool) -> None:
     scores = evaluate_on(read_table(table), surrogate)
     for remark in scores.remarks:
         common.remark(remark)
-    click.echo(json_text(scores.to_json()) if as_json else scores.to_text())
+    click.echo(json_text(scores.to_dict()) if as_json else scores.text())

@@ -34,7 +34,6 @@ def explain(
     Example:
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
     """
-    from jointopt.report.explain_text import explanation_text
     from jointopt.report.plain import json_text
     from jointopt.spec.calibration import calibrated
     from jointopt.workflows import propose as workflow
@@ -43,4 +42,4 @@ def explain(
         calibrated(common.job_of(job, {}), calibration), plan, surrogate=surrogate, measured=measured,
         storage=storage,
     )  # fmt: skip
-    click.echo(json_text(explanation.to_json()) if as_json else explanation_text(explanation))
+    click.echo(json_text(explanation.to_dict()) if as_json else explanation.text())

@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common
 
 if TYPE_CHECKING:
-    from jointopt.report.polish_results import Polished
+    from jointopt.report.polished import Polished
     from jointopt.spec.calibration import Calibration
 
 
@@ -52,8 +52,6 @@ def polish(
       jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
     """
     from jointopt.report.plain import json_text
-    from jointopt.report.polish_json import polish_document
-    from jointopt.report.polish_text import polished_text
     from jointopt.spec.calibration import calibrated
     from jointopt.workflows.polish import polish as polished_plan
 
@@ -61,7 +59,7 @@ def polish(
     the_job = calibrated(common.job_of(job, {}), calibration)
     polished = polished_plan(the_job, plan, progress=common.progress, **options)
     _write(polished, zeus)
-    click.echo(json_text(polish_document(polished)) if as_json else polished_text(polished))
+    click.echo(json_text(polished.to_dict()) if as_json else polished.text())
 
 
 def _check(zeus: Path | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jointopt.report.clocks import short_clocks
-from jointopt.report.results import MeasuredRun
+from jointopt.report.measured_run import MeasuredRun
 from jointopt.report.table import TextColumn, wrapped
 from jointopt.runs.database import without_password
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
@@ -14,15 +12,7 @@ from jointopt.physics.calibrate.learned import calibration_of
 from jointopt.physics.calibrate.pipelines import fit_pipelines
 from jointopt.physics.calibrate.profiles import fit_profiles
 from jointopt.physics.calibrate.tables import ResponseTable, check_results, gpu_id, response_table
-from jointopt.spec.calibration import Calibration
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """The calibration, and the query with predicted columns where one was asked."""
-
-    calibration: Calibration
-    predictions: pd.DataFrame | None
+from jointopt.report.results import Calibrated
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:

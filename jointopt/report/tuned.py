@@ -1,0 +1,121 @@
+"""The answer of ``tune``: one line per run, the best marked, and why it stopped."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jointopt.core.budget import Spent
+from jointopt.report.documents import TUNE, Result
+from jointopt.report.measured_run import MeasuredRun, run_frame, run_table
+from jointopt.report.runs_text import STOPPED, broken_legend, gain_words, kept_lines, stopped_lines
+from jointopt.report.table import (
+    OBJECTIVE_WORDS,
+    RESULT_UNITS,
+    TextColumn,
+    fixed,
+    least_of,
+    measured,
+    numbers,
+    unit_of,
+    wrapped,
+)  # fmt: skip
+from jointopt.spec.job import Job
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STOPPED = STOPPED | {
+    "budget": "The budget is spent.",
+    "converged": "Converged: no plan that is left is likely to be better by 1 %.",
+    "exhausted": "Exhausted: every plan that can be run has been run.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedRun(MeasuredRun):
+    """One run of `tune`; its objectives were predicted."""
+
+    round: int  # from 1; plans of one round were chosen before any of them had run; 0 = measured before this tune
+    probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
+
+
+@dataclass(frozen=True)
+class Tuned(Result):
+    """The runs of a budget, in their order, and the best of them."""
+
+    keys = TUNE
+    job: Job
+    launcher: str
+    seed: int
+    candidates: int  # plans that could have been run
+    runs: tuple[TunedRun, ...]
+    front: tuple[int, ...]  # indices into runs: no other run beats them in every objective
+    hypervolume: tuple[float, ...]  # after each run, see `jointopt.workflows.tune.volumes`
+    stopped: str  # budget | converged | exhausted | interrupted | failed
+    objectives: tuple[str, ...]  # of the job's, those that the runs measure
+    storage: str | None = None
+    notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
+    study_name: str | None = None  # the study whose trials the runs are
+    gain_left: float = math.nan  # share by which the plans that are left are expected to better the runs
+    spent: Spent = field(default_factory=Spent)
+    fault: str = ""  # why no run is a plan to use; empty where one is
+    reason: str = ""  # why it failed, one of the notes
+    unstored: int = 0  # runs that could not be stored
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per run: plan, status, results, predictions."""
+        return run_frame(self.to_dict()["measured"])
+
+    def text(self) -> str:
+        """The runs in their order, * on those that no other beats, and a summary."""
+        title = (
+            f"{self.job.name}: {_count(self)} of {self.candidates:,} plans run by {self.launcher}, "
+            f"for {' and '.join(OBJECTIVE_WORDS[name] for name in self.objectives)}."
+        )
+        legend = _legend(self)
+        lines = [*wrapped(title), "", *_table(self), "", *(wrapped(legend) if legend else [])]
+        lines += stopped_lines(_STOPPED[self.stopped], self.reason)
+        notes = [note for note in self.notes if note != self.reason]
+        if self.front:
+            words = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
+            notes.append(f"{words[0].upper()}{words[1:]}.")
+        stored = len(self.runs) - self.unstored
+        return "\n".join([*lines, *kept_lines(notes, self.storage, self.study_name, stored, self.unstored)])
+
+
+def _count(found: Tuned) -> int:
+    """Runs of this tune; the others had been measured before it."""
+    return sum(run.round > 0 for run in found.runs)
+
+
+def _table(found: Tuned) -> list[str]:
+    runs, first = found.runs, found.objectives[0]
+    numbered = itertools.count(max(found.spent.runs - _count(found), 0) + 1)
+    left = [
+        TextColumn("", ["*" if i in found.front else " " for i in range(len(runs))]),
+        TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in runs]),
+    ]
+    kept = [math.nan if run.broken else run.result(first) for run in runs]
+    slower = fixed((100 * (value / least_of(kept) - 1) for value in kept), ".1f")
+    results = [column for name in ("iteration_time_s", "energy_j") for column in _results(runs, name)]
+    return run_table(runs, left, [*results, TextColumn("best\nΔ%", slower)])
+
+
+def _results(runs: tuple[TunedRun, ...], name: str) -> list[TextColumn]:
+    """The measurement, and beside it the prediction; nothing where no run measured it."""
+    values = [run.result(name) for run in runs]
+    if math.isnan(least := least_of(values)):
+        return []
+    factor, unit = unit_of(least, RESULT_UNITS[name][1])
+    expected = [run.predicted.get(name, math.nan) / factor for run in runs]
+    column = measured(RESULT_UNITS[name][0], values, RESULT_UNITS[name][1])
+    return [column, TextColumn(f"expec-\nted {unit}", numbers(expected, least / factor))]
+
+
+def _legend(found: Tuned) -> str:
+    first = OBJECTIVE_WORDS[found.objectives[0]]
+    best = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
+    return f"{best if found.front else ''} {broken_legend(found.runs)}".strip()
