@@ -27,14 +27,9 @@ class Calibrated(Result):
     """The calibration, and the query with predicted columns where there is one."""
 
     keys = CALIBRATE
+    rows = "work"
     calibration: Calibration
     predictions: pd.DataFrame | None
-
-    def to_frame(self) -> pd.DataFrame:
-        """The predictions; without a query, one row per piece of work."""
-        import pandas as pd
-
-        return pd.DataFrame(self.calibration.work) if self.predictions is None else self.predictions
 
     def text(self) -> str:
         """Constants, fit, the clock of the least energy per piece of work, what to measure next, predictions."""

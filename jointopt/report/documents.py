@@ -34,14 +34,17 @@ class Result(ABC):
     """The answer of a verb: the same content as a mapping, a table and a text."""
 
     keys: ClassVar[Keys]  # of the document
+    rows: ClassVar[str]  # key of the document under which the rows of the table stand
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``--json``: plain lists, numbers, strings and None."""
         return document(self, self.keys)
 
-    @abstractmethod
     def to_frame(self) -> pd.DataFrame:
-        """The rows of the answer as a pandas table."""
+        """The rows of the answer as a pandas table; a part of a cell is a column ``<cell>.<part>``."""
+        import pandas as pd
+
+        return pd.json_normalize(self.to_dict()[self.rows])
 
     @abstractmethod
     def text(self) -> str:

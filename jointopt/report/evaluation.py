@@ -19,13 +19,10 @@ class Evaluation(Result):
     """
 
     keys = EVALUATE
+    rows = "groups"
     groups: pd.DataFrame
     overall: dict[str, int | float]
     remarks: tuple[str, ...] = ()  # rows that were not judged, and why
-
-    def to_frame(self) -> pd.DataFrame:
-        """The groups."""
-        return self.groups
 
     def text(self) -> str:
         """The groups as a table, then the figures over all rows."""

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.physics.facility import facility_parts_j
+from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
 from jointopt.report.documents import EXPLAIN, Result
 from jointopt.report.parts import tidy_parts
 from jointopt.report.site import has_site_costs, site_table
-from jointopt.report.table import (
-    ENERGY_UNITS,
-    MEMORY_UNITS,
-    TIME_UNITS,
-    TextColumn,
-    Units,
-    equal_runs,
-    fixed,
-    lay_out,
-    measured,
-    numbers,
-    quantity,
-    span,
-    wrapped,
-)  # fmt: skip
+from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -62,6 +46,7 @@ class Explanation(Result):
     """One plan by part: every breakdown adds up to its total."""
 
     keys = EXPLAIN
+    rows = "stages"
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     feasible: bool
@@ -84,21 +69,15 @@ class Explanation(Result):
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per stage, the columns of `Stage`; parts of its energy as ``energy_by_part_j.<part>``."""
-        import pandas as pd
-
-        return pd.json_normalize([asdict(stage) for stage in self.stages])
-
     def text(self) -> str:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         powered = math.isfinite(self.energy_j)
         blocks = [
             [*_title(self), *_certainty(self), *_verdict(self)],
-            shares("Time on the critical path", tidy_parts(self.time_s), TIME_UNITS),
+            shares("Time on the critical path", tidy_parts(self.time_s), table.TIME_UNITS),
             energy_table(self) if powered else [],
             _site(self) if powered else [],
-            shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), MEMORY_UNITS),
+            shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), table.MEMORY_UNITS),
             [*stage_table(self.stages, self.iteration_time_s, self.energy_j), *held_back(self)],
             stage_energy_table(self.stages) if powered else [],
             assumptions(self.assumed),
@@ -108,19 +87,18 @@ class Explanation(Result):
 
 def _title(found: Explanation) -> list[str]:
     job, cluster = found.job, found.job.cluster
-    took = f"{quantity(found.iteration_time_s, TIME_UNITS)} per iteration"
-    if math.isfinite(found.energy_j):
-        took = (
-            f"{quantity(found.iteration_time_s, TIME_UNITS)} and {quantity(found.energy_j, ENERGY_UNITS)} per "
-            f"iteration, {found.avg_power_w:.0f} W per GPU"
-        )
-    return [
-        *wrapped(
-            f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
-        ),
-        *wrapped(f"Plan: {_plan(found.plan)}"),
-        *wrapped(f"{took}, {found.peak_memory_gib:.1f} GiB on the fullest GPU."),
-    ]
+    time = table.quantity(found.iteration_time_s, table.TIME_UNITS)
+    energy = table.quantity(found.energy_j, table.ENERGY_UNITS)
+    powered = math.isfinite(found.energy_j)
+    energy, power = (f" and {energy}", f", {found.avg_power_w:.0f} W per GPU") if powered else ("", "")
+    where = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
+    return table.paragraphs(
+        [
+            f"{job.name}: {job.model.name} on {where}",
+            f"Plan: {_plan(found.plan)}",
+            f"{time}{energy} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.",
+        ]
+    )
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
@@ -144,7 +122,7 @@ def _certainty(found: Explanation) -> list[str]:
     words = f"90 % interval{'s' * (len(ranges) > 1)}: {', '.join(ranges)}."
     if not found.in_domain:
         words += " No recorded runs support such a plan (cluster, model, framework or clocks)."
-    return [*wrapped(words), *informed_lines(found.informed_by)]
+    return [*table.wrapped(words), *informed_lines(found.informed_by)]
 
 
 def _around(interval: tuple[float, float], value: float) -> str:
@@ -153,12 +131,12 @@ def _around(interval: tuple[float, float], value: float) -> str:
 
 
 def _verdict(found: Explanation) -> list[str]:
-    broken = [line for text in found.violations for line in wrapped(f"- {text}")]
+    broken = table.paragraphs(f"- {text}" for text in found.violations)
     return ["Feasible."] if found.feasible else ["Not feasible:", *broken]
 
 
 def shares(
-    title: str, parts: Mapping[str, float], units: Units, inside: Mapping[str, Any] | None = None
+    title: str, parts: Mapping[str, float], units: table.Units, inside: Mapping[str, Any] | None = None
 ) -> list[str]:
     """One line per part, the largest first, with its share; parts of nothing are left out, the total comes last.
 
@@ -173,10 +151,10 @@ def shares(
     total = sum(parts.values())
     rows.append(("  total", total))
     values = [value for _, value in rows]
-    percent = fixed([100 * value / total if total else None for value in values], ".1f")
+    percent = table.fixed([100 * value / total if total else None for value in values], ".1f")
     columns = [TextColumn(title, [name for name, _ in rows], left=True)]
-    columns += [measured("", values, units, unit_at=total, scale=total), TextColumn("%", percent)]
-    return lay_out(columns, gap="  ")
+    columns += [table.measured("", values, units, unit_at=total, scale=total), TextColumn("%", percent)]
+    return table.lay_out(columns, gap="  ")
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -197,21 +175,23 @@ def energy_table(found: Explanation) -> list[str]:
             for link, joules in links.items()
         },
     }
-    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), ENERGY_UNITS, inside)
+    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), table.ENERGY_UNITS, inside)
 
 
 def _site(found: Explanation) -> list[str]:
     """Energy of the site, and what it costs where the job has prices."""
     job, time_s, energy_j = found.job, found.iteration_time_s, found.energy_j
     parts = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
-    lines = shares(f"Energy of the site (PUE {job.cluster.pue:g})", parts, ENERGY_UNITS)
+    lines = shares(f"Energy of the site (PUE {job.cluster.pue:g})", parts, table.ENERGY_UNITS)
     return (
         [*lines, "", *site_table(job, ["this plan"], [time_s], [energy_j])] if has_site_costs(job) else lines
     )
 
 
 def _names(runs: Sequence[range]) -> TextColumn:
-    return TextColumn("stage", [span(str(run[0] + 1), str(run[-1] + 1)).replace("..", "-") for run in runs])
+    return TextColumn(
+        "stage", [table.span(str(run[0] + 1), str(run[-1] + 1)).replace("..", "-") for run in runs]
+    )
 
 
 def stage_table(stages: Sequence[Stage], time_s: float, energy_j: float) -> list[str]:
@@ -219,32 +199,31 @@ def stage_table(stages: Sequence[Stage], time_s: float, energy_j: float) -> list
 
     Iteration time and energy set the units.
     """
-    longest, most = (
-        max(stage.busy_s + stage.idle_s for stage in stages),
-        max(stage.energy_j for stage in stages),
-    )
-    busy, idle = (
-        measured(head, values, TIME_UNITS, unit_at=time_s, scale=longest)
-        for head, values in (("busy", [s.busy_s for s in stages]), ("idle", [s.idle_s for s in stages]))
-    )
+
+    def each(name: str) -> list[Any]:
+        return [getattr(stage, name) for stage in stages]
+
+    longest = max(stage.busy_s + stage.idle_s for stage in stages)
+    units = {"unit_at": time_s, "scale": longest}
     columns = [
-        TextColumn("layers", [str(stage.num_layers) for stage in stages]),
-        TextColumn("clock\nMHz", [f"{stage.clock_mhz:.0f}" for stage in stages]),
-        busy,
-        idle,
-        measured("energy", [stage.energy_j for stage in stages], ENERGY_UNITS, unit_at=energy_j, scale=most),
-        TextColumn("power\nW/GPU", fixed([stage.power_w for stage in stages], ".0f")),
-        TextColumn("peak\nW/GPU", fixed([stage.peak_power_w for stage in stages], ".0f")),
-        TextColumn("temperature\n°C", fixed([stage.temperature_c for stage in stages], ".1f")),
+        TextColumn("layers", [str(count) for count in each("num_layers")]),
+        TextColumn("clock\nMHz", table.fixed(each("clock_mhz"), ".0f")),
+        table.measured("busy", each("busy_s"), table.TIME_UNITS, **units),
+        table.measured("idle", each("idle_s"), table.TIME_UNITS, **units),
+        table.measured(
+            "energy", each("energy_j"), table.ENERGY_UNITS, unit_at=energy_j, scale=max(each("energy_j"))
+        ),
+        TextColumn("power\nW/GPU", table.fixed(each("power_w"), ".0f")),
+        TextColumn("peak\nW/GPU", table.fixed(each("peak_power_w"), ".0f")),
+        TextColumn("temperature\n°C", table.fixed(each("temperature_c"), ".1f")),
     ]
-    runs = equal_runs(zip(*(column.cells for column in columns), strict=True))
-    columns = [
-        TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns if set(c.cells) != {"-"}
-    ]
-    gib = [[stages[i].memory_gib for i in run] for run in runs]
-    memory = TextColumn("memory\nGiB", [span(f"{min(run):.1f}", f"{max(run):.1f}") for run in gib])
-    last = len(columns) - (columns[-1].header == "temperature\n°C")
-    return lay_out([_names(runs), *columns[:last], memory, *columns[last:]], gap="  ")
+    runs = table.equal_runs(zip(*(column.cells for column in columns), strict=True))
+    gib = [each("memory_gib")[run.start : run.stop] for run in runs]
+    memory = TextColumn("memory\nGiB", [table.span(f"{min(run):.1f}", f"{max(run):.1f}") for run in gib])
+    shown = [TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns]
+    shown.insert(-1, memory)
+    kept = [column for column in shown if set(column.cells) != {"-"}]
+    return table.lay_out([_names(runs), *kept], gap="  ")
 
 
 def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
@@ -258,10 +237,12 @@ def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
         return []
     total = {name: sum(parts.get(name, 0.0) for parts in per_gpu) for name in per_gpu[0]}
     most = max(max(parts.values()) for parts in per_gpu)
-    cells = {name: numbers([p.get(name, 0.0) for p in per_gpu], most) for name, _ in _largest_first(total)}
-    runs = equal_runs(zip(*cells.values(), strict=True))
+    cells = {
+        name: table.numbers([p.get(name, 0.0) for p in per_gpu], most) for name, _ in _largest_first(total)
+    }
+    runs = table.equal_runs(zip(*cells.values(), strict=True))
     columns = [TextColumn(name, [column[run[0]] for run in runs]) for name, column in cells.items()]
-    return ["Energy of one GPU of each stage, J", *lay_out([_names(runs), *columns], gap="  ")]
+    return ["Energy of one GPU of each stage, J", *table.lay_out([_names(runs), *columns], gap="  ")]
 
 
 def held_back(found: Explanation) -> list[str]:
@@ -272,11 +253,9 @@ def held_back(found: Explanation) -> list[str]:
             stages_of.setdefault(f"the power limit of {stage.power_limit_w:g} W", []).append(number)
         elif stage.held_by:
             stages_of.setdefault("the temperature", []).append(number)
-    return [
-        line
-        for why, held in stages_of.items()
-        for line in wrapped(f"Held below the clock asked for by {why}: {_stages(held)}.")
-    ]
+    return table.paragraphs(
+        f"Held below the clock asked for by {why}: {_stages(held)}." for why, held in stages_of.items()
+    )
 
 
 def _stages(held: Sequence[int]) -> str:

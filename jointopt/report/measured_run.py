@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jointopt.report import table
 from jointopt.report.plan_table import plan_table
 from jointopt.report.table import TextColumn
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,16 @@ def run_table(
     )
 
 
-def run_frame(documents: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The runs of a document, one per row."""
-    import pandas as pd
+def result_columns(runs: Sequence[MeasuredRun], name: str, predicted_head: str) -> list[TextColumn]:
+    """A result as measured and, in the same unit, as predicted; each only where at least one run has it.
 
-    return pd.DataFrame(list(documents))
+    ``predicted_head`` may name the ``{unit}``.
+    """
+    head, units = table.RESULT_UNITS[name]
+    values = [run.result(name) for run in runs]
+    if math.isnan(least := table.least_of(values)):
+        return []
+    factor, unit = table.unit_of(least, units)
+    predicted = table.numbers([run.predicted.get(name, math.nan) / factor for run in runs], least / factor)
+    beside = [TextColumn(predicted_head.format(unit=unit), predicted)] if set(predicted) != {"-"} else []
+    return [table.measured(head, values, units), *beside]

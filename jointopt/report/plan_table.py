@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
+from jointopt.report import table
 from jointopt.report.clocks import short_clocks
-from jointopt.report.table import (
-    ENERGY_UNITS,
-    TIME_UNITS,
-    TextColumn,
-    fixed,
-    lay_out,
-    measured,
-    numbers,
-    table_width,
-    text_width,
-    wrapped,
-)  # fmt: skip
+from jointopt.report.table import TextColumn
 from jointopt.spec.plans.clocks import stage_clocks_to_text
 
 if TYPE_CHECKING:
@@ -74,11 +64,11 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Sequence
     columns = [
         *left, *(TextColumn(PLAN_COLUMNS[n].head, [PLAN_COLUMNS[n].cell(p[n]) for p in plans]) for n in shown)
     ]  # fmt: skip
-    room = max(_SHORTEST_CLOCKS, text_width() - table_width([*columns, *right]) - 1)
+    room = max(_SHORTEST_CLOCKS, table.text_width() - table.table_width([*columns, *right]) - 1)
     clocks = TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], room) for plan in plans])
     return [
-        *(wrapped(f"All plans: {', '.join(equal)}.") if equal else []),
-        *lay_out([*columns, clocks, *right]),
+        *(table.wrapped(f"All plans: {', '.join(equal)}.") if equal else []),
+        *table.lay_out([*columns, clocks, *right]),
     ]
 
 
@@ -95,11 +85,11 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
         known(plans, name) for name in ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
     )
     columns = [
-        measured("time", time, TIME_UNITS),
-        TextColumn("±\n%", fixed(map(_half_interval_percent, plans), ".0f")),
-        measured("energy", energy, ENERGY_UNITS),
-        TextColumn("power\nW/GPU", numbers(power, 1000.0)),
-        TextColumn("mem\nGiB", fixed(memory, ".1f")),
+        table.measured("time", time, table.TIME_UNITS),
+        TextColumn("±\n%", table.fixed(map(_half_interval_percent, plans), ".0f")),
+        table.measured("energy", energy, table.ENERGY_UNITS),
+        TextColumn("power\nW/GPU", table.numbers(power, 1000.0)),
+        TextColumn("mem\nGiB", table.fixed(memory, ".1f")),
         TextColumn("time\nΔ%", _against_first(time)),
         TextColumn("energy\nΔ%", _against_first(energy)),
     ]
@@ -122,7 +112,10 @@ def _half_interval_percent(plan: Row) -> float:
 
 def _against_first(values: Sequence[float]) -> list[str]:
     first = values[0] if math.isfinite(values[0]) else math.nan
-    return ["-" if math.isnan(first) else "0", *fixed((100 * (v / first - 1) for v in values[1:]), "+.1f")]
+    return [
+        "-" if math.isnan(first) else "0",
+        *table.fixed((100 * (v / first - 1) for v in values[1:]), "+.1f"),
+    ]
 
 
 def plan_frame(plans: Columns) -> pd.DataFrame:

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jointopt.core.schema import Floats
 from jointopt.physics.polish.graph import Graph
+from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
 from jointopt.report.clocks import short_clocks
 from jointopt.report.documents import POLISH, Result
-from jointopt.report.table import (
-    ENERGY_UNITS,
-    TIME_UNITS,
-    TextColumn,
-    fixed,
-    lay_out,
-    measured,
-    quantity,
-    span,
-    wrapped,
-)  # fmt: skip
+from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Schedule = list[
     list[tuple[str, int]]
@@ -48,6 +36,7 @@ class Polished(Result):
     """A plan under a clock for each forward and backward pass of a micro-batch, beside the plan as it was given."""
 
     keys = POLISH
+    rows = "points"
     job: Job
     plan: Mapping[str, Any]  # plan columns; stage_clock_mhz is a list of floats
     iteration_time_s: float  # of the plan with its stage clocks
@@ -78,13 +67,6 @@ class Polished(Result):
             for rank in range(graph.pp)
         ]
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per pass of the chosen schedule: rank (from 0), instruction, clock_mhz."""
-        import pandas as pd
-
-        passes = [(rank, *one) for rank, row in enumerate(self.schedule) for one in row]
-        return pd.DataFrame(passes, columns=["rank", "instruction", "clock_mhz"])
-
     def text(self) -> str:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
         remarks = [
@@ -97,7 +79,7 @@ class Polished(Result):
             _title(self),
             _points(self),
             _stages(self),
-            [*(line for text in remarks for line in wrapped(text)), *informed_lines(self.informed_by)],
+            [*table.paragraphs(remarks), *informed_lines(self.informed_by)],
             assumptions(self.assumed),
         ]
         return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -106,22 +88,22 @@ class Polished(Result):
 def _title(found: Polished) -> list[str]:
     graph, clocks = found.graph, short_clocks(found.plan["stage_clock_mhz"], 40)
     chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-    time, energy = quantity(found.iteration_time_s, TIME_UNITS), quantity(found.energy_j, ENERGY_UNITS)
+    time = table.quantity(found.iteration_time_s, table.TIME_UNITS)
+    energy = table.quantity(found.energy_j, table.ENERGY_UNITS)
     slower = _percent([found.chosen.iteration_time_s], found.iteration_time_s)[0]
+    passes = f"{graph.num_micro_batches:,} micro-batches, {len(graph):,} passes"
+    saved = f"{100 * found.saving(found.chosen):.2f} % of the energy"
     return [
-        *wrapped(
-            f"{found.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
-            f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration."
+        *table.wrapped(
+            f"{found.job.name}: {graph.pp} stages{chunks}, {passes}; with one clock per stage ({clocks} MHz) {time} "
+            f"and {energy} per iteration."
         ),
-        *wrapped(
-            f"A clock per pass saves {100 * found.saving(found.chosen):.2f} % of the energy at {slower} % iteration "
-            "time."
-        ),
+        *table.wrapped(f"A clock per pass saves {saved} at {slower} % iteration time."),
     ]
 
 
 def _percent(values: list[float], reference: float) -> list[str]:
-    cells = fixed([100 * (value / reference - 1) for value in values], "+.2f")
+    cells = table.fixed([100 * (value / reference - 1) for value in values], "+.2f")
     return [cell.replace("-0.00", "+0.00") for cell in cells]
 
 
@@ -131,17 +113,17 @@ def _points(found: Polished) -> list[str]:
     times, energies = [p.iteration_time_s for p in points], [p.energy_j for p in points]
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
-        measured("time", times, TIME_UNITS, unit_at=time, scale=time),
-        measured("energy", energies, ENERGY_UNITS, unit_at=energy, scale=energy),
+        table.measured("time", times, table.TIME_UNITS, unit_at=time, scale=time),
+        table.measured("energy", energies, table.ENERGY_UNITS, unit_at=energy, scale=energy),
         TextColumn("time\nΔ%", _percent(times, time)),
         TextColumn("energy\nΔ%", _percent(energies, energy)),
         TextColumn("clocks\nMHz", [_range(p.clock_mhz) for p in points]),
     ]
-    return lay_out(columns, gap="  ")
+    return table.lay_out(columns, gap="  ")
 
 
 def _range(clock_mhz: Floats) -> str:
-    return span(f"{clock_mhz.min():.0f}", f"{clock_mhz.max():.0f}")
+    return table.span(f"{clock_mhz.min():.0f}", f"{clock_mhz.max():.0f}")
 
 
 def _stages(found: Polished) -> list[str]:
@@ -149,13 +131,13 @@ def _stages(found: Polished) -> list[str]:
     graph, clock = found.graph, found.chosen.clock_mhz
     columns = [
         TextColumn("stage", [str(rank + 1) for rank in range(graph.pp)]),
-        TextColumn("plan\nMHz", fixed(found.plan["stage_clock_mhz"], ".0f")),
+        TextColumn("plan\nMHz", table.fixed(found.plan["stage_clock_mhz"], ".0f")),
     ]
     for name, which in (("forward", ~graph.backward), ("backward", graph.backward)):
         of_rank = [clock[which & (graph.rank == rank)] for rank in range(graph.pp)]
         columns.append(TextColumn(f"{name}\nMHz", [_range(clocks) for clocks in of_rank]))
-        columns.append(TextColumn("mean", fixed([clocks.mean() for clocks in of_rank], ".0f")))
-    return lay_out(columns, gap="  ")
+        columns.append(TextColumn("mean", table.fixed([clocks.mean() for clocks in of_rank], ".0f")))
+    return table.lay_out(columns, gap="  ")
 
 
 def _how(found: Polished) -> str:

@@ -15,7 +15,7 @@ from jointopt.report.documents import PROPOSE, Result
 from jointopt.report.plain import plan_entries
 from jointopt.report.plan_table import plan_frame, predicted_table
 from jointopt.report.site import has_site_costs, site_table
-from jointopt.report.table import OBJECTIVE_WORDS, plural, wrapped
+from jointopt.report.table import OBJECTIVE_WORDS, paragraphs, plural, wrapped
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import PLAN_KEYS
 
@@ -115,7 +115,7 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
         known = "the physics was checked against" if surrogate == "none" else f"{surrogate} was trained on"
         lines.append(f"? outside of what {known}: its interval (±) is wider.")
     lines += [f"The = row breaks a constraint: {sentence}" for sentence in proposal.reference_breaks]
-    return [line for sentence in lines for line in wrapped(sentence)]
+    return paragraphs(lines)
 
 
 def _site(proposal: Proposal) -> list[str]:

@@ -1,14 +1,15 @@
-"""What answers have in common for people: how plans and real runs are listed, and where these are kept."""
+"""What answers have in common for people: sentences on real runs, and where these are kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jointopt.report.clocks import short_clocks
 from jointopt.report.measured_run import MeasuredRun
-from jointopt.report.table import TextColumn, wrapped
+from jointopt.report.plan_table import PLAN_COLUMNS
+from jointopt.report.table import wrapped
 from jointopt.runs.database import without_password
 
 STOPPED = {
@@ -16,37 +17,8 @@ STOPPED = {
     "failed": "Stopped before its time:",  # and why
 }
 TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
-_RECOMPUTE = {"none": "-", "selective": "sel", "full": "all"}
-PLAN_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {  # of one plan, by the head of the column
-    "mbs": lambda plan: str(plan["micro_batch_size"]),
-    "sp": lambda plan: "y" if plan["sequence_parallel"] else "-",
-    "rc": lambda plan: _RECOMPUTE[plan["recompute"]],
-    "ZeRO": lambda plan: str(plan["zero_stage"]),
-}
-_CLOCKS_WIDTH = 12
 _LINE_WIDTH = 40  # of the clocks in a line of words
-_WORDS = (
-    "dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
-    "stage_clock_mhz",
-)  # fmt: skip
-_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp")
 _ALWAYS = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
-_HEADS = {  # as in the tables
-    "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
-    "stage_clock_mhz": "clock",
-}  # fmt: skip
-
-
-def plan_columns(runs: Sequence[MeasuredRun]) -> list[TextColumn]:
-    """The plan of every run, its degrees first (beyond dp, tp and pp those that any run has), and how the run ended."""
-    plans = [run.plan for run in runs]
-    degrees = [name for name in _DEGREES if name in _ALWAYS or any(plan[name] != 1 for plan in plans)]
-    return [
-        *(TextColumn(name, [str(plan[name]) for plan in plans]) for name in degrees),
-        *(TextColumn(head, [cell(plan) for plan in plans]) for head, cell in PLAN_CELLS.items()),
-        TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], _CLOCKS_WIDTH) for plan in plans]),
-        TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True),
-    ]
 
 
 def differing(plans: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -60,8 +32,9 @@ def differing(plans: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 def plan_words(plan: Mapping[str, Any], differing: Collection[str]) -> str:
     """A plan in one line: what most plans are told apart by, and all in which those beside it are ``differing``."""
-    shown = [name for name in _WORDS if name in _ALWAYS or name in differing]
-    return " ".join(f"{_HEADS.get(name, name)}={_word(plan[name])}" for name in shown)
+    heads = {name: column.head for name, column in PLAN_COLUMNS.items()} | {"stage_clock_mhz": "clock"}
+    shown = [name for name in heads if name in _ALWAYS or name in differing]
+    return " ".join(f"{heads[name]}={_word(plan[name])}" for name in shown)
 
 
 def _word(value: Any) -> str:

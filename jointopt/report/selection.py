@@ -11,7 +11,7 @@ from jointopt.report.documents import SELECT, Result, next_command
 from jointopt.report.plain import plan_entries
 from jointopt.report.plan_table import plan_frame, predicted_table
 from jointopt.report.site import has_site_costs, site_table
-from jointopt.report.table import figure, plural, wrapped
+from jointopt.report.table import figure, paragraphs, plural, wrapped
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.spec.jobfile import shipped_jobs
 
@@ -200,7 +200,7 @@ def _remarks(found: Selection) -> list[str]:
             f"The search kept plans for time and energy: with {' and '.join(powers)} in the job file, "
             "`jointopt propose` may find a better one under that power."
         )
-    return [line for remark in remarks for line in wrapped(remark)]
+    return paragraphs(remarks)
 
 
 def _site(found: Selection, others: Mapping[str, int]) -> Sequence[str]:

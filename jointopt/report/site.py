@@ -9,25 +9,18 @@ import numpy.typing as npt
 
 from jointopt.core.schema import Floats
 from jointopt.physics.facility import bill
-from jointopt.report.table import (
-    CARBON_UNITS,
-    ENERGY_UNITS,
-    RUN_ENERGY_UNITS,
-    RUN_TIME_UNITS,
-    SITE_POWER_UNITS,
-    TextColumn,
-    Units,
-    lay_out,
-    measured,
-    wrapped,
-)  # fmt: skip
+from jointopt.report import table
+from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
 _HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "cost", "time_s": "time"}
-_UNITS: dict[str, Units] = {
-    "facility_energy_j": ENERGY_UNITS, "run_facility_energy_j": RUN_ENERGY_UNITS, "run_time_s": RUN_TIME_UNITS,
-    "carbon_kg": CARBON_UNITS, "run_carbon_kg": CARBON_UNITS,
-}  # fmt: skip
+_UNITS: dict[str, table.Units] = {
+    "facility_energy_j": table.ENERGY_UNITS,
+    "run_facility_energy_j": table.RUN_ENERGY_UNITS,
+    "run_time_s": table.RUN_TIME_UNITS,
+    "carbon_kg": table.CARBON_UNITS,
+    "run_carbon_kg": table.CARBON_UNITS,
+}
 
 
 def has_site_costs(job: Job) -> bool:
@@ -42,11 +35,11 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     paid = bill(job, np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64))
     power = paid["facility_energy_j"] / np.asarray(time_s, np.float64)
     above = "\n" if job.training.run_tokens is not None else ""
-    columns = [measured(f"{above}power", power.tolist(), SITE_POWER_UNITS)]
+    columns = [table.measured(f"{above}power", power.tolist(), table.SITE_POWER_UNITS)]
     columns += [_column(job, name, values, above) for name, values in paid.items()]
     return [
         *_title(job),
-        *lay_out([TextColumn("", [f"  {name}" for name in names], left=True), *columns], "  "),
+        *table.lay_out([TextColumn("", [f"  {name}" for name in names], left=True), *columns], "  "),
     ]
 
 
@@ -56,10 +49,10 @@ def _title(job: Job) -> list[str]:
     text = f"At the site's meter, GPUs and {hosts} times PUE {cluster.pue:g}, per iteration"
     if iterations is not None:
         text += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"
-    return wrapped(f"{text}:")
+    return table.wrapped(f"{text}:")
 
 
 def _column(job: Job, name: str, values: Floats, above: str) -> TextColumn:
     head = _HEADS[name.removeprefix("run_")]
     of = "run\n" if name.startswith("run_") else above
-    return measured(f"{of}{head}", values.tolist(), _UNITS.get(name, ((1.0, job.cluster.currency),)))
+    return table.measured(f"{of}{head}", values.tolist(), _UNITS.get(name, ((1.0, job.cluster.currency),)))

@@ -81,6 +81,11 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
     ) or [""]
 
 
+def paragraphs(sentences: Iterable[str]) -> list[str]:
+    """The lines of several sentences, each on lines of its own."""
+    return [line for sentence in sentences for line in wrapped(sentence)]
+
+
 def decimals_for(scale: float, digits: int = 4) -> int:
     """Decimals that show ``scale`` with so many significant digits, between 0 and 6."""
     return min(6, max(0, digits - 1 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0

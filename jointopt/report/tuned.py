@@ -5,27 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from jointopt.core.budget import Spent
+from jointopt.report import table
 from jointopt.report.documents import TUNE, Result
-from jointopt.report.measured_run import MeasuredRun, run_frame, run_table
+from jointopt.report.measured_run import MeasuredRun, result_columns, run_table
 from jointopt.report.runs_text import STOPPED, broken_legend, gain_words, kept_lines, stopped_lines
-from jointopt.report.table import (
-    OBJECTIVE_WORDS,
-    RESULT_UNITS,
-    TextColumn,
-    fixed,
-    least_of,
-    measured,
-    numbers,
-    unit_of,
-    wrapped,
-)  # fmt: skip
+from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _STOPPED = STOPPED | {
     "budget": "The budget is spent.",
@@ -47,6 +34,7 @@ class Tuned(Result):
     """The runs of a budget, in their order, and the best of them."""
 
     keys = TUNE
+    rows = "measured"
     job: Job
     launcher: str
     seed: int
@@ -65,18 +53,14 @@ class Tuned(Result):
     reason: str = ""  # why it failed, one of the notes
     unstored: int = 0  # runs that could not be stored
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per run: plan, status, results, predictions."""
-        return run_frame(self.to_dict()["measured"])
-
     def text(self) -> str:
         """The runs in their order, * on those that no other beats, and a summary."""
         title = (
             f"{self.job.name}: {_count(self)} of {self.candidates:,} plans run by {self.launcher}, "
-            f"for {' and '.join(OBJECTIVE_WORDS[name] for name in self.objectives)}."
+            f"for {' and '.join(table.OBJECTIVE_WORDS[name] for name in self.objectives)}."
         )
         legend = _legend(self)
-        lines = [*wrapped(title), "", *_table(self), "", *(wrapped(legend) if legend else [])]
+        lines = [*table.wrapped(title), "", *_table(self), "", *(table.wrapped(legend) if legend else [])]
         lines += stopped_lines(_STOPPED[self.stopped], self.reason)
         notes = [note for note in self.notes if note != self.reason]
         if self.front:
@@ -99,23 +83,16 @@ def _table(found: Tuned) -> list[str]:
         TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in runs]),
     ]
     kept = [math.nan if run.broken else run.result(first) for run in runs]
-    slower = fixed((100 * (value / least_of(kept) - 1) for value in kept), ".1f")
-    results = [column for name in ("iteration_time_s", "energy_j") for column in _results(runs, name)]
+    slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
+    results = [
+        column
+        for name in ("iteration_time_s", "energy_j")
+        for column in result_columns(runs, name, "expec-\nted {unit}")
+    ]
     return run_table(runs, left, [*results, TextColumn("best\nΔ%", slower)])
 
 
-def _results(runs: tuple[TunedRun, ...], name: str) -> list[TextColumn]:
-    """The measurement, and beside it the prediction; nothing where no run measured it."""
-    values = [run.result(name) for run in runs]
-    if math.isnan(least := least_of(values)):
-        return []
-    factor, unit = unit_of(least, RESULT_UNITS[name][1])
-    expected = [run.predicted.get(name, math.nan) / factor for run in runs]
-    column = measured(RESULT_UNITS[name][0], values, RESULT_UNITS[name][1])
-    return [column, TextColumn(f"expec-\nted {unit}", numbers(expected, least / factor))]
-
-
 def _legend(found: Tuned) -> str:
-    first = OBJECTIVE_WORDS[found.objectives[0]]
+    first = table.OBJECTIVE_WORDS[found.objectives[0]]
     best = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
     return f"{best if found.front else ''} {broken_legend(found.runs)}".strip()

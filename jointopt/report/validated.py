@@ -5,26 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from jointopt.report import table
 from jointopt.report.documents import VALIDATE, Result
-from jointopt.report.measured_run import MeasuredRun, run_frame, run_table
+from jointopt.report.measured_run import MeasuredRun, result_columns, run_table
 from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, stopped_lines
-from jointopt.report.table import (
-    RESULT_UNITS,
-    TextColumn,
-    fixed,
-    least_of,
-    measured,
-    numbers,
-    unit_of,
-    wrapped,
-)
+from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +40,7 @@ class Validated(Result):
     """The best proposed plans, run."""
 
     keys = VALIDATE
+    rows = "measured"
     job: Job
     launcher: str
     surrogate: str
@@ -75,20 +64,16 @@ class Validated(Result):
         errors = {name: [abs(e) for run in new if math.isfinite(e := run.error(name))] for name in RESULTS}
         return {name: statistics.median(found) for name, found in errors.items() if found}
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per run: plan, status, results, predictions, errors."""
-        return run_frame(self.to_dict()["measured"])
-
     def text(self) -> str:
         """The runs in the order of the proposal, and a summary."""
         count = f"{len(self.runs)} proposed plans (surrogate {self.surrogate})"
-        lines = [*wrapped(f"{self.job.name}: {count}, run by {self.launcher}."), "", *_table(self), ""]
+        lines = [*table.wrapped(f"{self.job.name}: {count}, run by {self.launcher}."), "", *_table(self), ""]
         failed = [
             f"Row {number}, {run.status}: {run.row.get('notes') or 'no reason known'}"
             for number, run in enumerate(self.runs, start=1)
             if run.status != "ok"
         ]
-        lines += [line for text in (_legend(self), *failed, *_accuracy(self)) for line in wrapped(text)]
+        lines += table.paragraphs([_legend(self), *failed, *_accuracy(self)])
         lines += stopped_lines(STOPPED[self.stopped], self.reason) if self.stopped != "done" else []
         notes = [note for note in self.notes if note != self.reason]
         stored = len(self.runs) - self.unstored
@@ -100,7 +85,7 @@ def _accuracy(found: Validated) -> list[str]:
     for name, error in found.median_errors.items():
         judged = [run.inside(name) for run in found.runs if run.inside(name) is not None and not run.earlier]
         out.append(
-            f"{RESULT_UNITS[name][0].capitalize()} is off by {error:.1%} (median); {sum(map(bool, judged))} of "
+            f"{table.RESULT_UNITS[name][0].capitalize()} is off by {error:.1%} (median); {sum(map(bool, judged))} of "
             f"{len(judged)} runs lie in their 90 % interval."
         )
     return out
@@ -116,21 +101,13 @@ def _table(found: Validated) -> list[str]:
 
 
 def _compared(runs: tuple[ValidatedRun, ...], name: str) -> list[TextColumn]:
-    """Measured, predicted, error and whether inside the interval; nothing where no run measured it."""
-    values = [run.result(name) for run in runs]
-    head, units = RESULT_UNITS[name]
-    if math.isnan(least := least_of(values)):
-        return []
-    factor, _ = unit_of(least, units)
-    predicted = [run.predicted[name] / factor for run in runs]
-    columns = [measured(head, values, units)]
-    if any(map(math.isfinite, predicted)):
-        columns += [
-            TextColumn("pre-\ndicted", numbers(predicted, least / factor)),
-            TextColumn("err\n%", fixed((100 * run.error(name) for run in runs), "+.0f")),
-            TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
-        ]
-    return columns
+    """Measured, predicted, error and whether inside the interval; the last three where there was a prediction."""
+    columns = result_columns(runs, name, "pre-\ndicted")
+    if len(columns) < 2:
+        return columns
+    errors = table.fixed((100 * run.error(name) for run in runs), "+.0f")
+    inside = [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]
+    return [*columns, TextColumn("err\n%", errors), TextColumn("in", inside)]
 
 
 def _legend(found: Validated) -> str:

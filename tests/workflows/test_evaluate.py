@@ -87,7 +87,7 @@ def test_counts_are_whole_numbers_in_text_and_json(judge):
     document = json.loads(json_text(found.to_dict()))
     for figures in (*document["groups"], document["overall"]):
         assert [repr(figures[name]) for name in ("rows", "not_predicted")] == ["2", "1"]
-    assert "rows 2, not predicted 1, median error 0.000" in found.to_text()
+    assert "rows 2, not predicted 1, median error 0.000" in found.text()
 
 
 def test_rows_that_could_not_be_predicted_are_counted_and_not_judged(judge):
@@ -110,7 +110,7 @@ def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
     assert found.overall["median_error"] == pytest.approx(0.2)
     assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, 1.0])
     assert found.groups["top1_regret"].tolist() == [0.0, 0.0]
-    assert "median error 0.200" in found.to_text()
+    assert "median error 0.200" in found.text()
 
 
 def test_rows_with_results_that_cannot_be_are_told_and_not_judged(synthetic_runs):
