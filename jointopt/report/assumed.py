@@ -1,4 +1,4 @@
-"""What predictions rest on besides the physics: assumptions, one line per topic, and measured runs."""
+"""The ground of predictions besides the physics: assumptions, one line per topic, and measured runs."""
 
 from __future__ import annotations
 

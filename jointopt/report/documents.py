@@ -278,3 +278,9 @@ CALIBRATE: Keys = {
         for name in ("plus_minus", "fitted_on", "fit_error_percent", "work", "measure_next")
     },
 }
+RETRAIN: Keys = {
+    "out": lambda found: str(found.out),
+    "sources": lambda found: [_figures(row) for row in found.sources.to_dict("records")],
+    "compared": lambda found: None if found.compared is None else found.compared.to_dict("records"),
+    **_same("forgotten", "remarks"),
+}

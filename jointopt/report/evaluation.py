@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Evaluation(Result):
     """One row of figures per group, and over all rows; blank where a group has too few runs for one.
 
-    Groups of one name are told apart by their source, where the table has that column.
+    Groups of one name are distinguished by their source, where the table has that column.
     """
 
     keys = EVALUATE

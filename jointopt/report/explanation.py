@@ -111,7 +111,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
 
 
 def _certainty(found: Explanation) -> list[str]:
-    """How far off time and energy may be, and where that comes from."""
+    """The 90 % intervals of time and energy, and the measured runs that corrected them."""
     if not found.intervals:
         return []
     ranges = [

@@ -27,7 +27,7 @@ class MeasuredRun:
 
     @property
     def notes(self) -> str:
-        """What the launcher noted, empty where that is nothing."""
+        """The launcher's notes, empty where there are none."""
         notes = self.row.get("notes")
         return notes if isinstance(notes, str) else ""
 

@@ -25,7 +25,7 @@ _TRUTH = {False: ("-", "no"), True: ("y", "yes")}
 
 @dataclass(frozen=True)
 class PlanColumn:
-    """How a column of the plan is shown: the head of its column, its name in a sentence, and special values."""
+    """A column of the plan as it is shown: its head in a table, its name in a sentence, and special values."""
 
     head: str
     word: str

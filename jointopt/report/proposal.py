@@ -119,7 +119,7 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
 
 
 def _site(proposal: Proposal) -> list[str]:
-    """What the site pays for the reference, the fastest plan and the one of least energy, where the job has prices."""
+    """The site's costs of the reference, the fastest plan and the one of least energy, where the job has prices."""
     job, front = proposal.job, proposal.front
     if not has_site_costs(job) or not np.isfinite(front["energy_j"]).any():
         return []

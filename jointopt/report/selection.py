@@ -23,7 +23,7 @@ AS_GIVEN = "as asked"  # the reason of an objective that the caller chose
 
 @dataclass(frozen=True)
 class Relaxation:
-    """What a looser limit, the others as they are, would buy; ``row`` is the plan chosen then."""
+    """The gain from a looser limit, the others as they are; ``row`` is the plan chosen then."""
 
     row: int
     relaxed_to: float
@@ -46,12 +46,12 @@ class Limit:
 
     @property
     def room_percent(self) -> float:
-        """How far the plan chosen stays below the bound."""
+        """Distance of the plan chosen from the bound, in percent of it."""
         return 100.0 * (1.0 - self.held / self.bound)
 
     @property
     def useful(self) -> Relaxation:
-        """What 5 % buy, or where that is nothing, what the nearest useful bound buys."""
+        """The gain from 5 % more, or where that is none, from the nearest bound that has one."""
         return self.relaxed if self.relaxed.gain > 0 or self.nearest is None else self.nearest
 
 

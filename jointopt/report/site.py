@@ -1,4 +1,4 @@
-"""What plans take and cost at the site's meter, as a table."""
+"""Energy, carbon and money at the site's meter, as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS: dict[str, table.Units] = {
 
 
 def has_site_costs(job: Job) -> bool:
-    """Whether the job states anything that turns energy into what the site pays."""
+    """True where the job states anything that turns energy into what the site pays."""
     cluster = job.cluster
     rates = (job.training.run_tokens, cluster.carbon_kg_per_kwh, cluster.price_per_kwh)
     return any(rate is not None for rate in rates)

@@ -24,12 +24,12 @@ class ValidatedRun(MeasuredRun):
     earlier: bool  # the store had measured it, it was not run again
 
     def error(self, name: str) -> float:
-        """How far the prediction lies above the measurement, as a share of the measurement; NaN where unknown."""
+        """Prediction minus measurement, as a share of the measurement; NaN where unknown."""
         value = self.result(name)
         return (self.predicted[name] - value) / value if value else math.nan
 
     def inside(self, name: str) -> bool | None:
-        """Whether the measurement lies in the 90 % interval; None where one of them is unknown."""
+        """True where the measurement lies in the 90 % interval; None where one of them is unknown."""
         low, high = self.predicted[f"{name}_low"], self.predicted[f"{name}_high"]
         value = self.result(name)
         return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
