@@ -8,17 +8,10 @@ from dataclasses import dataclass, field
 
 from jointopt.core.budget import Spent
 from jointopt.report import table
-from jointopt.report.documents import TUNE, Result
-from jointopt.report.measured_run import MeasuredRun, result_columns, run_table
-from jointopt.report.runs_text import STOPPED, broken_legend, gain_words, kept_lines, stopped_lines
+from jointopt.report.documents import TUNE
+from jointopt.report.measured_run import MeasuredResult, MeasuredRun, result_columns, run_table
+from jointopt.report.runs_text import gain_words
 from jointopt.report.table import TextColumn
-from jointopt.spec.job import Job
-
-_STOPPED = STOPPED | {
-    "budget": "The budget is spent.",
-    "converged": "Converged: no plan that is left is likely to be better by 1 %.",
-    "exhausted": "Exhausted: every plan that can be run has been run.",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,29 +22,19 @@ class TunedRun(MeasuredRun):
     probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
 
 
-@dataclass(frozen=True)
-class Tuned(Result):
+@dataclass(frozen=True, kw_only=True)
+class Tuned(MeasuredResult):
     """The runs of a budget, in their order, and the best of them."""
 
     keys = TUNE
-    rows = "measured"
-    job: Job
-    launcher: str
+    runs: tuple[TunedRun, ...]
     seed: int
     candidates: int  # plans that could have been run
-    runs: tuple[TunedRun, ...]
     front: tuple[int, ...]  # indices into runs: no other run beats them in every objective
     hypervolume: tuple[float, ...]  # after each run, see `jointopt.workflows.tune.volumes`
-    stopped: str  # budget | converged | exhausted | interrupted | failed
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
-    storage: str | None = None
-    notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
-    study_name: str | None = None  # the study whose trials the runs are
     gain_left: float = math.nan  # share by which the plans that are left are expected to better the runs
     spent: Spent = field(default_factory=Spent)
-    fault: str = ""  # why no run is a plan to use; empty where one is
-    reason: str = ""  # why it failed, one of the notes
-    unstored: int = 0  # runs that could not be stored
 
     def text(self) -> str:
         """The runs in their order, * on those that no other beats, and a summary."""
@@ -60,14 +43,12 @@ class Tuned(Result):
             f"for {' and '.join(table.OBJECTIVE_WORDS[name] for name in self.objectives)}."
         )
         legend = _legend(self)
-        lines = [*table.wrapped(title), "", *_table(self), "", *(table.wrapped(legend) if legend else [])]
-        lines += stopped_lines(_STOPPED[self.stopped], self.reason)
-        notes = [note for note in self.notes if note != self.reason]
-        if self.front:
-            words = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
-            notes.append(f"{words[0].upper()}{words[1:]}.")
-        stored = len(self.runs) - self.unstored
-        return "\n".join([*lines, *kept_lines(notes, self.storage, self.study_name, stored, self.unstored)])
+        words = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
+        gain = [f"{words[0].upper()}{words[1:]}."] if self.front else []
+        return "\n".join([
+            *table.wrapped(title), "", *_table(self), "", *(table.wrapped(legend) if legend else []),
+            *self.closing_lines(*gain),
+        ])  # fmt: skip
 
 
 def _count(found: Tuned) -> int:
@@ -95,4 +76,4 @@ def _table(found: Tuned) -> list[str]:
 def _legend(found: Tuned) -> str:
     first = table.OBJECTIVE_WORDS[found.objectives[0]]
     best = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
-    return f"{best if found.front else ''} {broken_legend(found.runs)}".strip()
+    return f"{best if found.front else ''} {found.over_legend}".strip()

@@ -7,11 +7,9 @@ import statistics
 from dataclasses import dataclass
 
 from jointopt.report import table
-from jointopt.report.documents import VALIDATE, Result
-from jointopt.report.measured_run import MeasuredRun, result_columns, run_table
-from jointopt.report.runs_text import STOPPED, broken_legend, kept_lines, stopped_lines
+from jointopt.report.documents import VALIDATE
+from jointopt.report.measured_run import MeasuredResult, MeasuredRun, result_columns, run_table
 from jointopt.report.table import TextColumn
-from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
 
 
@@ -35,24 +33,14 @@ class ValidatedRun(MeasuredRun):
         return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
 
 
-@dataclass(frozen=True)
-class Validated(Result):
+@dataclass(frozen=True, kw_only=True)
+class Validated(MeasuredResult):
     """The best proposed plans, run."""
 
     keys = VALIDATE
-    rows = "measured"
-    job: Job
-    launcher: str
+    runs: tuple[ValidatedRun, ...]
     surrogate: str
     proposed: int  # plans that none other was predicted to beat
-    runs: tuple[ValidatedRun, ...]
-    stopped: str  # done | interrupted | failed
-    storage: str | None = None
-    study_name: str | None = None
-    notes: tuple[str, ...] = ()
-    fault: str = ""  # why no run is a plan to use; empty where one is
-    reason: str = ""  # why it failed, one of the notes
-    unstored: int = 0  # runs that could not be stored
 
     @property
     def median_errors(self) -> dict[str, float]:
@@ -74,10 +62,7 @@ class Validated(Result):
             if run.status != "ok"
         ]
         lines += table.paragraphs([_legend(self), *failed, *_accuracy(self)])
-        lines += stopped_lines(STOPPED[self.stopped], self.reason) if self.stopped != "done" else []
-        notes = [note for note in self.notes if note != self.reason]
-        stored = len(self.runs) - self.unstored
-        return "\n".join([*lines, *kept_lines(notes, self.storage, self.study_name, stored, self.unstored)])
+        return "\n".join([*lines, *self.closing_lines()])
 
 
 def _accuracy(found: Validated) -> list[str]:
@@ -117,6 +102,6 @@ def _legend(found: Validated) -> str:
         "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
         "0 measured before, not run again (--again does).": any(run.earlier for run in runs),
         "? outside of what the prediction was checked against.": any(not run.in_domain for run in runs),
-        broken_legend(runs): True,
+        found.over_legend: True,
     }
     return " ".join(part for part, needed in parts.items() if needed).strip()

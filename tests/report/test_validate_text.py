@@ -22,7 +22,10 @@ def found(job: Job) -> Validated:
         plan=plan, row=row, predicted=predicted, broken=("energy_j",), in_domain=True, reference=False, earlier=False
     )  # fmt: skip
     storage = "postgresql+psycopg://me:secret@host/runs"
-    return Validated(job, "replay", "none", 1, (run,), "done", storage, "a-study")
+    return Validated(
+        job=job, launcher="replay", surrogate="none", proposed=1, runs=(run,), stopped="done", storage=storage,
+        study_name="a-study",
+    )  # fmt: skip
 
 
 def test_the_password_of_a_storage_is_not_told(found: Validated) -> None:
