@@ -16,7 +16,6 @@ from jointopt.physics.facility import bill, facility_parts_j, with_site
 from jointopt.report.clocks import short_plan
 from jointopt.report.parts import tidy_parts
 from jointopt.report.plain import plain, plan_entries
-from jointopt.runs.database import without_password
 from jointopt.spec.jobfile import job_mapping
 from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.intervals import RESULTS
@@ -80,6 +79,8 @@ def _parts(name: str) -> Callable[[Any], dict[str, float]]:
 
 
 def _storage(result: Any) -> str | None:
+    from jointopt.runs.database import without_password  # with SQLAlchemy
+
     return without_password(result.storage) if result.storage else None
 
 

@@ -59,7 +59,7 @@ class Explanation(Result):
     energy_by_part_j: Mapping[str, float]  # part -> joules; adds up to energy_j
     memory_gib: Mapping[str, float]  # part -> GiB of the worst GPU; adds up to peak_memory_gib
     stages: tuple[Stage, ...]
-    assumed: tuple[Any, ...] = ()  # as in `Proposal`
+    assumed: tuple[object, ...] = ()  # as in `Proposal`
     memory_energy_j: Mapping[str, float] = field(default_factory=dict)  # of the part memory, by purpose
     communication_energy_j: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict

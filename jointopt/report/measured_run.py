@@ -11,7 +11,6 @@ from jointopt.report import table
 from jointopt.report.documents import Result
 from jointopt.report.plan_table import plan_table
 from jointopt.report.table import TextColumn
-from jointopt.runs.database import without_password
 from jointopt.spec.job import Job
 
 STOPPED = {  # why no further plan is run
@@ -73,6 +72,8 @@ class MeasuredResult(Result):
 
     def closing_lines(self, *remarks: str) -> list[str]:
         """Why there are no further runs, notes and remarks, then where runs and study are, without a password."""
+        from jointopt.runs.database import without_password  # with SQLAlchemy
+
         lines = [f"{STOPPED[self.stopped]} {self.reason}".strip()]
         lines += [note for note in (*self.notes, *remarks) if note != self.reason]
         place = without_password(self.storage) if self.storage else ""

@@ -50,7 +50,7 @@ class Polished(Result):
     points: tuple[PolishedPoint, ...]  # by time; none is beaten in both time and energy
     chosen: PolishedPoint  # least energy within the slowdown
     seconds: float  # that it took
-    assumed: tuple[Any, ...] = ()  # as in `Proposal`
+    assumed: tuple[object, ...] = ()  # as in `Proposal`
     informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that corrected it, by place
 
     def saving(self, point: PolishedPoint) -> float:

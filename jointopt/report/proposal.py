@@ -53,7 +53,7 @@ class Proposal(Result):
     study_name: str | None = None
     storage: str | None = None  # Optuna storage URL
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
-    assumed: tuple[Any, ...] = ()  # assumptions or sentences: what no source states and what stands in for it
+    assumed: tuple[object, ...] = ()  # assumptions or sentences: what no source states and what stands in for it
 
     def to_frame(self) -> pd.DataFrame:
         """The front with what the site pays, columns as in a measurement table."""
