@@ -30,7 +30,6 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
       jointopt calibrate profile.csv --gpu a40 --out cal.yaml \\
           --query clocks.csv --predictions predicted.csv
     """
-    from jointopt.report.calibrate_text import calibration_text
     from jointopt.runs.table import read_table, write_table
     from jointopt.spec.calibration import save_calibration
     from jointopt.workflows.calibrate import calibrate as fitted
@@ -43,4 +42,4 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
     save_calibration(found.calibration, out)
     if predictions and found.predictions is not None:
         write_table(found.predictions, predictions)
-    click.echo(calibration_text(found.calibration, found.predictions))
+    click.echo(found.text())

@@ -29,4 +29,4 @@ def evaluate(table: Path, basis: dict[str, Any], as_json: bool) -> None:
     from jointopt.workflows.evaluate import evaluate as evaluate_on
 
     scores = evaluate_on(read_table(table), **basis)
-    click.echo(json_text(scores.to_json()) if as_json else scores.to_text())
+    click.echo(json_text(scores.to_dict()) if as_json else scores.text())

@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common
 
 if TYPE_CHECKING:
-    from jointopt.report.polish_results import Polished
+    from jointopt.report.polished import Polished
 
 
 @click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
@@ -48,14 +48,12 @@ def polish(
       jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
     """
     from jointopt.report.plain import json_text
-    from jointopt.report.polish_json import polish_document
-    from jointopt.report.polish_text import polished_text
     from jointopt.workflows.polish import polish as polished_plan
 
     _check(zeus)
     polished = polished_plan(common.job_of(job, {}), plan, **basis, **options)
     _write(polished, zeus)
-    click.echo(json_text(polish_document(polished)) if as_json else polished_text(polished))
+    click.echo(json_text(polished.to_dict()) if as_json else polished.text())
 
 
 def _check(zeus: Path | None) -> None:

@@ -49,8 +49,6 @@ def propose(
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
     from jointopt.report.plain import json_text
-    from jointopt.report.propose_json import propose_document
-    from jointopt.report.propose_text import proposal_text
     from jointopt.workflows import propose as workflow
 
     the_job = common.job_of(job, shape)
@@ -59,7 +57,7 @@ def propose(
     _check(out)
     found = workflow.propose(the_job, trials=trials, seed=seed, study=study, **basis)
     _write(found, out)
-    click.echo(json_text(propose_document(found)) if as_json else proposal_text(found, show_all=show_all))
+    click.echo(json_text(found.to_dict()) if as_json else found.text(show_all=show_all))
 
 
 def _check(out: Path | None) -> None:

@@ -32,5 +32,5 @@ def retrain(
     """
     from jointopt.workflows.retrain import retrain as retrain_on
 
-    report = retrain_on(tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force)
-    click.echo(report)
+    found = retrain_on(tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force)
+    click.echo(found.text())

@@ -45,9 +45,7 @@ def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) 
       jointopt select opt-350m-2x4-a100-1f0c3503 --max-cluster-kw 4 --facility --json
     """
     from jointopt.report.plain import json_text
-    from jointopt.report.select_json import select_document
-    from jointopt.report.select_text import selection_text
     from jointopt.workflows.select import select as choose
 
     found = choose(front_or_study, job=None if job is None else common.job_of(job, {}), **options)
-    click.echo(json_text(select_document(found)) if as_json else selection_text(found))
+    click.echo(json_text(found.to_dict()) if as_json else found.text())

@@ -54,8 +54,6 @@ def tune(
     """
     from jointopt.core.budget import Budget
     from jointopt.report.plain import json_text
-    from jointopt.report.tune_json import tune_document
-    from jointopt.report.tune_text import tuned_text
     from jointopt.workflows.tune import tune as run
 
     common.offer_restore()
@@ -64,5 +62,5 @@ def tune(
         common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
         retry_failed=retry_failed, storage=storage, progress=common.remark, **launching.told(options),
     )  # fmt: skip
-    click.echo(json_text(tune_document(found)) if as_json else tuned_text(found))
+    click.echo(json_text(found.to_dict()) if as_json else found.text())
     launching.end(ctx, found.stopped, found.fault)

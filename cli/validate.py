@@ -37,8 +37,6 @@ def validate(
       jointopt validate job.yaml --launcher megatron --checkout Megatron-LM --json > validated.json
     """
     from jointopt.report.plain import json_text
-    from jointopt.report.validate_json import validate_document
-    from jointopt.report.validate_text import validated_text
     from jointopt.workflows.validate import validate as run
 
     common.offer_restore()
@@ -47,5 +45,5 @@ def validate(
         common.job_of(job, {}), launcher, top, seed=seed, surrogate=surrogate, storage=storage, again=again,
         progress=common.remark, **launching.told(options),
     )  # fmt: skip
-    click.echo(json_text(validate_document(found)) if as_json else validated_text(found))
+    click.echo(json_text(found.to_dict()) if as_json else found.text())
     launching.end(ctx, found.stopped, found.fault)

@@ -1,1 +1,1 @@
-"""What people and programs read: result objects, tables, JSON documents."""
+"""Results of the verbs as objects, tables, texts and JSON documents."""

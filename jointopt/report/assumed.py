@@ -1,9 +1,9 @@
-"""What had to be assumed, in few lines: one per topic, the rest is for the JSON document."""
+"""The ground of predictions besides the physics: assumptions, one line per topic, and measured runs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jointopt.report.table import wrapped
 
@@ -13,9 +13,11 @@ _OF_A_GPU = re.compile(r"^(?=\S*\d)([a-z0-9.-]+): (.+)$")  # every GPU id has a 
 _KERNELS = re.compile(r"^(.+?) of (?=\S*\d)([a-z0-9.-]+): (.+)$")
 
 
-def assumptions(sentences: Sequence[str]) -> list[str]:
-    """At most about 8 lines: what follows in parentheses is the source, which the JSON document keeps."""
-    topics = by_topic(sentence.split(" (")[0].rstrip(".;") for sentence in sentences)
+def assumptions(assumed: Sequence[object]) -> list[str]:
+    """A heading and at most about 8 lines; what follows in parentheses is the source, which the JSON document keeps."""
+    if not assumed:
+        return []
+    topics = by_topic(str(assumption).split(" (")[0].rstrip(".;") for assumption in assumed)
     lines = [line for topic in topics for line in wrapped(f"- {topic}")]
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], "- and more, see --json"]
@@ -48,3 +50,9 @@ def _power(remarks: Sequence[tuple[str, str]]) -> str:
     own = "; ".join(text for name, text in remarks if name == gpu)
     there = sum(name != gpu for name, _ in remarks)
     return f"{gpu}: {own}" + (f"; {there} of these are assumed there too" if there else "")
+
+
+def informed_lines(informed_by: Mapping[str, int]) -> list[str]:
+    """A sentence on the measured runs that corrected the predictions, if any did."""
+    runs = ", ".join(f"{count:,} in {place}" for place, count in informed_by.items())
+    return wrapped(f"Corrected by measured runs on such a cluster: {runs}.") if runs else []

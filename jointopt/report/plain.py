@@ -1,4 +1,4 @@
-"""Numpy in, plain Python out: what `json` and `yaml` can write and every other language can read."""
+"""Plain Python values of numpy ones, for JSON and YAML."""
 
 from __future__ import annotations
 
@@ -31,14 +31,9 @@ def json_text(document: Any) -> str:
     return json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def length(columns: Columns) -> int:
-    """Number of rows; 0 for an empty mapping."""
-    return len(next(iter(columns.values()))) if columns else 0
-
-
 def plan_entries(columns: Columns, index: Iterable[int] | None = None) -> list[dict[str, Any]]:
     """Each row (or those of ``index``) as a plain mapping: the plan as in `plan_records`, then every other column."""
-    rows = list(range(length(columns)) if index is None else index)
+    rows = list(range(len(columns["pp"])) if index is None else index)
     results = {name: values for name, values in columns.items() if name not in PLAN_KEYS}
     plans = plan_records(columns, columns["stage_clock_mhz"], rows) if rows else []
     return [

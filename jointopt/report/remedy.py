@@ -1,4 +1,4 @@
-"""What to say when nothing is feasible: the commonest reasons, and the smallest change that would help."""
+"""Why nothing is feasible: the commonest reasons, and the smallest change that would help."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Cost
     reasons = sorted(dropped, key=lambda reason: -dropped[reason])
     if len(layouts["pp"]):
         reasons.sort(key=lambda reason: reason != list(dropped)[-1])
-    said = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons[:3])
-    message = f"No plan of job {job.name!r} is feasible. Commonest reasons: {said}."
+    common = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons[:3])
+    message = f"No plan of job {job.name!r} is feasible. Commonest reasons: {common}."
     if physics is not None:
         return f"{message} {_closest(physics)}"
     if len(layouts["pp"]):
@@ -40,7 +40,7 @@ def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Cost
 
 
 def _shortage(job: Job, layouts: Columns) -> str:
-    """By how much the leanest layout misses, and on which stage."""
+    """By how much the leanest layout is out of memory, and on which stage."""
     needed = peak_memory_bytes(job, layouts)
     row = int(needed.argmin())
     layout = {name: values[[row]] for name, values in layouts.items()}
@@ -55,7 +55,7 @@ def _shortage(job: Job, layouts: Columns) -> str:
 
 
 def _closest(physics: CostModel) -> str:
-    """Which constraints no plan meets; where each can be met alone, what the others leave of each."""
+    """Constraints that no plan meets; where each can be met alone, the least that the others leave of each."""
     tried = _ladder(physics)
     bounds = {name: bound for name, (_, bound) in physics.limits(tried).items()}
     values = {name: found for name, (found, _) in physics.limits(tried).items()}

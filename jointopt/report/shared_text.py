@@ -1,4 +1,4 @@
-"""What a worker has to say when it leaves."""
+"""The last words of a worker of a shared study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jointopt.spec.plans.parse import format_plan
 
 
 class SharedStudy(Protocol):
-    """What a worker did, and the front that the study had when it left."""
+    """The share of one worker, and the front that the study had when it left."""
 
     @property
     def study_name(self) -> str: ...

@@ -1,13 +1,36 @@
-"""Aligned text tables and the numbers in them, for a terminal of 100 columns."""
+"""Aligned text tables, and the vocabulary of numbers with units: SI prefixes, shares, plurals, runs of equal rows."""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-WIDTH = 100
+from jointopt.core.units import KWH
+
+WIDTH = 100  # of what goes to a file or a pipe, and the most on a terminal
+_NARROWEST = 60
+
+Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
+TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
+ENERGY_UNITS: Units = ((1.0, "J"), (1e3, "kJ"), (1e6, "MJ"), (1e9, "GJ"))
+POWER_UNITS: Units = ((1.0, "W/GPU"),)
+MEMORY_UNITS: Units = ((1.0, "GiB"),)
+SITE_POWER_UNITS: Units = ((1e3, "kW"), (1e6, "MW"))
+RUN_TIME_UNITS: Units = ((60.0, "min"), (3600.0, "h"), (86400.0, "days"))
+RUN_ENERGY_UNITS: Units = ((KWH, "kWh"), (1e3 * KWH, "MWh"), (1e6 * KWH, "GWh"))
+CARBON_UNITS: Units = ((1e-6, "mg"), (1e-3, "g"), (1.0, "kg"), (1e3, "t"))
+RESULT_UNITS = {  # of the result columns, with the short name of each
+    "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
+    "avg_power_w": ("power", POWER_UNITS), "peak_memory_gib": ("memory", MEMORY_UNITS),
+}  # fmt: skip
+OBJECTIVE_WORDS = {
+    "iteration_time_s": "iteration time", "energy_j": "energy", "facility_energy_j": "energy of the site",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,11 +65,25 @@ def table_width(columns: Sequence[TextColumn], gap: str = " ") -> int:
     return sum(column.width for column in columns) + len(gap) * (len(columns) - 1)
 
 
+def text_width() -> int:
+    """Characters of a line: those of a terminal up to 100, and 100 where the text goes elsewhere."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):  # no terminal
+        return WIDTH
+    return min(WIDTH, max(columns, _NARROWEST)) if columns else WIDTH
+
+
 def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A sentence on as many lines as it needs, later ones indented; long words such as URLs stay whole."""
     return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ) or [""]
+
+
+def paragraphs(sentences: Iterable[str]) -> list[str]:
+    """The lines of several sentences, each on lines of its own."""
+    return [line for sentence in sentences for line in wrapped(sentence)]
 
 
 def decimals_for(scale: float, digits: int = 4) -> int:
@@ -61,7 +98,12 @@ def numbers(values: Sequence[float], scale: float) -> list[str]:
     """
     whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
     decimals = max(0, min(decimals_for(scale), 6 - whole_digits))
-    return [f"{value:.{decimals}f}" if math.isfinite(value) else "-" for value in values]
+    return fixed(values, f".{decimals}f")
+
+
+def fixed(values: Iterable[float | None], form: str) -> list[str]:
+    """The values in a format such as ``+.1f``; a dash stands for None and for what is not finite."""
+    return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
 
 
 def figure(value: float) -> str:
@@ -72,11 +114,49 @@ def figure(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def unit_of(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+def unit_of(largest: float, units: Units) -> tuple[float, str]:
     """The largest (factor, unit) that keeps ``largest`` at 1 or more; the smallest unit where none does."""
-    fitting = [unit for unit in units if largest >= unit[0]]
-    return max(fitting) if fitting else min(units)
+    return max((unit for unit in units if largest >= unit[0]), default=min(units))
 
 
-TIME_UNITS = ((1e-3, "ms"), (1.0, "s"))
-ENERGY_UNITS = ((1.0, "J"), (1e3, "kJ"), (1e6, "MJ"), (1e9, "GJ"))
+def least_of(values: Iterable[float]) -> float:
+    """The least value above 0, which sets unit and decimals of a column; NaN where there is none."""
+    return min((value for value in values if 0 < value < math.inf), default=math.nan)
+
+
+def measured(
+    head: str, values: Sequence[float], units: Units, *, unit_at: float = math.nan, scale: float = math.nan
+) -> TextColumn:
+    """A column in the unit that suits ``unit_at``, with the decimals that ``scale`` needs.
+
+    Both are in the basic unit, and the least value by default. The unit goes below ``head``, if there is one.
+    """
+    least = least_of(values)
+    factor, unit = unit_of(least if math.isnan(unit_at) else unit_at, units)
+    decimals_at = (least if math.isnan(scale) else scale) / factor
+    return TextColumn(
+        f"{head}\n{unit}" if head else unit, numbers([value / factor for value in values], decimals_at)
+    )
+
+
+def quantity(value: float, units: Units) -> str:
+    """One number with its unit, such as ``3.554 s``."""
+    factor, unit = unit_of(value, units)
+    return f"{numbers([value / factor], value / factor)[0]} {unit}"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 plan``, ``1,000 plans``."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def equal_runs(keys: Iterable[Hashable]) -> list[range]:
+    """The positions of each run of equal neighbours."""
+    counts = [len(list(run)) for _, run in groupby(keys)]
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def span(low: str, high: str) -> str:
+    """Two cells as one, ``1200..1410``; equal ones once."""
+    return low if low == high else f"{low}..{high}"

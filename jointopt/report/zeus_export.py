@@ -13,47 +13,28 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 from pathlib import Path
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import UsageError
-from jointopt.report.polish_results import Polished
-from jointopt.report.polish_text import chosen_line
-
-Schedule = list[list[tuple[str, int]]]
-
-
-def zeus_schedule(polished: Polished) -> Schedule:
-    """(instruction, clock in MHz) of the chosen schedule, one list per pipeline rank in its order of execution."""
-    graph, clock = polished.graph, polished.chosen.clock_mhz
-    names = ("forward", "backward")
-    return [
-        [(names[int(graph.backward[k])], round(float(clock[k]))) for k in graph.of_rank(rank)]
-        for rank in range(graph.pp)
-    ]
+from jointopt.report.files import check_file
+from jointopt.report.polished import Polished
 
 
 def write_zeus(polished: Polished, path: Path) -> None:
-    """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, which Zeus asks for."""
+    """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
     check_zeus_path(path)
-    rows = [f"{row!r},\n" for row in zeus_schedule(polished)]
-    head = f"# jointopt polish: {polished.job.name}, {chosen_line(polished.chosen)}\n"
-    write_whole(path, "".join(["[\n", *rows, "]\n", head]))
+    chosen = polished.chosen
+    result = f"{chosen.iteration_time_s:.6g} s and {chosen.energy_j:.6g} J per iteration, all GPUs"
+    rows = [f"{row!r},\n" for row in polished.schedule]
+    write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {polished.job.name}, {result}\n"]))
 
 
 def check_zeus_path(path: Path) -> None:
     """UsageError unless the name ends in ``.py``; the OSError that would keep it from being written."""
     if path.suffix != ".py":
-        raise UsageError(f"--zeus must name a file that ends in .py, as Zeus asks; got {str(path)!r}.")
-    if path.exists():
-        path.open("ab").close()
-        return
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:  # which names the temporary file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise UsageError(f"--zeus must name a file that ends in .py, as Zeus requires; got {str(path)!r}.")
+    check_file(path)
 
 
 def zeus_command(path: Path) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
@@ -14,15 +12,7 @@ from jointopt.physics.calibrate.learned import calibration_of
 from jointopt.physics.calibrate.pipelines import fit_pipelines
 from jointopt.physics.calibrate.profiles import fit_profiles
 from jointopt.physics.calibrate.tables import ResponseTable, check_results, gpu_id, response_table
-from jointopt.spec.calibration import Calibration
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """The calibration, and the query with predicted columns where one was asked."""
-
-    calibration: Calibration
-    predictions: pd.DataFrame | None
+from jointopt.report.results import Calibrated
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:
@@ -34,15 +24,15 @@ def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) 
     """
     measured = response_table(table)
     check_results(measured)
-    asked = None if query is None else response_table(query, measured.kind)
+    queried = None if query is None else response_table(query, measured.kind)
     name = gpu_id(gpu)
     measured = ResponseTable(measured.kind, _of_gpu(measured.rows, name))
-    board = board_of(name, measured, asked)
+    board = board_of(name, measured, queried)
     fit = fit_pipelines if measured.kind == "ranks" else fit_profiles
-    fits, predicted = fit(measured, measured.rows.iloc[:0] if asked is None else asked.rows, board)
+    fits, predicted = fit(measured, measured.rows.iloc[:0] if queried is None else queried.rows, board)
     predictions = None
-    if query is not None and asked is not None:
-        predictions = _written(query, asked.rows, predicted, name)
+    if query is not None and queried is not None:
+        predictions = _written(query, queried.rows, predicted, name)
     return Calibrated(calibration_of(measured, board, fits), predictions)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from jointopt.core.errors import TableError, nearest
+from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.spec.calibration import Calibration
 from jointopt.surrogate.measurements import Measurements, doubts, off_scale
@@ -21,34 +21,6 @@ _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
 )  # fmt: skip
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One row of figures per group, and over all rows; blanks where a group does not tell.
-
-    Groups of one name are told apart by their source, where the table has that column.
-    """
-
-    groups: pd.DataFrame
-    overall: dict[str, int | float]
-
-    def to_json(self) -> dict[str, Any]:
-        rows = self.groups.to_dict("records")
-        return {"groups": [_known(row) for row in rows], "overall": _known(self.overall)}
-
-    def to_text(self) -> str:
-        head = self.groups.round(3).to_string(index=False, na_rep="")
-        figures = [f"{k.replace('_', ' ')} {_figure(v)}" for k, v in _known(self.overall).items()]
-        return f"{head}\n\n{', '.join(figures)}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-
-
-def _known(row: dict[Any, Any]) -> dict[str, Any]:
-    return {str(k): v for k, v in row.items() if not (isinstance(v, float) and np.isnan(v))}
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
 from jointopt.physics.polish.graph import Graph, schedule_graph
 from jointopt.physics.polish.options import Options, Problem, efficient
 from jointopt.physics.polish.window import widened, window
-from jointopt.report.polish_results import Polished, PolishedPoint
+from jointopt.report.results import Polished, PolishedPoint
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.plans.check import check_plan

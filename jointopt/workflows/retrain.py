@@ -22,6 +22,8 @@ import pandas as pd
 from jointopt.core.atomic_write import replace_files
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.report.files import check_folder
+from jointopt.report.results import Retrained
+from jointopt.report.retrained import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
 from jointopt.runs.limits import RESULT_RULES
 from jointopt.runs.table import read_table, sound_results
@@ -33,15 +35,14 @@ from jointopt.surrogate.training import Use, train
 Errors = dict[str, dict[str, float]]  # by source and kind of held-out prediction
 HELD_OUT = "held_out.npz"
 _HELD_OUT_TYPES = {"row": np.uint64, "source": str, "error": float}
-LEAST_SHARED = 10  # held-out rows, below which two surrogates cannot be compared
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
 
 
 def retrain(
     *, tables: Sequence[Path] = (), storage: str | None = None, out: Path, seed: int = 0,
     licences: Sequence[str] = (), force: bool = False,
-) -> str:  # fmt: skip
-    """Train on tables and store, write the surrogate into ``out``, and return a report of held-out errors.
+) -> Retrained:  # fmt: skip
+    """Train on tables and store, write the surrogate into ``out``, and return its held-out errors.
 
     Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on the rows that both were judged on, or
     that shares too few of them to tell, unless ``force``. Both errors are of predictions made without the row's group,
@@ -53,22 +54,19 @@ def retrain(
     surrogate, scores = train(data, seed)
     error = _per_source(scores)
     judged = _judged(scores.attrs.get("rows", {}))
-    report = f"{scores.round(3).to_string(index=False, na_rep='')}\n\nheld-out groups: median error "
-    mean = error["mean"]
-    report += f"{_percent(mean.get('group out', math.nan))}, physics alone {_percent(mean['physics'])}"
+    compared, forgotten = None, tuple[str, ...]()
     if old is not None:
         compared = _on_same_rows(judged, old.judged)
-        report += f"\n\n{_comparison(compared, out)}{_forgotten(data, old)}"
+        forgotten = tuple(sorted(old.sources - set(data["source"].astype(str))))
         if not force:
             _refuse_worse(compared, out)
     used: tuple[Use, ...] = scores.attrs.get("use", ())
-    report = "\n".join([*said, *(use.to_text() for use in used), "", report])
     card = _card(data, tables, error, seed, licences, storage, out)
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     _written(replace(surrogate, card=card), judged, out)
     load_surrogate.cache_clear()
-    return f"{report}\nwritten to {out}"
+    return Retrained((*said, *(use.to_text() for use in used)), scores, compared, forgotten, out)
 
 
 def _check_folder(out: Path) -> None:
@@ -131,36 +129,11 @@ def _on_same_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     return found if found["rows"].sum() >= LEAST_SHARED else found.head(0)
 
 
-def _comparison(compared: pd.DataFrame, out: Path) -> str:
-    if compared.empty:
-        return _not_comparable(out)
-    table = compared.assign(**{n: compared[n].map("{:.1%}".format) for n in ("before", "now")})
-    return (
-        f"On the same held-out rows, the surrogate now in {out} (before) and this one (now):\n"
-        f"{table.to_string(index=False)}\n"
-        f"mean of sources: before {compared['before'].mean():.1%}, now {compared['now'].mean():.1%}"
-    )
-
-
-def _not_comparable(out: Path) -> str:
-    return (
-        f"The surrogate now in {out} and the new one are not comparable: fewer than {LEAST_SHARED} of the held-out "
-        "rows that one was judged on are among those of the other (other measurements, another physics, or a surrogate "
-        "of an earlier version)."
-    )
-
-
-def _forgotten(data: pd.DataFrame, old: _Old) -> str:
-    """A sentence on sources that the old surrogate was trained on and the new one was not."""
-    gone = sorted(old.sources - set(data["source"].astype(str)))
-    return f"\nonly the one now there was trained on {', '.join(gone)}" if gone else ""
-
-
 def _refuse_worse(compared: pd.DataFrame, out: Path) -> None:
     """InfeasibleError unless the new surrogate is as good, to a tenth of a per cent, on rows that both had held out."""
     if compared.empty:
         raise InfeasibleError(
-            f"{_not_comparable(out)[:-1]}; it was not written, and --force replaces the old one."
+            f"{not_comparable(out)[:-1]}; it was not written, and --force replaces the old one."
         )
     before, now = (round(float(compared[name].mean()), 3) for name in ("before", "now"))
     if now > before:
@@ -216,10 +189,6 @@ def _before(folder: Path, force: bool) -> _Old | None:
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error):
         judged = _judged({})  # an earlier version wrote none, and what cannot be read tells nothing
     return _Old(frozenset(map(str, card.get("data", {}))), judged)
-
-
-def _percent(value: float) -> str:
-    return "unknown (no source has two groups)" if math.isnan(value) else f"{value:.1%}"
 
 
 def _card(

@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.report.clocks import short_plan
-from jointopt.report.results import Limit, Relaxation, Selection
+from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.search.pareto import take
 from jointopt.spec.job import SITE_ENERGY, Job
@@ -47,16 +47,14 @@ def select(
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job)
-    if reason != "as asked" and not stored.has_energy:
-        objective, reason = (
-            "time",
-            "no run measured energy" if stored.measured else "no plan's energy is known",
-        )
+    if reason != AS_GIVEN and not stored.has_energy:
+        objective = "time"
+        reason = "no run measured energy" if stored.measured else "no plan's energy is known"
     return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
 
 
 def choose(
-    stored: StoredPlans, limits: Mapping[str, float], objective: str, reason: str = "as asked", *,
+    stored: StoredPlans, limits: Mapping[str, float], objective: str, reason: str = AS_GIVEN, *,
     facility: bool = False, at_high_end: bool = False,
 ) -> Selection:  # fmt: skip
     """As `select`, of plans at hand; ``limits`` are upper bounds by the name of the job file's constraint."""
@@ -80,17 +78,17 @@ def _bound(name: str, value: float) -> float:
     return float(value)
 
 
-def _objective(asked: str | None, limits: Mapping[str, float]) -> tuple[str, str]:
+def _objective(given: str | None, limits: Mapping[str, float]) -> tuple[str, str]:
     """The objective, and why it is that one."""
-    if asked is not None:
-        if asked not in OBJECTIVES:
-            raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {asked!r}.")
-        if asked == "knee" and limits:
+    if given is not None:
+        if given not in OBJECTIVES:
+            raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {given!r}.")
+        if given == "knee" and limits:
             raise UsageError(
                 "The knee is a point of the whole front and heeds no limit; with limits choose --objective time, "
                 "energy or edp."
             )
-        return asked, "as asked"
+        return given, AS_GIVEN
     if not limits:
         return "knee", "no limit is given"
     if "energy_j" in limits:
@@ -144,16 +142,16 @@ def _score(objective: str, time_s: Floats, energy_j: Floats) -> Floats:
 
 
 def _bend(time_s: Floats, energy_j: Floats) -> Floats:
-    """How far each plan lies below the chord from the fastest to the thriftiest one, in logarithms of both, (n,).
+    """Distance of each plan below the chord from the fastest plan to that of least energy, in logarithms, (n,).
 
     Both axes are scaled to the chord's span, as in Satopaa et al., Finding a "Kneedle" in a Haystack (2011).
     """
-    fast, thrifty = np.lexsort((energy_j, time_s))[0], np.lexsort((time_s, energy_j))[0]
-    spans = time_s[thrifty] / time_s[fast], energy_j[fast] / energy_j[thrifty]
+    fast, least = np.lexsort((energy_j, time_s))[0], np.lexsort((time_s, energy_j))[0]
+    spans = time_s[least] / time_s[fast], energy_j[fast] / energy_j[least]
     if min(spans) <= 1.0:
         return np.asarray(-np.log(time_s * energy_j))  # one plan is best in both
     x = np.log(time_s / time_s[fast]) / math.log(spans[0])
-    y = np.log(energy_j / energy_j[thrifty]) / math.log(spans[1])
+    y = np.log(energy_j / energy_j[least]) / math.log(spans[1])
     return np.asarray(1.0 - x - y)
 
 
@@ -240,7 +238,7 @@ def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:
 
 
 def _relaxation(choice: _Choice, row: int, allowed: Bools, relaxed_to: float) -> Relaxation:
-    """What the best row of those allowed is better by; the row chosen stays where none is."""
+    """The gain of the best row of those allowed; the row chosen, without a gain, where none is better."""
     best = choice.best(allowed)
     better = row if best is None or choice.score[best] >= choice.score[row] else best
     gain = float(choice.score[row] - choice.score[better])

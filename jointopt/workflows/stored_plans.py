@@ -46,7 +46,7 @@ class StoredPlans:
 
     @property
     def has_energy(self) -> bool:
-        """Whether the energy of any plan is known; of some processors nobody knows the power."""
+        """True where the energy of any plan is known; of some processors no source states the power."""
         return bool(np.isfinite(self.plans["energy_j"]).any())
 
 
@@ -124,7 +124,7 @@ def _of_study(name: str, storage: str) -> StoredPlans:
 
 
 def _of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> StoredPlans:
-    """What real runs measured; power follows from energy and time where no meter told it."""
+    """Plans with the results of real runs; power follows from energy and time where no meter measured it."""
     if not rows:
         raise InfeasibleError(
             f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
@@ -168,7 +168,7 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
         raise TableError(
             f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}."
         )
-    # of some processors nobody knows the power, so that no plan has any
+    # of some processors no source states the power, so that no plan has any
     powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
     needed = [name for name in _NEEDED if name not in (*blank, *powerless)]
     missing_cells = clean[needed].isna().to_numpy()

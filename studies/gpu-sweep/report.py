@@ -321,7 +321,7 @@ def _fit_line(fit: Fit) -> str:
 
 
 def _evaluated(table: pd.DataFrame) -> list[tuple[str, str]]:
-    return [(name, evaluate(table, name).to_text()) for name in ("none", "default")]
+    return [(name, evaluate(table, name).text()) for name in ("none", "default")]
 
 
 def snippet_text(table: pd.DataFrame, judged: pd.DataFrame, folder: Path) -> str:

@@ -81,19 +81,17 @@ def test_the_document_names_limits_relaxations_and_a_command_that_runs(
 
 def test_the_text_says_which_limit_binds_and_what_the_run_costs(place: Path) -> None:
     text = run("select", place, "--max-energy-j", budget_of(place), "--max-power-w", 390).stdout
-    assert "The fastest plan (an energy budget is given" in text
-    assert "binds. 5 % more (" in text
-    assert "mean power at most 390 W per GPU" in text
-    assert "does not bind." in text
+    assert [line.split("; ")[1][:5] for line in text.splitlines() if line.startswith("- ")] == [
+        "binds",
+        "does ",
+    ]
     assert "for a run of 300,000,000,000 tokens (572,205 iterations)" in " ".join(text.split())
-    assert "EUR" in text
     prose = [line for line in text.splitlines() if not line.startswith("  jointopt explain")]
     assert max(map(len, prose)) <= 100
 
 
 def test_without_a_limit_the_knee_and_both_ends_are_shown(source: list[str]) -> None:
     text = run("select", *source).stdout
-    assert "The knee of the front (no limit is given" in text
     assert {line[:1] for line in text.splitlines()} >= {"=", "f", "e"}
 
 

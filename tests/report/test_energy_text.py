@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from jointopt.report.energy_text import energy_table, held_back, stage_energy_table
-from jointopt.report.explain_text import explanation_text
+from jointopt.report.explanation import energy_table, held_back, stage_energy_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.explain import explain
@@ -23,7 +22,7 @@ def test_what_a_part_is_made_of_stands_below_it_the_largest_first(make_explanati
         memory_energy_j={"weights": 1000.0, "activations": 2000.0, "tensor_parallel_rereads": 0.0},
         communication_energy_j={"tp_comm": {"intra_node": 1000.0, "inter_node": 0.0}},
     )
-    names = [line.strip().split("  ")[0] for line in energy_table(explanation, 1e3, "kJ")[1:]]
+    names = [line.strip().split("  ")[0] for line in energy_table(explanation)[1:]]
     assert names == ["memory", "activations", "weights", "communication", "tp_comm within nodes", "total"]
 
 
@@ -58,12 +57,12 @@ def test_a_plan_without_a_pipeline_needs_no_table_by_stage() -> None:
 def test_a_limit_of_the_plan_says_which_stages_it_holds(limits: str, sentence: str) -> None:
     explanation = explain(shipped_job("opt-350m-2x4-a100"), f"{PLAN} {limits}", surrogate="none")
     assert held_back(explanation) == [sentence]
-    assert sentence in explanation_text(explanation)
-    assert "power_limit_w=" in explanation_text(explanation)
+    assert sentence in explanation.text()
+    assert "power_limit_w=" in explanation.text()
 
 
 def test_the_document_adds_up_on_every_level() -> None:
-    document = explain(shipped_job("opt-350m-2x4-a100"), PLAN, surrogate="none").to_json()
+    document = explain(shipped_job("opt-350m-2x4-a100"), PLAN, surrogate="none").to_dict()
     parts = document["energy_by_part_j"]
     links = document["communication_energy_j"].values()
     assert sum(parts.values()) == pytest.approx(document["energy_j"])

@@ -3,15 +3,16 @@ from collections.abc import Callable
 
 import pytest
 
-from jointopt.report.explain_text import breakdown, explanation_text, stage_table
+from jointopt.report.explanation import shares, stage_table
 from jointopt.report.plain import json_text
 from jointopt.report.results import Explanation, Stage
+from jointopt.report.table import TIME_UNITS
 
 Explanations = Callable[..., Explanation]
 
 
 def test_the_document_has_the_keys_that_others_rely_on(make_explanation: Explanations) -> None:
-    document = json.loads(json_text(make_explanation().to_json()))
+    document = json.loads(json_text(make_explanation().to_dict()))
     assert document.keys() >= {
         "feasible", "violations", "iteration_time_s", "energy_j", "time_s", "energy_by_part_j", "memory_gib", "stages",
     }  # fmt: skip
@@ -19,7 +20,7 @@ def test_the_document_has_the_keys_that_others_rely_on(make_explanation: Explana
 
 
 def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
-    lines = breakdown("Time", {"bubble": 0.2, "compute": 0.8, "tp_comm": 0.0}, 1.0, "s")
+    lines = shares("Time", {"bubble": 0.2, "compute": 0.8, "tp_comm": 0.0}, TIME_UNITS)
     assert [line.split() for line in lines] == [
         ["Time", "s", "%"],
         ["compute", "0.800", "80.0"],
@@ -30,36 +31,30 @@ def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
 
 def test_equal_neighbour_stages_share_a_line() -> None:
     stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12)
-    lines = stage_table([stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)], (1.0, "s"), (1e3, "kJ"))
+    lines = stage_table(
+        [stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)], time_s=1.0, energy_j=9000.0
+    )
     assert [line.split()[0] for line in lines[2:]] == ["1-3", "4"]
 
 
 def test_stages_that_differ_in_memory_alone_share_a_line_with_its_range() -> None:
     stages = [Stage(1410.0, 0.9, 0.1, 4600.0, 21.5 - i, 12) for i in range(4)]
-    (line,) = stage_table(stages, (1.0, "s"), (1e3, "kJ"))[2:]
+    (line,) = stage_table(stages, time_s=1.0, energy_j=9000.0)[2:]
     assert (line.split()[0], "18.5..21.5" in line) == ("1-4", True)
 
 
 def test_no_part_of_an_explanation_is_negative(make_explanation: Explanations) -> None:
     energy = {"compute": 6000.0, "static": 3400.0, "leakage": -400.0}
     explanation = make_explanation(energy_by_part_j=energy, time_s={"compute": 1.0, "host": -1e-17})
-    document = explanation.to_json()
+    document = explanation.to_dict()
     assert document["energy_by_part_j"] == {"compute": 6000.0, "static": 3000.0}
     assert document["time_s"]["host"] == 0.0
-    assert "leakage" not in explanation_text(explanation)
-    assert "-0.0" not in explanation_text(explanation)
-
-
-def test_a_feasible_plan_says_so(make_explanation: Explanations) -> None:
-    text = explanation_text(make_explanation())
-    assert "Feasible." in text
-    assert "1.000 s and 9.000 kJ per iteration, 300 W per GPU, 23.5 GiB" in text
+    assert "leakage" not in explanation.text()
+    assert "-0.0" not in explanation.text()
 
 
 def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) -> None:
-    text = explanation_text(
-        make_explanation(feasible=False, violations=("Out of memory by 3.1 GiB on stage 2.",))
-    )
+    text = make_explanation(feasible=False, violations=("Out of memory by 3.1 GiB on stage 2.",)).text()
     assert "Not feasible:\n- Out of memory by 3.1 GiB on stage 2." in text
 
 
@@ -67,5 +62,5 @@ def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) 
 def test_every_line_fits_100_columns(make_explanation: Explanations, stages: int) -> None:
     many = tuple(Stage(1410.0 - i, 0.9, 0.1, 4600.0 + i, 21.5, 1, 310.0, 71.5) for i in range(stages))
     plan = make_explanation().plan | {"stage_clock_mhz": [s.clock_mhz for s in many]}
-    text = explanation_text(make_explanation(plan=plan, stages=many, assumed=("word " * 60,)))
+    text = make_explanation(plan=plan, stages=many, assumed=("word " * 60,)).text()
     assert max(map(len, text.splitlines())) <= 100

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.plain import json_text, length, plain, plan_entries
+from jointopt.report.plain import json_text, plain, plan_entries
 
 
 def test_numpy_becomes_plain_and_nan_becomes_null() -> None:
@@ -31,8 +31,3 @@ def test_an_entry_has_every_result_with_its_interval(make_front: Callable[..., C
         assert entry[f"{name}_low"] < entry[name] < entry[f"{name}_high"]
     assert entry["in_domain"] is True
     assert entry["iteration_time_s"] == pytest.approx(1.02**3)
-
-
-def test_no_columns_are_no_rows() -> None:
-    assert length({}) == 0
-    assert length({"dp": np.array([])}) == 0

@@ -3,12 +3,11 @@ from collections.abc import Callable
 
 from jointopt.core.schema import Columns
 from jointopt.report.plain import json_text
-from jointopt.report.propose_json import propose_document
 from jointopt.report.results import Proposal
 
 
 def test_the_document_has_the_keys_that_others_rely_on(make_proposal: Callable[..., Proposal]) -> None:
-    document = json.loads(json_text(propose_document(make_proposal(3))))
+    document = json.loads(json_text(make_proposal(3).to_dict()))
     assert document.keys() >= {"job", "seed", "surrogate", "space", "front", "seconds"}
     assert document["space"].keys() >= {"layouts", "feasible_layouts", "infeasible"}
     assert document["space"]["infeasible"]["does not fit in the GPU's memory"] == 30
@@ -17,14 +16,12 @@ def test_the_document_has_the_keys_that_others_rely_on(make_proposal: Callable[.
 
 def test_the_front_keeps_every_digit_and_its_order(make_proposal: Callable[..., Proposal]) -> None:
     proposal = make_proposal(4)
-    times = [
-        entry["iteration_time_s"] for entry in json.loads(json_text(propose_document(proposal)))["front"]
-    ]
+    times = [entry["iteration_time_s"] for entry in json.loads(json_text(proposal.to_dict()))["front"]]
     assert times == proposal.front["iteration_time_s"].tolist() == sorted(times)
 
 
 def test_a_missing_reference_is_null(
     make_proposal: Callable[..., Proposal], make_front: Callable[..., Columns]
 ) -> None:
-    assert propose_document(make_proposal(reference=make_front(0)))["reference"] is None
-    assert propose_document(make_proposal())["reference"]["dp"] == 4
+    assert make_proposal(reference=make_front(0)).to_dict()["reference"] is None
+    assert make_proposal().to_dict()["reference"]["dp"] == 4

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +7,8 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Columns
 from jointopt.report.plain import plan_entries
-from jointopt.report.propose_text import ROWS_FOR_PEOPLE, plan_table, proposal_text, spread_along
+from jointopt.report.plan_table import predicted_table
+from jointopt.report.proposal import ROWS_FOR_PEOPLE, spread_along
 from jointopt.report.results import Proposal
 
 Fronts = Callable[..., Columns]
@@ -16,42 +16,41 @@ Proposals = Callable[..., Proposal]
 
 
 def test_the_reference_comes_first_and_the_others_are_compared_with_it(make_front: Fronts) -> None:
-    reference, *rows = plan_entries(make_front(3))
-    lines = plan_table(rows, reference)
+    lines = predicted_table(plan_entries(make_front(3)), ["=", "", ""])
     body = [line.split() for line in lines if line[:1] in ("=", " ") and line.split()[-1][0] in "0+-"]
     assert [cells[-2:] for cells in body] == [["0", "0"], ["+2.0", "-2.0"], ["+4.0", "-4.0"]]
     assert body[0][0] == "="
 
 
 def test_columns_that_never_differ_are_told_once(make_front: Fronts) -> None:
-    lines = plan_table(plan_entries(make_front(3)), None)
+    lines = predicted_table(plan_entries(make_front(3)), [""] * 3)
     assert lines[0].startswith("All plans: cp 1, ep 1, vpp 1, sequence parallel no, recompute no, ZeRO 1")
     assert "vpp" not in lines[1]
 
 
 def test_a_column_that_differs_is_shown(make_front: Fronts) -> None:
-    lines = plan_table(plan_entries(make_front(3, recompute=np.array([0, 1, 2]))), None)
+    lines = predicted_table(plan_entries(make_front(3, recompute=np.array([0, 1, 2]))), [""] * 3)
     assert "rc" in lines[1].split()
     assert [line.split()[4] for line in lines[-3:]] == ["-", "sel", "all"]
 
 
 def test_a_long_front_is_thinned_and_says_so(make_proposal: Proposals) -> None:
-    text = proposal_text(make_proposal(300))
+    text = make_proposal(300).text()
     assert "280 more plans" in text
     assert "--all" in text
-    assert len(proposal_text(make_proposal(300), show_all=True).splitlines()) > 300
+    assert len(make_proposal(300).text(show_all=True).splitlines()) > 300
 
 
 def test_the_reference_is_printed_once_where_it_is_a_plan_of_the_front(
     make_proposal: Proposals, make_front: Fronts
 ) -> None:
-    lines = proposal_text(make_proposal(300)).splitlines()
+    lines = make_proposal(300).text().splitlines()
     table = [line for line in lines if line[:1] in ("=", " ") and line.split()[-1][0] in "0+-"]
     assert len(table) == ROWS_FOR_PEOPLE
     assert [line for line in table if line.split()[-2:] in (["0", "0"], ["+0.0", "+0.0"])] == [table[0]]
     other = make_front(1, stage_clock_mhz=np.full((1, 2), 1425.0))
-    assert proposal_text(make_proposal(5, reference=other)).count("+0.0") == 2
-    assert proposal_text(make_proposal(1)).count("\n= ") == 2  # the one plan, and the legend
+    assert make_proposal(5, reference=other).text().count("+0.0") == 2
+    assert make_proposal(1).text().count("\n= ") == 2  # the one plan, and the legend
 
 
 def test_thinning_keeps_both_ends_and_spreads_the_rest(make_front: Fronts) -> None:
@@ -67,13 +66,8 @@ def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
     assert {0, n - 1} <= set(kept.tolist())
 
 
-def test_a_front_of_equal_points_can_be_thinned(make_front: Fronts) -> None:
-    front = make_front(30, iteration_time_s=np.ones(30), energy_j=np.ones(30))
-    assert spread_along(front, 5).size >= 1
-
-
 def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, make_front: Fronts) -> None:
-    text = proposal_text(make_proposal(front=make_front(2, in_domain=np.array([True, False]))))
+    text = make_proposal(front=make_front(2, in_domain=np.array([True, False]))).text()
     assert "\n? " in text
     assert "outside of what the physics was checked against" in text
 
@@ -82,23 +76,16 @@ def test_the_summary_tells_reasons_assumptions_and_the_dashboard(make_proposal: 
     proposal = make_proposal(
         storage="sqlite:///tiny.db", study_name="tiny", assumed=("pue 1.2 is assumed (a survey of 2023).",)
     )
-    text = proposal_text(proposal)
+    text = proposal.text()
     assert "4,880  tp does not divide the heads" in text
     assert "\n- pue 1.2 is assumed\n" in text
     assert "jointopt dashboard --storage sqlite:///tiny.db" in text
 
 
 def test_many_reasons_are_summed_up_but_none_is_lost(make_proposal: Proposals) -> None:
-    text = proposal_text(make_proposal(infeasible={f"reason {i}": 100 - i for i in range(11)}))
+    text = make_proposal(infeasible={f"reason {i}": 100 - i for i in range(11)}).text()
     assert "100  reason 0" in text
     assert f"{92 + 91 + 90}  for 3 other reasons" in text
-
-
-def test_without_a_reference_the_fastest_plan_stands_in_and_the_text_says_so(
-    make_proposal: Proposals, make_front: Fronts
-) -> None:
-    text = proposal_text(replace(make_proposal(), reference=make_front(0)))
-    assert "with all clocks at their maximum none is feasible" in text
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -124,21 +111,5 @@ def test_every_line_fits_100_columns_whatever_the_plans(
         "avg_power_w": 1.0 * draw(1400),
         "peak_memory_gib": 1.0 * draw(288),
     }
-    text = proposal_text(
-        make_proposal(front=make_front(n, **columns), reference=make_front(1)), show_all=True
-    )
+    text = make_proposal(front=make_front(n, **columns), reference=make_front(1)).text(show_all=True)
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_a_reference_outside_of_what_was_checked_shows_it_too(
-    make_front: Fronts, make_proposal: Proposals
-) -> None:
-    unknown = make_front(1, in_domain=np.array([False]))
-    text = proposal_text(make_proposal(front=make_front(2), reference=unknown))
-    assert "\n=? " in text
-    assert "\n? outside of what" in text
-
-
-def test_one_more_reason_is_a_reason(make_proposal: Proposals) -> None:
-    text = proposal_text(make_proposal(infeasible={f"reason {i}": 10 for i in range(9)}))
-    assert "for 1 other reason\n" in text + "\n"

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.explain_text import explanation_text
 from jointopt.report.plain import json_text
-from jointopt.report.propose_json import propose_document
-from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Explanation, Proposal
-from jointopt.report.site import asks_for_site, site_parts, site_table
+from jointopt.report.site import has_site_costs, site_table
 from jointopt.spec.job import Job
 
 
@@ -36,9 +33,9 @@ def test_a_table_names_the_site_and_has_the_run_beside_the_iteration(priced: Job
 def test_a_job_that_asks_for_nothing_is_told_nothing(
     job: Job, make_proposal: Callable[..., Proposal]
 ) -> None:
-    assert not asks_for_site(job)
-    assert "At the site's meter" not in proposal_text(make_proposal())
-    assert asks_for_site(replace(job, cluster=replace(job.cluster, carbon_kg_per_kwh=0.0)))
+    assert not has_site_costs(job)
+    assert "At the site's meter" not in make_proposal().text()
+    assert has_site_costs(replace(job, cluster=replace(job.cluster, carbon_kg_per_kwh=0.0)))
 
 
 def test_carbon_free_electricity_prints(priced: Job) -> None:
@@ -49,10 +46,8 @@ def test_carbon_free_electricity_prints(priced: Job) -> None:
 def test_a_proposal_shows_reference_and_least_and_the_fastest_where_it_is_another(
     priced: Job, make_proposal: Callable[..., Proposal], make_front: Callable[..., Columns]
 ) -> None:
-    assert "\n  fastest " in proposal_text(
-        make_proposal(job=priced, reference=make_front(1, dp=np.array([8])))
-    )
-    text = proposal_text(make_proposal(30, job=priced))
+    assert "\n  fastest " in make_proposal(job=priced, reference=make_front(1, dp=np.array([8]))).text()
+    text = make_proposal(30, job=priced).text()
     table = text[text.index("At the site's meter") :].splitlines()
     assert [line[2:14].strip() for line in table if line.startswith(("  =", "  fastest", "  least"))] == [
         "=", "least energy",
@@ -63,7 +58,7 @@ def test_a_proposal_shows_reference_and_least_and_the_fastest_where_it_is_anothe
 def test_each_plan_of_the_document_has_what_the_site_pays(
     priced: Job, make_proposal: Callable[..., Proposal]
 ) -> None:
-    document = propose_document(make_proposal(3, job=priced))
+    document = make_proposal(3, job=priced).to_dict()
     for plan in (*document["front"], document["reference"]):
         kwh = 1.2 * (plan["energy_j"] + 2 * 1500.0 * plan["iteration_time_s"]) / 3.6e6
         assert plan["facility_energy_j"] == pytest.approx(kwh * 3.6e6)
@@ -75,15 +70,9 @@ def test_each_plan_of_the_document_has_what_the_site_pays(
 def test_an_explanation_adds_hosts_and_overhead(
     job: Job, priced: Job, make_explanation: Callable[..., Explanation]
 ) -> None:
-    document = json.loads(json_text(make_explanation(job=priced).to_json()))
+    document = json.loads(json_text(make_explanation(job=priced).to_dict()))
     parts = document["facility_energy_by_part_j"]
     assert parts == pytest.approx({"gpus": 9000.0, "hosts": 3000.0, "overhead": 2400.0})
     assert document["facility_energy_j"] == pytest.approx(sum(parts.values()))
-    assert "Energy of the site (PUE 1.2)" in explanation_text(make_explanation())
-    assert "this plan" in explanation_text(make_explanation(job=priced))
-
-
-def test_parts_of_the_site_add_up(job: Job) -> None:
-    for time_s, energy_j in np.random.default_rng(0).uniform(0.1, 1e4, (20, 2)).tolist():
-        parts = site_parts(job, time_s, energy_j)
-        assert sum(parts.values()) == pytest.approx(1.2 * (energy_j + 3000.0 * time_s))
+    assert "Energy of the site (PUE 1.2)" in make_explanation().text()
+    assert "this plan" in make_explanation(job=priced).text()

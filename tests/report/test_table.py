@@ -1,3 +1,10 @@
+import os
+import pty
+import sys
+import termios
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -5,9 +12,11 @@ from jointopt.report.table import (
     ENERGY_UNITS,
     TIME_UNITS,
     TextColumn,
+    equal_runs,
     figure,
     lay_out,
     numbers,
+    text_width,
     unit_of,
     wrapped,
 )
@@ -49,3 +58,23 @@ def test_a_number_of_a_sentence_has_four_digits_or_all_whole_ones() -> None:
     assert [figure(number) for number in numbers_of_sentences] == [
         "1,234,568", "1,000", "250", "7.2", "17.91", "0.01235", "0", "-3.142",
     ]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=20))
+def test_runs_of_equal_neighbours_cover_every_position_once(keys: list[str]) -> None:
+    runs = equal_runs(keys)
+    assert [i for run in runs for i in run] == list(range(len(keys)))
+    assert all(len({keys[i] for i in run}) == 1 for run in runs)
+    assert all(keys[one[-1]] != keys[two[0]] for one, two in pairwise(runs))
+
+
+@pytest.mark.parametrize(("columns", "width"), [(40, 60), (80, 80), (200, 100)])
+def test_lines_are_as_wide_as_the_terminal_up_to_100(
+    monkeypatch: pytest.MonkeyPatch, columns: int, width: int
+) -> None:
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (50, columns))
+    with os.fdopen(inside, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert text_width() == width
+    os.close(terminal)

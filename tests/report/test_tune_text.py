@@ -10,8 +10,6 @@ import pytest
 
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.runs_text import differing, plan_words
-from jointopt.report.tune_json import tune_document
-from jointopt.report.tune_text import tuned_text
 from jointopt.spec.job import Job
 
 
@@ -41,11 +39,11 @@ def make_tuned(job: Job) -> Callable[..., Tuned]:
 
 
 def test_the_widest_table_fits_a_terminal_of_100_columns(make_tuned: Callable[..., Tuned]) -> None:
-    assert max(map(len, tuned_text(make_tuned()).splitlines())) <= 100
+    assert max(map(len, make_tuned().text().splitlines())) <= 100
 
 
 def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Callable[..., Tuned]) -> None:
-    lines = tuned_text(make_tuned()).splitlines()
+    lines = make_tuned().text().splitlines()
     (best,) = [line for line in lines if line.startswith("* ") and line.endswith("0.0")]
     assert " 1200 " in best
     assert any(line.endswith(" 8.4") for line in lines)
@@ -54,18 +52,13 @@ def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Call
 def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
     runs = make_tuned().runs
     timed = tuple(replace(r, row={**r.row, "energy_j": None}) for r in runs)
-    assert "energy" not in tuned_text(make_tuned(runs=timed, objectives=("iteration_time_s",)))
+    assert "energy" not in make_tuned(runs=timed, objectives=("iteration_time_s",)).text()
 
 
 @pytest.mark.parametrize("stopped", ["budget", "converged", "exhausted", "interrupted"])
 def test_every_reason_to_stop_is_said(make_tuned: Callable[..., Tuned], stopped: str) -> None:
-    said = tuned_text(make_tuned(stopped=stopped)).lower()
+    said = make_tuned(stopped=stopped).text().lower()
     assert stopped in said
-
-
-def test_what_cannot_be_told_yet_has_no_figure(make_tuned: Callable[..., Tuned]) -> None:
-    assert "bring cannot be told yet (too few runs)" in tuned_text(make_tuned())
-    assert "are expected to widen the front by 2.0%" in tuned_text(make_tuned(gain_left=0.02))
 
 
 def test_a_line_of_words_has_all_in_which_plans_differ() -> None:
@@ -80,12 +73,8 @@ def test_a_line_of_words_has_all_in_which_plans_differ() -> None:
     assert said == "dp=4 tp=2 pp=1 mbs=1 sp=y rc=none ZeRO=1 clock=1485 MHz"
 
 
-def test_nothing_measured_is_said(make_tuned: Callable[..., Tuned]) -> None:
-    assert "Nothing was measured." in tuned_text(make_tuned(runs=(), front=(), hypervolume=()))
-
-
 def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[..., Tuned]) -> None:
-    failed = tune_document(make_tuned())["measured"][1]
+    failed = make_tuned().to_dict()["measured"][1]
     assert failed["status"] == "oom"
     assert failed["iteration_time_s"] is failed["energy_j"] is None
     assert failed["predicted_iteration_time_s"] == 1234.5
@@ -93,6 +82,6 @@ def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[
 
 def test_the_password_of_a_storage_is_not_told(make_tuned: Callable[..., Tuned]) -> None:
     tuned = make_tuned(storage="postgresql+psycopg://me:secret@host/runs", study_name="a-study")
-    told = tuned_text(tuned)
+    told = tuned.text()
     assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in told
-    assert "secret" not in told + str(tune_document(tuned))
+    assert "secret" not in told + str(tuned.to_dict())

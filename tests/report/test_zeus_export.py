@@ -12,8 +12,8 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.physics.pipeline import schedule_order
-from jointopt.report.polish_results import Polished
-from jointopt.report.zeus_export import write_zeus, zeus_command, zeus_schedule
+from jointopt.report.results import Polished
+from jointopt.report.zeus_export import write_zeus, zeus_command
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.polish import polish
@@ -28,19 +28,19 @@ def polished(layout: str = "dp=8 pp=4 mbs=8") -> Polished:
 
 def test_zeus_reads_back_what_was_written(tmp_path: Path) -> None:
     write_zeus(polished(), tmp_path / "clocks.py")
-    assert eval((tmp_path / "clocks.py").read_text()) == zeus_schedule(polished())
+    assert eval((tmp_path / "clocks.py").read_text()) == polished().schedule
 
 
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_a_rank_runs_its_passes_in_the_order_of_the_pipeline_schedule(vpp: int) -> None:
-    rows = zeus_schedule(polished(f"dp=8 pp=4 vpp={vpp} mbs=8"))
+    rows = polished(f"dp=8 pp=4 vpp={vpp} mbs=8").schedule
     for rank, row in enumerate(rows):
         order = schedule_order(4, vpp, 16, rank)
         assert [name for name, _ in row] == ["backward" if op.backward else "forward" for op in order]
 
 
 def test_clocks_are_whole_and_those_of_the_job() -> None:
-    clocks = {clock for row in zeus_schedule(polished()) for _, clock in row}
+    clocks = {clock for row in polished().schedule for _, clock in row}
     assert all(isinstance(clock, int) for clock in clocks)
     assert clocks <= set(polished().job.search.clock_mhz)
 

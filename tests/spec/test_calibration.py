@@ -75,8 +75,8 @@ def test_more_static_power_costs_energy_and_no_time() -> None:
         plan,
         surrogate="none",
     )
-    assert more.to_json()["energy_j"] > usual.to_json()["energy_j"]
-    assert more.to_json()["iteration_time_s"] == pytest.approx(usual.to_json()["iteration_time_s"], rel=0.02)
+    assert more.to_dict()["energy_j"] > usual.to_dict()["energy_j"]
+    assert more.to_dict()["iteration_time_s"] == pytest.approx(usual.to_dict()["iteration_time_s"], rel=0.02)
 
 
 def test_a_calibration_of_another_gpu_is_refused_or_left_aside() -> None:

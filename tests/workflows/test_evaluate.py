@@ -70,8 +70,8 @@ def test_groups_are_judged_apart_and_a_small_one_has_no_rank(judge):
     assert found.groups["group"].tolist() == ["a", "b"]
     assert found.groups["median_error"].tolist() == [0.0, 1.0]
     assert np.isnan(found.groups["kendall_tau"][1])
-    assert "kendall_tau" not in found.to_json()["groups"][1]
-    assert "kendall_tau" not in found.to_json()["overall"]
+    assert "kendall_tau" not in found.to_dict()["groups"][1]
+    assert "kendall_tau" not in found.to_dict()["overall"]
 
 
 def test_groups_of_one_name_are_told_apart_by_their_source(judge):
@@ -79,15 +79,15 @@ def test_groups_of_one_name_are_told_apart_by_their_source(judge):
     found = judge(time_s, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0], group="8B", source=source)
     assert found.groups[["source", "group"]].to_numpy().tolist() == [["here", "8B"], ["there", "8B"]]
     assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, -1.0])
-    assert found.to_json()["groups"][1]["source"] == "there"
+    assert found.to_dict()["groups"][1]["source"] == "there"
 
 
 def test_counts_are_whole_numbers_in_text_and_json(judge):
     found = judge([1.0, 2.0, 3.0], [1.0, np.nan, 3.0], group="8B")
-    document = json.loads(json_text(found.to_json()))
+    document = json.loads(json_text(found.to_dict()))
     for figures in (*document["groups"], document["overall"]):
         assert [repr(figures[name]) for name in ("rows", "not_predicted")] == ["2", "1"]
-    assert "rows 2, not predicted 1, median error 0.000" in found.to_text()
+    assert "rows 2, not predicted 1, median error 0.000" in found.text()
 
 
 def test_rows_that_could_not_be_predicted_are_counted_and_not_judged(judge):
@@ -110,7 +110,7 @@ def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
     assert found.overall["median_error"] == pytest.approx(0.2)
     assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, 1.0])
     assert found.groups["top1_regret"].tolist() == [0.0, 0.0]
-    assert "median error 0.200" in found.to_text()
+    assert "median error 0.200" in found.text()
 
 
 def test_rows_with_results_that_cannot_be_are_named_and_not_judged(synthetic_runs, caplog):

@@ -12,10 +12,7 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import CatalogError, PlanError, UsageError
-from jointopt.report.explain_text import explanation_text
 from jointopt.report.plain import json_text
-from jointopt.report.propose_json import propose_document
-from jointopt.report.propose_text import proposal_text
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import job_from_options
 from jointopt.workflows.explain import explain
@@ -159,8 +156,8 @@ def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energ
     layouts, top = np.arange(problem.num_layouts), np.zeros(problem.num_layouts, np.int64)
     times = problem.plans(layouts, top, np.zeros(len(layouts)))["iteration_time_s"]
     assert best == pytest.approx(times.min())
-    told = explanation_text(explain(job, "dp=2 pp=2 mbs=1"))
-    for text in (proposal_text(found), told, json_text(propose_document(found))):
+    told = explain(job, "dp=2 pp=2 mbs=1").text()
+    for text in (found.text(), told, json_text(found.to_dict())):
         assert "nan" not in text.lower()
     assert "Energy" not in told
 

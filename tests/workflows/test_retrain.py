@@ -42,7 +42,7 @@ def retrained(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> C
     def replaced(rows: Rows, force: bool = False) -> str:
         scores.attrs["rows"] = rows
         monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
-        return retrain(tables=[trained.parent / "runs.csv"], out=folder, force=force)
+        return retrain(tables=[trained.parent / "runs.csv"], out=folder, force=force).text()
 
     return replaced
 
@@ -68,7 +68,7 @@ def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sou
     table = three_sources.copy()
     table.loc[table.index[:5], "iteration_time_s"] *= 10
     table.to_csv(tmp_path / "runs.csv", index=False)
-    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
     assert report.startswith("a100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics")
     assert "h100: learned from 20 of 20 timed rows\n" in report
     told = card(tmp_path / "out")
@@ -80,7 +80,7 @@ def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sou
 def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
     report = retrain(
         tables=[trained.parent / "runs.csv"], out=tmp_path / "surrogate", licences=["a100: made up"]
-    )
+    ).text()
     again = tmp_path / "surrogate"
     assert f"written to {again}" in report
     assert (again / "trees.ubj").read_bytes() == (trained / "trees.ubj").read_bytes()
@@ -160,7 +160,7 @@ def test_a_surrogate_without_readable_held_out_rows_cannot_be_compared(folder, r
 def test_training_again_on_the_same_and_more_rows_is_compared_row_by_row(folder, trained, synthetic_runs):
     more = synthetic_runs("fourth", 0.8, seed=4, gpu="h200-sxm-141gb")
     more.to_csv(folder / "more.csv", index=False)
-    report = retrain(tables=[trained.parent / "runs.csv", folder / "more.csv"], out=folder, force=True)
+    report = retrain(tables=[trained.parent / "runs.csv", folder / "more.csv"], out=folder, force=True).text()
     lines = [line.split() for line in report.splitlines()]
     assert [line[:2] for line in lines if line and line[0] in ("a100", "h100", "titan")][3:] == [
         ["a100", "20"], ["h100", "20"], ["titan", "20"],
@@ -209,7 +209,7 @@ def test_the_store_trains_as_a_table_does(three_sources, tmp_path):
     rows = three_sources[three_sources["source"] != "titan"]
     unnamed = rows.assign(source=rows["source"].where(rows["source"] == "a100"))
     Store(url).add(unnamed, origin="lab")
-    report = retrain(storage=url, out=tmp_path / "out")
+    report = retrain(storage=url, out=tmp_path / "out").text()
     assert "held-out groups: median error" in report
     assert card(tmp_path / "out")["data"] == {"a100": 20, "lab": 20}
     assert "--storage" in card(tmp_path / "out")["rebuild"]
@@ -218,7 +218,7 @@ def test_the_store_trains_as_a_table_does(three_sources, tmp_path):
 def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_path):
     table = three_sources[three_sources["global_batch_size"] == 256]
     pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
-    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
     assert "median error unknown (no source has two groups)" in report
 
 
@@ -226,6 +226,6 @@ def test_rows_that_cannot_be_are_told_and_not_trained_on(three_sources, tmp_path
     table = three_sources.assign(status="OK")
     table.loc[0, "iteration_time_s"] = np.inf
     table.to_csv(tmp_path / "runs.csv", index=False)
-    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out")
+    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
     assert report.startswith("1 row whose iteration_time_s cannot be (row 1: expected a number above 0")
     assert card(tmp_path / "out")["data"] == {"a100": 19, "h100": 20, "titan": 20}

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.report.select_json import select_document
-from jointopt.report.select_text import selection_text
 from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.select import select
 from jointopt.workflows.validate import validate
@@ -58,8 +56,8 @@ def test_under_a_deadline_it_is_the_measured_plan_of_least_energy(study: Study, 
     }
     assert chosen == {"iteration_time_s": 12.5, "energy_j": 7000.0, "avg_power_w": pytest.approx(70.0)}
     assert found.measured
-    assert select_document(found)["measured"] is True
-    assert "measured by real runs" in " ".join(selection_text(found).split())
+    assert found.to_dict()["measured"] is True
+    assert "measured by real runs" in " ".join(found.text().split())
 
 
 def test_without_energy_the_fastest_is_chosen_and_an_energy_limit_refused(study: Study, url: str) -> None:
@@ -68,8 +66,8 @@ def test_without_energy_the_fastest_is_chosen_and_an_energy_limit_refused(study:
         found = select(name, storage=url, **limits)
         assert (found.objective, found.reason) == ("time", "no run measured energy")
         assert found.plans["iteration_time_s"][found.row] == 11.5
-    assert "energy" not in selection_text(found).splitlines()[-10]
-    json.dumps(select_document(found), allow_nan=False)
+    assert "energy" not in found.text().splitlines()[-10]
+    json.dumps(found.to_dict(), allow_nan=False)
     for asked in ({"max_energy_j": 9.0}, {"objective": "energy"}, {"max_power_w": 300.0}):
         with pytest.raises(UsageError, match="measured energy or power"):
             select(name, storage=url, **asked)
@@ -81,7 +79,7 @@ def test_a_plan_whose_energy_is_unknown_is_never_the_thriftiest(study: Study, ur
     assert len(found.plans["energy_j"]) == 4
     fastest = select(found.source.split()[1], storage=url, objective="time")
     assert np.isnan(fastest.plans["energy_j"][fastest.row])
-    assert selection_text(fastest)
+    assert fastest.text()
 
 
 def test_of_a_plan_that_ran_twice_the_fastest_run_counts(study: Study, url: str) -> None:

@@ -15,7 +15,6 @@ from jointopt.core.budget import Budget
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.measure.launchers.base import Ended, Say
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.report.tune_text import tuned_text
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
@@ -218,13 +217,11 @@ def test_failures_for_one_cause_end_a_tune_and_the_next_one_is_told_how_to_repea
     tuned = tune(small, Failing({}), 12, storage=url)
     assert (tuned.stopped, len(tuned.runs)) == ("failed", 3)
     assert "with --retry-failed" in tuned.reason
-    assert f"Stopped before its time: {tuned.reason[:20]}" in tuned_text(tuned)
-    assert "no other run is better" not in tuned_text(tuned)
+    assert f"Stopped before its time: {tuned.reason[:20]}" in tuned.text()
+    assert "no other run is better" not in tuned.text()
     again = tune(small, Failing({}), 12, storage=url)
     assert "3 of them failed; --retry-failed lets such plans run again" in again.notes[0]
-    assert [line.split()[0] for line in tuned_text(again).splitlines() if " failed" in line][:6] == [
-        *"---456"
-    ]
+    assert [line.split()[0] for line in again.text().splitlines() if " failed" in line][:6] == [*"---456"]
 
 
 def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
@@ -237,8 +234,8 @@ def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
     tuned = tune(timed, "replay", 5, table=make_runs(), storage=url)
     assert (tuned.stopped, len(tuned.runs)) == ("failed", 1)
     assert "Run 1 is not stored: database or disk is full" in tuned.notes[-1]
-    assert "its time: Run 1 is not stored" in tuned_text(tuned)
-    assert "Measurements:" not in tuned_text(tuned)
+    assert "its time: Run 1 is not stored" in tuned.text()
+    assert "Measurements:" not in tuned.text()
 
 
 def test_runs_on_their_way_are_told_even_where_one_could_not_be_stored(

@@ -12,8 +12,6 @@ import optuna
 import pytest
 
 from jointopt.core.errors import LauncherError
-from jointopt.report.validate_json import validate_document
-from jointopt.report.validate_text import median_errors, validated_text
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
@@ -70,8 +68,8 @@ def test_errors_are_relative_to_what_was_measured_and_intervals_are_judged(small
     low, high = (first.predicted[f"iteration_time_s_{end}"] for end in ("low", "high"))
     assert first.inside("iteration_time_s") is bool(low <= 1.0 <= high)
     assert second.inside("iteration_time_s") is None
-    assert set(median_errors(found)) == {"iteration_time_s", "energy_j"}
-    assert "Row 2, oom: too large" in validated_text(found)
+    assert set(found.median_errors) == {"iteration_time_s", "energy_j"}
+    assert "Row 2, oom: too large" in found.text()
 
 
 def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(small: Job, url: str) -> None:
@@ -98,7 +96,7 @@ def test_three_failures_for_one_cause_end_it(small: Job) -> None:
     found = validate(small, launcher, 5, surrogate="none")
     assert (found.stopped, launcher.runs) == ("failed", 3)
     assert "with --again" in found.reason
-    assert "Stopped before its time: 3 runs in a row failed" in validated_text(found)
+    assert "Stopped before its time: 3 runs in a row failed" in found.text()
 
 
 def test_of_a_table_the_rows_that_are_predicted_best_are_run(make_runs, job: Job) -> None:
@@ -107,7 +105,7 @@ def test_of_a_table_the_rows_that_are_predicted_best_are_run(make_runs, job: Job
     predicted = [run.predicted["iteration_time_s"] for run in found.runs]
     assert len(predicted) == 3
     assert predicted == sorted(predicted)
-    document = validate_document(found)
+    document = found.to_dict()
     assert document["measured"][0]["error_iteration_time_s"] == pytest.approx(
         found.runs[0].error("iteration_time_s")
     )

@@ -1,0 +1,169 @@
+"""The answer of ``propose``: the Pareto-optimal plans, as a table of about 20 lines with what the search did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.core.schema import Columns, Ints
+from jointopt.physics.facility import with_site
+from jointopt.report.assumed import assumptions, informed_lines
+from jointopt.report.documents import PROPOSE, Result
+from jointopt.report.plain import plan_entries
+from jointopt.report.plan_table import plan_frame, predicted_table
+from jointopt.report.site import has_site_costs, site_table
+from jointopt.report.table import OBJECTIVE_WORDS, paragraphs, plural, wrapped
+from jointopt.spec.job import Job
+from jointopt.spec.plans.parse import PLAN_KEYS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROWS_FOR_PEOPLE = 20
+REASONS_FOR_PEOPLE = 8
+
+
+@dataclass(frozen=True)
+class Proposal(Result):
+    """The Pareto-optimal plans of one job.
+
+    ``front`` holds the plan columns, ``iteration_time_s`` (s), ``energy_j`` (J, all GPUs), ``avg_power_w`` (W per
+    GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval), and
+    ``in_domain`` (bool); it is sorted by time. ``reference`` has the same columns and one row: the fastest plan with
+    every clock at its maximum; none where no such plan is feasible.
+    """
+
+    keys = PROPOSE
+    job: Job
+    seed: int
+    surrogate: str  # name of the surrogate, or "none" for physics alone
+    considered: int  # combinations of the joint space's layout columns before any rule
+    layouts: int  # distinct layouts that the rules allow
+    feasible_layouts: int  # of these, the ones that satisfy the constraints at some clock
+    infeasible: Mapping[str, int]  # reason -> layouts dropped for it
+    front: Columns
+    reference: Columns
+    informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that corrected it, by place
+    reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
+    covered_plans: int = 0  # plans of the joint space that the answer speaks for
+    evaluated_plans: int = 0  # plans whose time and energy were really computed
+    study_name: str | None = None
+    storage: str | None = None  # Optuna storage URL
+    seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
+    assumed: tuple[
+        object, ...
+    ] = ()  # assumptions or sentences: what no source states and what stands in for it
+
+    def to_frame(self) -> pd.DataFrame:
+        """The front with what the site pays, columns as in a measurement table."""
+        return plan_frame(with_site(self.job, self.front))
+
+    def text(self, *, show_all: bool = False) -> str:
+        """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
+        total = len(self.front["pp"])
+        thinned = not show_all and total > ROWS_FOR_PEOPLE
+        shown = plan_entries(self.front, spread_along(self.front, ROWS_FOR_PEOPLE) if thinned else None)
+        reference = plan_entries(self.reference)
+        plans = [*reference, *(plan for plan in shown if not any(_same(plan, other) for other in reference))]
+        marks = ["="] * len(reference) + [""] * (len(plans) - len(reference))
+        lines = [*_title(self), "", *predicted_table(plans, marks), *_legend(self, plans), *_site(self)]
+        if total > len(shown):
+            lines.append(
+                f"{total - len(shown):,} more plans lie between these: --all prints them, --json writes them with "
+                "every column."
+            )
+        return "\n".join([*lines, "", *_summary(self)])
+
+
+def _same(plan: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(plan.get(key) == other.get(key) for key in PLAN_KEYS)
+
+
+def spread_along(front: Columns, count: int) -> Ints:
+    """Indices (at most ``count``) spread evenly along the front as it is drawn: log time against log energy.
+
+    The two ends are always kept; ``front`` is sorted by time.
+    """
+    drawn = np.log([front["iteration_time_s"], front["energy_j"]])
+    span = np.ptp(drawn, axis=1, keepdims=True)
+    steps = np.diff(drawn / np.where(span > 0, span, 1.0), axis=1)
+    travelled = np.concatenate([[0.0], np.cumsum(np.hypot(*steps))])
+    wanted = np.linspace(0.0, travelled[-1], count)
+    return np.unique(np.abs(travelled[:, np.newaxis] - wanted).argmin(axis=0))
+
+
+def _title(proposal: Proposal) -> list[str]:
+    job, count = proposal.job, len(proposal.front["pp"])
+    training, cluster = job.training, job.cluster
+    plans = "1 plan that no other beats" if count == 1 else f"{count:,} plans, none beaten by another"
+    objectives = " and ".join(OBJECTIVE_WORDS.get(name, name) for name in job.objectives)
+    return wrapped(
+        f"{job.name}: {job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
+        f"{training.dtype}, {training.framework.name}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}: "
+        f"{plans} in {objectives}."
+    )
+
+
+def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
+    surrogate = proposal.surrogate
+    if len(proposal.reference["pp"]):
+        lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
+    else:
+        lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
+    if not all(plan.get("in_domain", True) for plan in plans):
+        known = "the physics was checked against" if surrogate == "none" else f"{surrogate} was trained on"
+        lines.append(f"? outside of what {known}: its interval (±) is wider.")
+    lines += [f"The = row breaks a constraint: {sentence}" for sentence in proposal.reference_breaks]
+    return paragraphs(lines)
+
+
+def _site(proposal: Proposal) -> list[str]:
+    """The site's costs of the reference, the fastest plan and the one of least energy, where the job has prices."""
+    job, front = proposal.job, proposal.front
+    if not has_site_costs(job) or not np.isfinite(front["energy_j"]).any():
+        return []
+    rows = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
+    references = plan_entries(proposal.reference)
+    if any(_same(plan_entries(front, [0])[0], reference) for reference in references):
+        del rows["fastest"]  # which the line of = is
+    time_s, energy_j = (
+        np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
+        for name in ("iteration_time_s", "energy_j")
+    )
+    return ["", *site_table(job, ["="] * len(references) + list(rows), time_s, energy_j), ""]
+
+
+def _summary(proposal: Proposal) -> list[str]:
+    lines = wrapped(
+        f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts, "
+        f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
+        f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
+    )
+    lines += [
+        *informed_lines(proposal.informed_by),
+        *_dropped(proposal.infeasible),
+        *assumptions(proposal.assumed),
+    ]
+    if proposal.storage and proposal.study_name:
+        lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
+        lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
+    return lines
+
+
+def _dropped(infeasible: Mapping[str, int]) -> list[str]:
+    """The commonest reasons, and how many combinations all others dropped."""
+    common = sorted(infeasible.items(), key=lambda item: -item[1])
+    shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
+    if count := sum(count for _, count in others):
+        shown.append((f"for {plural(len(others), 'other reason')}", count))
+    if not shown:
+        return []
+    width = max(len(f"{count:,}") for _, count in shown)
+    lines = (f"  {count:>{width},}  {reason}" for reason, count in shown)
+    return [
+        "Dropped, by the first rule broken:",
+        *(x for line in lines for x in wrapped(line, " " * (width + 4))),
+    ]

@@ -1,0 +1,211 @@
+"""The answer of ``select``: the best stored plan under limits, what relaxing them would buy, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jointopt.core.schema import Columns
+from jointopt.report.documents import SELECT, Result, next_command
+from jointopt.report.plain import plan_entries
+from jointopt.report.plan_table import plan_frame, predicted_table
+from jointopt.report.site import has_site_costs, site_table
+from jointopt.report.table import figure, paragraphs, plural, wrapped
+from jointopt.spec.job import SITE_ENERGY, Job
+from jointopt.spec.jobfile import shipped_jobs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AS_GIVEN = "as asked"  # the reason of an objective that the caller chose
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """The gain from a looser limit, the others as they are; ``row`` is the plan chosen then."""
+
+    row: int
+    relaxed_to: float
+    gain: float  # in units of the objective, 0 where nothing better comes within reach
+    gain_percent: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One upper bound that a stored plan had to keep, and how the plan chosen stands to it."""
+
+    name: str  # column that is bounded
+    bound: float
+    value: float  # of the plan chosen
+    held: float  # what is held to the bound: the value, or the upper end of its interval
+    high: float | None  # upper end of its 90 % interval
+    binds: bool  # without this limit alone a better plan would be chosen
+    relaxed: Relaxation  # by 5 %
+    nearest: Relaxation | None  # the least that buys something worth having; None = nothing does
+
+    @property
+    def room_percent(self) -> float:
+        """Distance of the plan chosen from the bound, in percent of it."""
+        return 100.0 * (1.0 - self.held / self.bound)
+
+    @property
+    def useful(self) -> Relaxation:
+        """The gain from 5 % more, or where that is none, from the nearest bound that has one."""
+        return self.relaxed if self.relaxed.gain > 0 or self.nearest is None else self.nearest
+
+
+@dataclass(frozen=True)
+class Selection(Result):
+    """The best of stored plans under limits. ``plans`` are all that were stored; rows are counted in them."""
+
+    keys = SELECT
+    source: str
+    job_name: str
+    job: Job | None
+    plans: Columns
+    row: int  # the plan chosen
+    objective: str  # time | energy | edp | knee
+    energy: str  # column that counts as energy: energy_j, or facility_energy_j
+    reason: str  # why that objective
+    satisfying: int  # plans within all limits
+    at_high_end: bool  # limits were kept by the upper ends of the 90 % intervals
+    limits: tuple[Limit, ...]
+    ends: tuple[int, int]  # the fastest plan and the one of least energy within all limits
+    binds_together: bool  # no limit alone keeps the best plan away, all of them do
+    measured: bool = False  # the values are of real runs, and not predicted
+
+    @property
+    def binding(self) -> tuple[str, ...]:
+        """Limits that bind, each of them alone."""
+        return tuple(limit.name for limit in self.limits if limit.binds)
+
+    @property
+    def shipped_job(self) -> str | None:
+        """Name of the plans' job, where it is one that `jointopt catalog jobs` lists."""
+        return self.job_name if self.job_name in shipped_jobs() else None
+
+    def to_frame(self) -> pd.DataFrame:
+        """All stored plans; the column ``chosen`` is true in one row."""
+        frame = plan_frame(self.plans)
+        return frame.assign(chosen=frame.index == self.row)
+
+    def text(self) -> str:
+        """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
+        others = _others(self)
+        plans = plan_entries(self.plans, [self.row, *others.values()])
+        lines = [
+            *_title(self),
+            "",
+            *predicted_table(plans, ["=", *others]),
+            *_legend(self, others),
+            *([""] if self.limits else []),
+            *(line for limit in self.limits for line in _limit_lines(self, limit, others)),
+            *_remarks(self),
+            *_site(self, others),
+            "",
+            "Next: take it apart" + ("" if self.shipped_job else " (with your job's file)"),
+            f"  {next_command(self)}",
+        ]
+        return "\n".join(lines)
+
+
+_WORDS = {
+    "iteration_time_s": ("iteration time", "s"),
+    "energy_j": ("energy of the GPUs", "J"),
+    "facility_energy_j": ("energy of the site", "J"),
+    "avg_power_w": ("mean power", "W per GPU"),
+    "cluster_power_kw": ("power of the site", "kW"),
+}
+_BEST = {  # title of the plan chosen, and what a better one has
+    "time": ("The fastest plan", "faster"),
+    "energy": ("The plan of least energy", "less energy"),
+    "edp": ("The plan of least energy times time", "less energy times time"),
+    "knee": ("The knee of the front", ""),
+}
+_POWER = ("avg_power_w", "cluster_power_kw")
+
+
+def _others(found: Selection) -> dict[str, int]:
+    """Rows to show beside the chosen one, by their mark."""
+    if not found.limits:
+        return {mark: row for mark, row in zip("fe", found.ends, strict=True) if row != found.row}
+    rows = [limit.useful.row for limit in found.limits if limit.useful.gain > 0]
+    return dict(zip("abcd", [row for row in dict.fromkeys(rows) if row != found.row], strict=False))
+
+
+def _title(found: Selection) -> list[str]:
+    energy = ", hosts and PUE counted as energy" if found.energy == SITE_ENERGY else ""
+    kept = f"; {found.satisfying:,} keep every limit" if found.limits else ""
+    measured = ", measured by real runs" if found.measured else ""
+    plans = f"{plural(len(found.plans['pp']), 'plan')} of {found.source}{measured}{kept}."
+    reason = found.reason if found.reason == AS_GIVEN else f"{found.reason}; --objective changes that"
+    return [
+        *wrapped(f"{found.job_name or 'Plans'}: {plans}"),
+        *wrapped(f"{_BEST[found.objective][0]} ({reason}){energy}:"),
+    ]
+
+
+def _legend(found: Selection, others: Mapping[str, int]) -> list[str]:
+    if found.limits or not others:
+        words = "= the plan chosen; Δ% is relative to it."
+    else:
+        words = "= the plan chosen, f the fastest, e that of least energy; Δ% is relative to the first."
+    known = found.plans.get("in_domain")
+    if known is not None and any(known[row] is False for row in (found.row, *others.values())):
+        words += " ? outside of what was checked: its interval (±) is wider."
+    return wrapped(words if found.limits else f"{words} Limits (--max-...) choose another.")
+
+
+def _limit_lines(found: Selection, limit: Limit, others: Mapping[str, int]) -> list[str]:
+    what, unit = _WORDS[limit.name]
+    reach = f", up to {figure(limit.held)}" if found.at_high_end else ""
+    text = f"{what} at most {figure(limit.bound)} {unit}: {figure(limit.value)}{reach}, {limit.room_percent:.1f} % room"
+    verdict = f"binds. {_buys(found, limit, others)}" if limit.binds else "does not bind."
+    return wrapped(f"- {text}; {verdict}", "    ")
+
+
+def _buys(found: Selection, limit: Limit, others: Mapping[str, int]) -> str:
+    if limit.relaxed.gain > 0:
+        return f"5 % more ({_offer(found, limit, limit.relaxed, others)}."
+    if limit.nearest is None:
+        return "5 % more buys nothing, nor does any other amount buy 0.1 %."
+    more = 100.0 * (limit.nearest.relaxed_to / limit.bound - 1.0)
+    nearest = _offer(found, limit, limit.nearest, others)
+    return f"5 % more buys nothing; the least that helps is {more:.1f} % more ({nearest}."
+
+
+def _offer(found: Selection, limit: Limit, offer: Relaxation, others: Mapping[str, int]) -> str:
+    mark = next((f" (row {mark})" for mark, row in others.items() if row == offer.row), "")
+    gain = f"{offer.gain_percent:{'.1f' if offer.gain_percent >= 0.1 else '.1g'}}"
+    return f"{figure(offer.relaxed_to)} {_WORDS[limit.name][1]}): {gain} % {_BEST[found.objective][1]}{mark}"
+
+
+def _remarks(found: Selection) -> list[str]:
+    remarks = (
+        ["No limit binds alone: a better plan breaks several of them at once."]
+        if found.binds_together
+        else []
+    )
+    over = [
+        _WORDS[limit.name][0] for limit in found.limits if limit.high is not None and limit.high > limit.bound
+    ]
+    if over and not found.at_high_end:
+        remarks.append(
+            f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within."
+        )
+    powers = [f"constraints.{limit.name}" for limit in found.limits if limit.name in _POWER]
+    if powers and not found.measured:
+        remarks.append(
+            f"The search kept plans for time and energy: with {' and '.join(powers)} in the job file, "
+            "`jointopt propose` may find a better one under that power."
+        )
+    return paragraphs(remarks)
+
+
+def _site(found: Selection, others: Mapping[str, int]) -> Sequence[str]:
+    job, rows = found.job, [found.row, *others.values()]
+    if job is None or not (has_site_costs(job) or found.energy == SITE_ENERGY):
+        return []
+    time_s, energy_j = (found.plans[name][rows] for name in ("iteration_time_s", "energy_j"))
+    return ["", *site_table(job, ["=", *others], time_s, energy_j)]

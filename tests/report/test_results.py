@@ -1,0 +1,51 @@
+"""Every result answers as a mapping, a table and a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.report.documents import Result
+from jointopt.report.plain import json_text
+from jointopt.report.results import Calibrated, Evaluation, Explanation, Proposal, Retrained
+from jointopt.spec.calibration import Calibration, Constants
+
+ROWS = {"Proposal": 5, "Explanation": 2, "Evaluation": 1, "Retrained": 2, "Calibrated": 1}
+
+
+@pytest.fixture
+def results(
+    make_proposal: Callable[..., Proposal], make_explanation: Callable[..., Explanation]
+) -> dict[str, Result]:
+    scores = pd.DataFrame({"source": ["a", "mean"], "physics": [0.2, 0.2], "group out": [np.nan, 0.1]})
+    work = ({"work": "forward", "clock_sensitive_share": 0.5},)
+    calibration = Calibration("a40", Constants(1740.0, 60.0, 0.7, 1.3), work=work,
+                              fitted_on={"kind": "stage profile", "rows": 5})  # fmt: skip
+    found = (
+        make_proposal(5), make_explanation(), Calibrated(calibration, None),
+        Evaluation(pd.DataFrame({"group": ["g"], "rows": [3], "kendall_tau": [np.nan]}), {"rows": 3}),
+        Retrained((), scores, None, (), Path("out")),
+    )  # fmt: skip
+    return {type(result).__name__: result for result in found}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_result_is_a_document_a_table_and_a_text(results: dict[str, Result], name: str) -> None:
+    assert json.loads(json_text(results[name].to_dict())) == results[name].to_dict()
+    assert len(results[name].to_frame()) == ROWS[name]
+    assert max(map(len, results[name].text().splitlines())) <= 100
+
+
+def test_a_figure_that_a_group_does_not_have_is_not_in_the_document(results: dict[str, Result]) -> None:
+    assert results["Evaluation"].to_dict()["groups"] == [{"group": "g", "rows": 3}]
+    assert "group out" not in results["Retrained"].to_dict()["sources"][0]
+
+
+def test_work_without_a_clock_of_least_energy_has_dashes(results: dict[str, Result]) -> None:
+    line = next(line for line in results["Calibrated"].text().splitlines() if "forward" in line)
+    assert line.split() == ["forward", "50%", "-", "-"]
