@@ -152,5 +152,5 @@ def measured_speeds(processes: int) -> Mapping[str, Any]:
         if ended.code == 0 and answer.is_file():
             found: Mapping[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
             return found
-        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).reason
+        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).detail
         raise LauncherError(f"The speeds could not be measured: {why.rstrip('.')}.")

@@ -69,7 +69,7 @@ def run_program(
     finally:
         end_program(program, mark)
     cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot say so any more
-    return Ended(program.returncode, timed_out, tail(log) + cut)
+    return Ended(program.returncode, timed_out, tail_of(log) + cut)
 
 
 @contextmanager
@@ -141,15 +141,15 @@ def marked(mark: str) -> Iterable[psutil.Process]:
                 yield process
 
 
-def tail(log: Path) -> str:
+def tail_of(log: Path) -> str:
     """The end of a log, at most 64 KiB; bytes that are no text are shown as such."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return stream.read().decode("utf-8", "backslashreplace")
 
 
-def whole(log: Path) -> str:
+def whole_log(log: Path) -> str:
     """A log, or its end where it is longer than anyone reads (64 MiB); bytes that are no text are shown as such."""
     if log.stat().st_size > _LONGEST_LOG:
-        return tail(log)
+        return tail_of(log)
     return log.read_text(encoding="utf-8", errors="backslashreplace")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
-from jointopt.measure.launchers.base import RESULTS
+from jointopt.measure.launchers.rows import RESULTS
 from jointopt.runs.cells import STRICT_READERS, read_columns
 from jointopt.runs.table import clean_runs, read_table
 from jointopt.spec.catalog.gpus import gpu_id

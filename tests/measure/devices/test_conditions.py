@@ -11,7 +11,8 @@ import pytest
 
 from jointopt.core.errors import DevicePermissionError, PlanError
 from jointopt.measure.devices.conditions import under_plan
-from jointopt.measure.launchers.base import RESULTS, Launcher
+from jointopt.measure.launchers.base import Launcher
+from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job, Training
