@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from jointopt import __version__
+from jointopt.cli import common
 from jointopt.core.errors import JointOptError
 
 COMMANDS = (
@@ -32,6 +33,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; what goes wrong on purpose is one line on stderr and an exit code, never a traceback."""
+        common.print_log()
         try:
             return super().invoke(ctx)
         except JointOptError as error:

@@ -45,7 +45,7 @@ def validate(
     launching.heed_sigterm(launcher)
     found = run(
         common.job_of(job, {}), launcher, top, seed=seed, surrogate=surrogate, storage=storage, again=again,
-        progress=common.remark, **launching.told(options),
+        **launching.given(options),
     )  # fmt: skip
     click.echo(json_text(validate_document(found)) if as_json else validated_text(found))
     launching.end(ctx, found.stopped, found.fault)

@@ -1,4 +1,4 @@
-"""What answers have in common for people: how plans and real runs are listed, and where these are kept."""
+"""Text that answers share: lists of plans and of real runs, and where these are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report.clocks import short_clocks
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import TextColumn, wrapped
@@ -25,11 +26,8 @@ PLAN_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {  # of one plan, by
 }
 _CLOCKS_WIDTH = 12
 _LINE_WIDTH = 40  # of the clocks in a line of words
-_WORDS = (
-    "dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
-    "stage_clock_mhz",
-)  # fmt: skip
-_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp")
+_WORDS = (*LAYOUT_COLUMNS, "stage_clock_mhz")
+_DEGREES = LAYOUT_COLUMNS[:6]
 _ALWAYS = ("dp", "tp", "pp", "micro_batch_size", "recompute", "zero_stage")
 _HEADS = {  # as in the tables
     "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
