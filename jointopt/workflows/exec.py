@@ -16,7 +16,7 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
 from jointopt.measure.devices.meter import Gpus, Meter, metered
 from jointopt.measure.devices.reading import Reading
-from jointopt.measure.launchers.foreground import run_in_foreground
+from jointopt.measure.launchers.process import run_in_foreground
 from jointopt.spec.plans.parse import PLAN_KEYS
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from jointopt.core.errors import DeviceError
 from jointopt.core.facts import joined_notes
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
-from jointopt.measure.devices.meter import Gpus, Meter, metered
+from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
@@ -87,7 +86,9 @@ def unmetered(plan: Mapping[str, Any]) -> Iterator[Conditions]:
 
 
 @contextmanager
-def under_plan(plan: Mapping[str, Any], default_clocks: bool = False) -> Iterator[Conditions]:
+def under_plan(
+    plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK
+) -> Iterator[Conditions]:
     """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
@@ -99,12 +100,12 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False) -> Iterato
         return
     settings = [] if default_clocks else plan_settings(plan)
     ranks = int(plan["tp"]) * int(plan["cp"]) * int(plan["dp"]) * int(plan["pp"])
-    with metered(range(ranks)) as meter, locked(settings) as held:
-        conditions = Conditions(plan, meter, held, settings, default_clocks, time.time())
+    with metered(range(ranks), clock) as meter, locked(settings) as held:
+        conditions = Conditions(plan, meter, held, settings, default_clocks, clock.time())
         try:
             yield conditions
         finally:
-            conditions.ended_s = time.time()
+            conditions.ended_s = clock.time()
 
 
 def _gpus_here(default_clocks: bool) -> bool:

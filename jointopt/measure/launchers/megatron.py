@@ -129,7 +129,7 @@ def _run(job: Job, iterations: int) -> list[str]:
 # --- the log --------------------------------------------------------------------------------------------------------
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|([^\n]*)")
-_FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+.\deEnaif]+)\s*\|")
+_FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
 _MEMORY = re.compile(r"max reserved:\s*([\d.]+)")
 _TIME, _ENERGY, _POWER = (
     "elapsed time per iteration (ms)",
@@ -157,7 +157,7 @@ def read_log(text: str, dropped: int) -> MegatronLog:
     """
     rows: dict[int, dict[str, float]] = {}
     for number, rest in _ITERATION.findall(text):
-        fields = {name: _number(value) for name, value in _FIELD.findall(rest)}
+        fields = {name: float(value) for name, value in _FIELD.findall(rest)}
         if fields.get(_TIME, math.nan) > 0:
             rows[int(number)] = fields
     kept = [rows[number] for number in sorted(rows)][dropped:]
@@ -171,13 +171,6 @@ def read_log(text: str, dropped: int) -> MegatronLog:
         last_loss=kept[-1].get("lm loss", math.nan),
         skipped=int(kept[-1].get("number of skipped iterations", 0)),
     )
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        return math.nan
 
 
 def _median(rows: list[dict[str, float]], name: str) -> float:

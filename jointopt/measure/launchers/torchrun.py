@@ -150,7 +150,8 @@ def train_spec(
     layout: dict[str, Any] = {name: int(plan[name]) for name in _OF_PLAN}
     return TrainSpec(
         **shape, **layout, seq_length=training.seq_length, global_batch_size=training.global_batch_size,
-        dtype=training.dtype, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]), iterations=iterations,
+        dtype=training.dtype,
+        sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]), iterations=iterations,
         warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
         selective_share=training.framework.selective_share,
     )  # fmt: skip
