@@ -57,7 +57,7 @@ def differing(plans: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def plan_words(plan: Mapping[str, Any], differing: Collection[str]) -> str:
-    """A plan in one line: what most plans are told apart by, and all in which those beside it are ``differing``."""
+    """A plan in one line: the columns in which most plans differ, and those that are ``differing`` beside it."""
     shown = [name for name in _WORDS if name in _ALWAYS or name in differing]
     return " ".join(f"{_HEADS.get(name, name)}={_word(plan[name])}" for name in shown)
 
@@ -71,7 +71,7 @@ def _word(value: Any) -> str:
 
 
 def gain_words(gain: float, objectives: int, plans: str) -> str:
-    """What ``plans`` are expected to bring: a share ``gain`` of the time, or of the front; NaN = nobody can tell."""
+    """The expected gain of ``plans`` in words: a share ``gain`` of the time, or of the front; NaN = not known."""
     if math.isnan(gain):
         return f"what {plans} bring cannot be told yet (too few runs)"
     what = "be faster by" if objectives == 1 else "widen the front by"
@@ -84,7 +84,7 @@ def stopped_lines(stopped: str, reason: str) -> list[str]:
 
 
 def broken_legend(runs: Sequence[MeasuredRun]) -> str:
-    """What the status ``over`` means, where a run has it."""
+    """The meaning of the status ``over``, where a run has it."""
     broken = sorted({name for run in runs for name in run.broken})
     return f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
 
@@ -92,7 +92,7 @@ def broken_legend(runs: Sequence[MeasuredRun]) -> str:
 def kept_lines(
     notes: Sequence[str], storage: str | None, study_name: str | None, kept: int = 1, unstored: int = 0
 ) -> list[str]:
-    """The notes, then where measurements and study are and how to open the study; no password is told.
+    """The notes, then where measurements and study are and how to open the study; no password is shown.
 
     ``unstored`` runs could not be stored; where none of the others is ``kept`` nothing is there.
     """

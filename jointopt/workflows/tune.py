@@ -114,18 +114,18 @@ class _Loop(Campaign):
             spare = budget.runs_left(self.spent)
             left = self._left()
             self._note_unknown()
-            belief = self.belief() if left.any() else None
-            self._log_gain(belief, left)
+            posterior = self.posterior() if left.any() else None
+            self._log_gain(posterior, left)
             if not spare:
                 return "budget"
-            if belief is None:
+            if posterior is None:
                 return "exhausted"
             going_on = self._left_over(left) if first else np.empty(0, np.int64)
             first = False
-            best = going_on if len(going_on) else self._next(belief, left, min(batch, spare))
+            best = going_on if len(going_on) else self._next(posterior, left, min(batch, spare))
             if not len(best):
                 return "converged"
-            if not self._run(best, belief.columns, budget, begun=bool(len(going_on))):
+            if not self._run(best, posterior.columns, budget, begun=bool(len(going_on))):
                 return "failed"
 
     def _left_over(self, left: Bools) -> Ints:
@@ -153,13 +153,13 @@ class _Loop(Campaign):
     def _state(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
 
-    def _log_gain(self, belief: Belief | None, left: Bools) -> None:
+    def _log_gain(self, posterior: Belief | None, left: Bools) -> None:
         """Log the best plan so far, and the gain expected from the plans that are left."""
         objectives = self.objectives()
         measured = self._known(objectives)
         if not len(measured[objectives[0]]):
             return
-        self.gain_left = 0.0 if belief is None else gain_left(belief.draws, measured, objectives, left)
+        self.gain_left = 0.0 if posterior is None else gain_left(posterior.draws, measured, objectives, left)
         if self._count:
             best = float(measured[objectives[0]].min())
             gain = gain_words(self.gain_left, len(objectives), f"the {left.sum()} plans left")
@@ -201,17 +201,17 @@ class _Loop(Campaign):
         rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
         return np.array(rows, float).reshape(-1, len(objectives))
 
-    def belief(self) -> Belief:
+    def posterior(self) -> Belief:
         """The posterior of every candidate after all runs so far; notes where another prediction is trusted now."""
         rows = [run.row for run in self.runs]
-        belief = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
-        if self._basis and belief.basis != self._basis:
+        posterior = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
+        if self._basis and posterior.basis != self._basis:
             self.note(
-                f"After {len(self.runs)} runs, each predicted from the others, {belief.basis} did better than "
+                f"After {len(self.runs)} runs, each predicted from the others, {posterior.basis} did better than "
                 f"{self._basis}; plans are chosen by that."
             )
-        self._basis = belief.basis
-        return belief
+        self._basis = posterior.basis
+        return posterior
 
     def _known(self, objectives: tuple[str, ...]) -> Columns:
         """Measured objectives of the runs that succeeded and kept the job's bounds."""
@@ -219,14 +219,14 @@ class _Loop(Campaign):
         values = values[np.isfinite(values).all(axis=1)]
         return {name: values[:, i] for i, name in enumerate(objectives)}
 
-    def _next(self, belief: Belief, left: Bools, count: int) -> Ints:
+    def _next(self, posterior: Belief, left: Bools, count: int) -> Ints:
         objectives = self.objectives()
         measured = self._known(objectives)
-        # nothing has run yet: any run says something
+        # nothing has run yet: any run is evidence
         least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
         return acquire(
-            belief.columns, measured, self._costs(belief.columns), count, self._rng,
-            objectives=objectives, allowed=left, least_chance=least, draws=belief.draws,
+            posterior.columns, measured, self._costs(posterior.columns), count, self._rng,
+            objectives=objectives, allowed=left, least_chance=least, draws=posterior.draws,
         )  # fmt: skip
 
     def _costs(self, columns: Columns) -> Floats:

@@ -17,7 +17,9 @@ from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
-_HELD = 0.97  # of the clock asked for; below it the GPU was throttled, or lowered its clock while it waited
+_HELD = (
+    0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while it waited
+)
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 

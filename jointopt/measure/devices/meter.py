@@ -61,6 +61,7 @@ class Gpus:
         return int(self._gpus[index].gpu_index)
 
     def name(self, index: int) -> str:
+        """Number and name, for sentences."""
         return f"GPU {index} ({_answer(self._gpus[index].get_name, index)})"
 
     def check_whole(self, index: int) -> None:
@@ -97,6 +98,7 @@ class Gpus:
         _answer(self._gpus[index].reset_gpu_locked_clocks, index, "to release its clock")
 
     def power_limit_w(self, index: int) -> float:
+        """The power limit of the GPU in W."""
         return float(_answer(self._gpus[index].get_power_management_limit, index)) / 1e3
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
@@ -162,6 +164,7 @@ class Meter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Begin to sample."""
         try:
             gpus = Gpus()
             wanted = range(len(gpus)) if self._indices is None else self._indices
@@ -179,6 +182,7 @@ class Meter:
         self._thread.start()
 
     def stop(self) -> None:
+        """Take a last sample and end the thread."""
         self._over.set()
         if self._activity is not None:
             self._activity.stop()

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jointopt.core.errors import LauncherError, TableError
-from jointopt.core.schema import COLUMNS
 from jointopt.measure.devices.clocks import plan_settings
 from jointopt.measure.devices.conditions import Conditions
 from jointopt.measure.devices.reading import Reading, Series, not_measured, together
+from jointopt.measure.launchers.rows import plan_cells
 from jointopt.spec.job import Job
 
 _PLAN = "plan.json"
-_KEYS = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
 _CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
 _SIGNALLED = 128  # exit codes above it name a signal
@@ -38,22 +34,7 @@ def metered_words(words: Sequence[str], job: Job, folder: Path, default_clocks: 
 
 def write_plan(plan: Mapping[str, Any], folder: Path) -> None:
     """Writes the plan columns for `jointopt exec`. Raises OSError."""
-    cells = {name: _plain(plan[name]) for name in _KEYS if name in plan}
-    text = json.dumps({name: value for name, value in cells.items() if value is not None})
-    (folder / _PLAN).write_text(text, encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    """A cell of a table as JSON has it; clocks as a list, blank as None."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return (
-        [float(clock) for clock in value.split(";")]
-        if isinstance(value, str) and value[:1].isdigit()
-        else value
-    )
+    (folder / _PLAN).write_text(json.dumps(plan_cells(plan)), encoding="utf-8")
 
 
 def check_settable(folder: Path, code: int, log: str) -> None:

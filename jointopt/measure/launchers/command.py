@@ -20,7 +20,7 @@ from jointopt.core.schema import COLUMNS, STATUSES, Columns
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.launchers.failures import is_full
 from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.rows import RESULTS, WINDOW, failed_row, label, result_row
+from jointopt.measure.launchers.rows import RESULTS, WINDOW, failed_row, is_blank, label, result_row
 from jointopt.runs.table import check_measurements
 from jointopt.spec.check import is_number, is_whole
 from jointopt.spec.job import Job
@@ -63,7 +63,7 @@ class Template:
 
     def filled(self, values: Mapping[str, Any]) -> list[str]:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
-        words = {name: _word(name, values.get(name)) for name in self.fields}
+        words = {name: word(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
 
 
@@ -75,7 +75,7 @@ def _split(command: str) -> list[str]:
 
 
 def _fields(word: str) -> Iterable[str]:
-    """Names of the fields in a word; UsageError where a brace is no field, or asks for more than a value."""
+    """Names of the fields in a word; UsageError where a brace is no field, or holds more than a name."""
     try:
         parts = list(string.Formatter().parse(word))
     except ValueError as error:
@@ -93,11 +93,11 @@ def _fields(word: str) -> Iterable[str]:
         yield name
 
 
-def _word(name: str, value: Any) -> str:
+def word(name: str, value: Any) -> str:
     """A value as one word: true and false in small letters, whole numbers without a point, clocks by semicolons."""
     if isinstance(value, list | tuple | np.ndarray):
         return ";".join(plain_number(float(clock)) for clock in value)
-    if value is None or pd.isna(value):
+    if is_blank(value):
         raise UsageError(f"--command needs {{{name}}}, which neither plan nor job states.")
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
@@ -113,16 +113,12 @@ def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str,
     for source in (model, training, cluster):
         stated |= {name: getattr(source, name) for name in _WORKLOAD if hasattr(source, name)}
     stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
-    given = {name: value for name, value in plan.items() if name in FIELDS and not _is_blank(value)}
+    given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
     values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, _RESULT: folder / _FILE}
     values["num_micro_batches"] = training.global_batch_size // (
         int(plan["dp"]) * int(plan["micro_batch_size"])
     )
     return values
-
-
-def _is_blank(value: Any) -> bool:
-    return value is None or (np.ndim(value) == 0 and bool(pd.isna(value)))
 
 
 class CommandProgram:
@@ -206,7 +202,7 @@ class CommandLauncher(LocalLauncher):
     def _about_clocks(self, job: Job, plan: Mapping[str, Any]) -> str:
         """A remark on the clocks of several nodes, which cannot be reached from here; blank where none are set."""
         in_words = "stage_clock_mhz" in self.program.template.fields
-        if job.cluster.gpu.clock_min_mhz is None or (_is_blank(plan.get("stage_clock_mhz")) and not in_words):
+        if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
             return ""
         if in_words:
             return f"clocks of {job.cluster.nodes} nodes were left to the command"
@@ -263,7 +259,7 @@ def _is_window(given: Mapping[str, Any]) -> bool:
 
 def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
     """The result columns that hold something."""
-    held = {name: value for name in RESULTS if not _is_blank(value := given.get(name))}
+    held = {name: value for name in RESULTS if not is_blank(value := given.get(name))}
     return {name: value for name, value in held.items() if str(value).strip()}
 
 

@@ -5,16 +5,44 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from jointopt.core.facts import Failure, joined_notes
 from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.spec.plans.clocks import parse_stage_clocks
 
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
 # of a row while it is being made: start and end of the measured iterations, in s since 1970, and their number
 WINDOW = ("measured_s", "iterations")
+
+
+def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan columns of ``plan`` that are not blank, as JSON has them; equal for equal plans, however written."""
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "int": int,
+        "bool": bool,
+        "float": float,
+        "str": str,
+        "clocks": _clocks,
+    }
+    columns = [
+        column for column in COLUMNS.values() if column.role == "plan" and not is_blank(plan.get(column.name))
+    ]
+    return {column.name: kinds[column.dtype](plan[column.name]) for column in columns}
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell holds nothing: None, NaN or NA."""
+    return value is None or (np.ndim(value) == 0 and bool(pd.isna(value)))
+
+
+def _clocks(value: Any) -> list[float]:
+    return parse_stage_clocks(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def result_row(notes: str, **known: float) -> dict[str, Any]:

@@ -10,19 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from jointopt.core.errors import LauncherError, UsageError, nearest
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, Columns
 from jointopt.measure.devices import node_meters
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
-from jointopt.measure.launchers.command import CommandProgram
+from jointopt.measure.launchers.command import CommandProgram, word
 from jointopt.measure.launchers.megatron import MegatronProgram
 from jointopt.measure.launchers.process import tail_of, whole_log
 from jointopt.measure.launchers.program import Program
-from jointopt.measure.launchers.rows import outcome, with_log
+from jointopt.measure.launchers.rows import outcome, plan_cells, with_log
 from jointopt.measure.launchers.slurm_control import RefusedError, SlurmJob
 from jointopt.measure.launchers.slurm_fleet import DONE, Fleet
 from jointopt.measure.launchers.slurm_script import LOG, script
@@ -30,7 +28,6 @@ from jointopt.measure.launchers.slurm_watch import End, why_failed, written_in
 from jointopt.measure.launchers.torchrun import TorchrunProgram
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.plans.clocks import plain_number
 from jointopt.spec.slurm import NO_GPU_REQUEST
 
 DEFAULT_FOLDER = Path("jointopt-slurm")
@@ -49,7 +46,7 @@ class SlurmLauncher:
     result. GPUs run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by
     `jointopt exec` on each node; without ``meter`` the program is started alone. ``limit_s`` is the longest that a run
     may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by all
-    that is run; Ctrl-C cancels it. Several runs are in the queue at once where they are asked for at once.
+    that is run; Ctrl-C cancels it. Several runs are in the queue at once in `run_all`.
     """
 
     name = "slurm"
@@ -113,7 +110,8 @@ class SlurmLauncher:
         if self._metered(job):
             words = node_meters.metered_words(words, job, place, self.default_clocks)
         name = self.submission_name(place)
-        return script(name, job.cluster, job.slurm, words, place, self.limit_s, _words(plan))
+        about = " ".join(f"{key}={word(key, value)}" for key, value in plan_cells(plan).items())
+        return script(name, job.cluster, job.slurm, words, place, self.limit_s, about)
 
     # --- one submission
 
@@ -160,8 +158,7 @@ class SlurmLauncher:
         """
         mapping = job_mapping(job)
         of_job = {key: mapping[key] for key in ("model", "training", "cluster")}
-        of_plan = {name: _plain(plan[name]) for name in sorted(plan) if _is_given(name, plan[name])}
-        parts = [str(self.folder), self.program.name, of_job, of_plan, *self._command(job, plan)]
+        parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), *self._command(job, plan)]
         text = json.dumps(parts, sort_keys=True, default=str)
         return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -200,7 +197,7 @@ class SlurmLauncher:
     # --- a single row that was handed over
 
     def _deliver(self, runs: Iterator[Ended]) -> None:
-        """A row counts as handed over when the next run is asked for, or this process ends in peace."""
+        """A row counts as handed over when the next run begins, or this process ends in peace."""
         if self._delivered is None:
             atexit.register(self._accept)
         self._delivered = runs
@@ -270,25 +267,3 @@ def _digest(word: str) -> str:
         with suppress(OSError, ValueError):  # words may be too long for a path, or hold what no path does
             return hashlib.sha256(Path(word).read_bytes()).hexdigest()
     return ""
-
-
-def _is_given(name: str, value: Any) -> bool:
-    blank = not isinstance(value, list | tuple) and (value is None or pd.isna(value))
-    return not blank and name in COLUMNS and COLUMNS[name].role == "plan"
-
-
-def _plain(value: Any) -> Any:
-    """The same text for equal values, whatever made them."""
-    if isinstance(value, list | tuple):
-        return ";".join(plain_number(float(clock)) for clock in value)
-    if isinstance(value, str):
-        return value
-    number = float(value)
-    return int(number) if number.is_integer() else number
-
-
-def _words(plan: Mapping[str, Any]) -> str:
-    """The plan for a comment of the script."""
-    return " ".join(
-        f"{name}={plan[name]}" for name in COLUMNS if name in plan and _is_given(name, plan[name])
-    )

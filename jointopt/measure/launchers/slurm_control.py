@@ -72,6 +72,7 @@ class SlurmJob:
 
     @property
     def ended(self) -> bool:
+        """Whether it is over and does not come back by itself."""
         return self.state in ENDED
 
     @property

@@ -132,7 +132,7 @@ class Fleet:
             return None
 
     def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
-        """The row counts as handed over when the next one is asked for: until then the same plan finds it again."""
+        """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""
         flight, (row, end) = self._flights.pop(place), found
         yield Ended(place, row, end.seconds)
         _close(flight.folder)

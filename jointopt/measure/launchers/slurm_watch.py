@@ -37,6 +37,7 @@ class End:
 
     @property
     def code(self) -> int:
+        """The exit code that is known best; -1 where none is."""
         if self.written is not None:
             return self.written.code
         return -1 if self.job is None else self.job.exit_code
@@ -166,7 +167,7 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     if is_full(folder):
         log += "\nNo space left on device"
     failure = failure_of(log, end.code, timed_out, limit_s)
-    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one says more
+    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one is the cause
     first = _FIRST_TASK.search(log)
     unknown = failure == Failure(FailureKind.EXIT_CODE, f"exit code {end.code}")
     return Failure(FailureKind.EXIT_CODE, first[1]) if first and unknown else failure

@@ -49,6 +49,7 @@ class Campaign:
         return Earlier() if store is None else earlier_runs(candidates, store.read())
 
     def note_unread(self, earlier: Earlier) -> None:
+        """Note that stored runs are not used, where one of them cannot be read."""
         if earlier.unread:
             self.note(f"{UNREAD} {earlier.unread}")
 

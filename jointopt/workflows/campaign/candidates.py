@@ -44,13 +44,14 @@ class Candidates:
 
     @property
     def size(self) -> int:
+        """Number of plans."""
         return len(self.rows)
 
 
 def listed(listing: Mapping[str, Any], job: Job) -> Candidates:
     """The plans that a launcher lists; rows that no physics can price are left out.
 
-    The table says what software they ran under, ``job`` how much memory they may take. Raises TableError where none
+    The software is that of the table, the memory that they may take that of ``job``. Raises TableError where none
     can be predicted.
     """
     table = pd.DataFrame(listing)

@@ -56,6 +56,7 @@ class Record:
 
     @property
     def study_name(self) -> str | None:
+        """The name of the study; None where there is none."""
         return None if self._study is None else self._study.name
 
     def open_study(

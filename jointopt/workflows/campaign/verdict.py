@@ -13,7 +13,7 @@ from jointopt.report.table import figure
 from jointopt.spec.job import Job
 from jointopt.workflows.campaign.outlook import held_to
 
-_ALIKE = 3  # failures in a row for one cause: a fourth would tell nothing new
+_ALIKE = 3  # failures in a row for one cause: a fourth would be no news
 
 
 def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
@@ -31,7 +31,7 @@ def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
 def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
     """Sentences, where the last three of ``rows`` (runs as they ended) failed for one cause and none succeeded.
 
-    Runs out of memory do not count: they tell which plans fit. Blank elsewhere, and where no cause is known.
+    Runs out of memory do not count: they are evidence of which plans fit. Blank elsewhere, and where no cause is known.
     ``retry`` is the option with which plans that failed are run again.
     """
     judged = [row for row in rows if row["status"] != "oom"]
