@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.failures import failure_of
 
 LOGS = Path(__file__).parent / "failure_logs"  # of torchrun with 2 or 4 processes and gloo, PyTorch 2.13
@@ -92,6 +93,23 @@ def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
     failure = failure_of(log, 7, False, 60)
     assert failure.status == "failed"
     assert words in failure.detail
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        (NCCL, FailureKind.NCCL),
+        ("No space left on device", FailureKind.DISK_FULL),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", FailureKind.CUDA),
+        ("train.py: error: unrecognized arguments: --tensor-parallel 2", FailureKind.UNKNOWN_FLAG),
+        ((LOGS / "rank_killed.txt").read_text(), FailureKind.KILLED),
+        ((LOGS / "aborted_while_ending.txt").read_text(), FailureKind.CRASHED),
+        ((LOGS / "error_recorded.txt").read_text(), FailureKind.EXIT_CODE),
+    ],
+    ids=["nccl", "disk", "cuda", "flag", "killed", "crashed", "error"],
+)
+def test_the_kind_of_a_failure_is_read_from_the_log(log: str, kind: FailureKind) -> None:
+    assert failure_of(log, 2, False, 60).kind is kind
 
 
 def test_a_run_without_an_end_is_a_timeout() -> None:
