@@ -122,6 +122,7 @@ def test_what_a_run_tells_of_itself_stays(clock) -> None:
 def test_a_gpu_that_did_not_hold_its_clock_is_told(clock) -> None:
     with under_plan(PLAN, clock=clock) as conditions:
         Gpus().lock_clock(1, 900)  # as heat or a power limit would
+        clock.sleep(0.2)
         start = clock.time()
         clock.sleep(2.2)
     row = conditions.added_to(NOTHING, (start, clock.time()), 10)
