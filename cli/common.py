@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,8 +159,23 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
+class _OnStderr(logging.Handler):
+    """Prints what the library logs, one line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        remark(record.getMessage())
+
+
+def print_log() -> None:
+    """Let progress and warnings of the library appear on stderr."""
+    log = logging.getLogger("jointopt")
+    log.setLevel(logging.INFO)
+    if not any(isinstance(handler, _OnStderr) for handler in log.handlers):
+        log.addHandler(_OnStderr())
+
+
 def offer_restore() -> None:
-    """Says so where a run that was killed has left GPU clocks set: commands that measure begin with it."""
+    """Print how to put GPU clocks back that a killed run has left set; commands that measure begin with it."""
     from jointopt.measure.devices.clocks import restore_offer
 
     if offer := restore_offer():

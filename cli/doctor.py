@@ -27,5 +27,5 @@ def doctor(quick: bool, storage: str, as_json: bool) -> None:
     from jointopt.report.plain import json_text
     from jointopt.workflows.doctor import diagnose
 
-    found = diagnose(storage, speeds=not quick, progress=common.remark)
+    found = diagnose(storage, speeds=not quick)
     click.echo(json_text(diagnosis_document(found)) if as_json else diagnosis_text(found))

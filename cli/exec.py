@@ -49,7 +49,7 @@ def exec(
     common.offer_restore()
     done = execute(
         command, plan_of(plan_file, row), node=node, gpus_per_node=gpus_per_node, default_clocks=default_clocks,
-        grace_s=grace_s, series=reading, say=common.remark,
+        grace_s=grace_s, series=reading,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")
     if done.trouble:

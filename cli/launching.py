@@ -1,4 +1,4 @@
-"""Options of the commands that run plans for real: which launcher, and what it is told."""
+"""Options of the commands that run plans for real: the launcher, and its own options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
-_TAKEN = (
-    "name",
-    "progress",
-    "spread",
-    "set",
-)  # what the functions behind the commands are told beside options
+_TAKEN = ("name", "spread", "set")  # other arguments of the functions behind the commands
 _HERE = ("torchrun", "megatron", "command", "replay")  # launchers whose runs are children of this process
 _PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -52,14 +47,14 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def launcher_options(command: F) -> F:
-    """``launcher`` and the options of the launchers, which `told` puts together."""
+    """``launcher`` and the options of the launchers, which `given` puts together."""
     for name, settings in reversed(_OPTIONS):
         command = click.option(name, **settings)(command)
     return command
 
 
 def heed_sigterm(launcher: str) -> None:
-    """SIGTERM ends the command with a line: runs on this machine end, those of a cluster go on as after a kill."""
+    """Let SIGTERM end the command with a line: runs on this machine end, those of a cluster go on as after a kill."""
     from jointopt.report.runs_text import TERMINATED
 
     def end(number: int, frame: object) -> None:
@@ -84,9 +79,9 @@ def end(ctx: click.Context, stopped: str, fault: str) -> None:
     ctx.exit(_INTERRUPTED if stopped == "interrupted" else _FAILED if fault or stopped == "failed" else 0)
 
 
-def told(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a launcher is made with: the options given, those of ``--set`` read as YAML reads a value."""
-    given = {name: value for name, value in options.items() if value is not None and name != "set"}
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for the launcher: those of the command line, and of ``--set``, read as YAML reads a value."""
+    out = {name: value for name, value in options.items() if value is not None and name != "set"}
     for pair in options["set"]:
         name, equals, text = pair.partition("=")
         if not (name and equals and text.strip()):
@@ -94,8 +89,8 @@ def told(options: Mapping[str, Any]) -> dict[str, Any]:
         name = name.replace("-", "_")
         if name in {*click.get_current_context().params, *_TAKEN} - options.keys():
             raise click.BadParameter(f"{name!r} is no option of a launcher.", param_hint="--set")
-        given[name] = _value(name, text)
-    return given
+        out[name] = _value(name, text)
+    return out
 
 
 def _value(name: str, text: str) -> Any:

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import errno
 import importlib
-import logging
 import sys
 from typing import Any
 
 import click
 
 from jointopt import __version__
+from jointopt.cli import common
 from jointopt.core.errors import JointOptError
 
 COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
     "script", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
-
-
-class _Stderr(logging.Handler):
-    """Prints messages of the library on stderr, a line each."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(record.getMessage(), err=True)
-
-
-def _print_log() -> None:
-    """Let the user see what the library logs; once, however many commands a process runs."""
-    log = logging.getLogger("jointopt")
-    if not any(isinstance(handler, _Stderr) for handler in log.handlers):
-        log.addHandler(_Stderr())
-        log.setLevel(logging.INFO)
 
 
 class Commands(click.Group):
@@ -48,7 +33,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what goes wrong on purpose is one line on stderr and an exit code, never a traceback."""
-        _print_log()
+        common.print_log()
         try:
             return super().invoke(ctx)
         except JointOptError as error:

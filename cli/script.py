@@ -29,9 +29,9 @@ def script(job: str, plan: str, launcher: str, **options: Any) -> None:
     from jointopt.spec.plans.check import check_plan
     from jointopt.spec.plans.parse import parse_plan, plan_records
 
-    asked = common.job_of(job, {})
-    parsed = parse_plan(plan, asked)
+    the_job = common.job_of(job, {})
+    parsed = parse_plan(plan, the_job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    if broken := check_plan(asked, record):
+    if broken := check_plan(the_job, record):
         raise PlanError(" ".join(broken))
-    click.echo(script_of(load_launcher(launcher, **launching.told(options)), asked, record), nl=False)
+    click.echo(script_of(load_launcher(launcher, **launching.given(options)), the_job, record), nl=False)

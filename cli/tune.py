@@ -60,7 +60,7 @@ def tune(
     launching.heed_sigterm(launcher)
     found = run(
         common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
-        retry_failed=retry_failed, storage=storage, progress=common.remark, **launching.told(options),
+        retry_failed=retry_failed, storage=storage, **launching.given(options),
     )  # fmt: skip
     click.echo(json_text(found.to_dict()) if as_json else found.text())
     launching.end(ctx, found.stopped, found.fault)

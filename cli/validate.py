@@ -43,7 +43,7 @@ def validate(
     launching.heed_sigterm(launcher)
     found = run(
         common.job_of(job, {}), launcher, top, seed=seed, surrogate=surrogate, storage=storage, again=again,
-        progress=common.remark, **launching.told(options),
+        **launching.given(options),
     )  # fmt: skip
     click.echo(json_text(found.to_dict()) if as_json else found.text())
     launching.end(ctx, found.stopped, found.fault)

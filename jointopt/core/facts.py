@@ -1,8 +1,80 @@
-"""Small facts that travel between rooms as data, so that no code reads them out of a sentence."""
+"""Facts that travel as data and become sentences only where a person reads them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_OF_ONE_RUN = re.compile(r"/\S+|\d+")  # paths and numbers: these differ between runs that failed alike
+_SEPARATOR = "; "  # between a failure and the remarks after it in the notes of a row
+
+
+class FailureKind(StrEnum):
+    """Causes for which a run has no result."""
+
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    DISK_FULL = "disk full"
+    MISSING_MODULE = "missing module"
+    UNKNOWN_FLAG = "unknown flag"
+    CUDA = "cuda"
+    NCCL = "nccl"
+    CONNECTION = "connection"  # between processes
+    KILLED = "killed"
+    CRASHED = "crashed"  # by a signal of its own
+    CLOCKS = "clocks"  # the GPUs have no such clock or power limit
+    RESULT = "result"  # the program ended well, and its result is missing or wrong
+    CLUSTER = "cluster"  # a node failed, or the job was cancelled or preempted
+    EXIT_CODE = "exit code"  # with the program's own error, if it wrote one
+    REPORTED = "reported"  # by a program, or by a stored row, in words alone
+
+
+_NAMELESS = (FailureKind.CLOCKS, FailureKind.RESULT, FailureKind.EXIT_CODE, FailureKind.REPORTED)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has no result: the kind of its cause, and one sentence (blank where no cause is known)."""
+
+    kind: FailureKind
+    detail: str
+
+    @property
+    def status(self) -> str:
+        """The status of its row of a measurement table: oom, timeout or failed."""
+        timed_out = self.kind is FailureKind.TIMEOUT
+        return "oom" if self.kind is FailureKind.OOM else "timeout" if timed_out else "failed"
+
+    @property
+    def cause(self) -> tuple[FailureKind, str]:
+        """A key that is equal for failures of one cause.
+
+        That is the kind; where it names no cause, also the sentence without paths and numbers.
+        """
+        return self.kind, _OF_ONE_RUN.sub("#", self.detail) if self.kind in _NAMELESS else ""
+
+
+def failure_in(row: Mapping[str, Any]) -> Failure:
+    """The failure of a row of a run that has not succeeded.
+
+    Rows of this process hold it as ``failure``; of others (a store, a launcher of another package) status and notes
+    are read, up to the first separator.
+    """
+    known = row.get("failure")
+    if isinstance(known, Failure):
+        return known
+    kinds = {"oom": FailureKind.OOM, "timeout": FailureKind.TIMEOUT}
+    notes = row.get("notes")
+    detail = notes.split(_SEPARATOR)[0] if isinstance(notes, str) else ""
+    return Failure(kinds.get(str(row["status"]), FailureKind.REPORTED), detail)
+
+
+def joined_notes(*parts: object) -> str:
+    """The notes of a row from a failure's sentence and remarks; blank ones, NaN and None are left out."""
+    return _SEPARATOR.join(part for part in parts if isinstance(part, str) and part)
 
 
 @dataclass(frozen=True, order=True)

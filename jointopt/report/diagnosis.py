@@ -1,4 +1,4 @@
-"""What `doctor` found, for people and as JSON."""
+"""The diagnosis of `doctor`, as text and as JSON."""
 
 from __future__ import annotations
 

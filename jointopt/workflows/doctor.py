@@ -1,12 +1,13 @@
-"""``doctor``: what this machine has, what of jointopt works on it, and what to install for the rest."""
+"""``doctor``: the machine, the features of jointopt that work on it, and what to install for the rest."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,16 +22,14 @@ from jointopt.runs.database import database_errors, has_table, without_password
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 CPU_CORE = "cpu-core"
 _ENOUGH_DISK_GIB = 1.0
 _MOST_CPU_PROCESSES = 4  # of the probe: more than that say nothing new and take long to start
 
 
-def diagnose(
-    storage: str = "sqlite:///jointopt.db", *, speeds: bool = True, progress: Say | None = None
-) -> Diagnosis:
-    """What was found here; nothing is changed, no database made.
+def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> Diagnosis:
+    """The diagnosis of this machine; nothing is changed, no database made.
 
     ``speeds``: also measure products, memory and links, which takes seconds and needs PyTorch.
     """
@@ -38,12 +37,9 @@ def diagnose(
     notes = [offer] if (offer := restore_offer()) else []
     measured: dict[str, Any] = {}
     if speeds and _has("torch"):
-        if progress is not None:
-            progress("measuring products, memory and links ...")
+        _log.info("measuring products, memory and links ...")
         try:
-            measured = dict(
-                measured_speeds(len(machine.gpus) or max(1, min(machine.cores, _MOST_CPU_PROCESSES)))
-            )
+            measured = dict(measured_speeds(len(machine.gpus) or min(machine.cores, _MOST_CPU_PROCESSES)))
         except LauncherError as error:
             notes.append(str(error))
     gpu, unknown = _catalogued(machine)

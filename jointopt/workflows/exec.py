@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,16 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
 from jointopt.measure.devices.meter import Gpus, Meter, metered
 from jointopt.measure.devices.reading import Reading
-from jointopt.measure.launchers.foreground import run_in_foreground
+from jointopt.measure.launchers.process import run_in_foreground
 from jointopt.spec.plans.parse import PLAN_KEYS
 
-_DEGREES = ("dp", "tp", "pp")
+_log = logging.getLogger(__name__)
+_DEGREES = ("dp", "tp", "cp", "pp")
 
 
 @dataclass(frozen=True)
 class Executed:
-    """How the program ended, what its GPUs drew, and what could not be put back or written (blank: nothing)."""
+    """How the program ended, the reading of its GPUs, and what could not be put back or written (blank: nothing)."""
 
     code: int
     reading: Reading
@@ -32,7 +35,6 @@ class Executed:
 def execute(
     command: Sequence[str], plan: Mapping[str, Any], *, node: int | None = None, gpus_per_node: int | None = None,
     default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Executed:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
@@ -42,7 +44,7 @@ def execute(
     """
     count = _used_gpus(plan)
     settings, local = _settings(plan, count, node, gpus_per_node, default_clocks)
-    say(_what_is_set(settings, local) if settings else "Clocks are left to the driver.")
+    _log.info(_setting_words(settings, local) if settings else "Clocks are left to the driver.")
     with metered(range(local)) as meter, locked(settings) as held:
         start = time.time()
         code = run_in_foreground(command, grace_s)
@@ -52,7 +54,7 @@ def execute(
 
 
 def _written(meter: Meter, file: Path) -> str:
-    """Writes the samples; why it cannot, which must not hide how the program ended."""
+    """Write the samples; return why it cannot, which must not hide how the program ended."""
     try:
         meter.series().write(file)
     except OSError as error:
@@ -71,12 +73,12 @@ def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
         raise UsageError(f"{path} is no JSON: {error}.") from error
     found = _plan_in(document, path, row)
     plan = {name: value for name, value in found.items() if name in PLAN_KEYS}
-    if not set(_DEGREES) & plan.keys():
+    if not {"dp", "tp", "pp"} & plan.keys():
         raise UsageError(
             f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
             "or an object with dp, tp, pp and stage_clock_mhz."
         )
-    return {**dict.fromkeys(("dp", "tp", "pp", "cp"), 1), **plan}
+    return dict.fromkeys(_DEGREES, 1) | plan
 
 
 def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
@@ -94,19 +96,17 @@ def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:
-    used = 1
-    for name in ("dp", "tp", "cp", "pp"):
+    for name in _DEGREES:
         value = plan[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PlanError(f"The {name} of a plan must be a whole number from 1; got {value!r}.")
-        used *= value
-    return used
+    return math.prod(plan[name] for name in _DEGREES)
 
 
 def _settings(
     plan: Mapping[str, Any], used: int, node: int | None, gpus_per_node: int | None, default_clocks: bool
 ) -> tuple[list[Setting], int]:
-    """What to set here, and how many GPUs of this machine the plan uses."""
+    """The settings of this machine, and how many of its GPUs the plan uses."""
     try:
         here = len(Gpus())
     except DeviceError as error:
@@ -132,7 +132,7 @@ def _node(given: int | None, several: bool) -> int | None:
     return int(slurm) if slurm.isdigit() else None
 
 
-def _what_is_set(settings: Sequence[Setting], local: int) -> str:
+def _setting_words(settings: Sequence[Setting], local: int) -> str:
     clocks = [s.clock_mhz for s in settings if s.clock_mhz is not None]
     limits = [s.power_limit_w for s in settings if s.power_limit_w is not None]
     parts = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,28 +13,25 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.budget import Budget, Spent, spent_of
-from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import TERMINATED, differing, gain_words, plan_words
+from jointopt.report.runs_text import differing, gain_words, plan_words
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
 from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
-from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
-from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, broken_bounds, held_to
-from jointopt.workflows.campaign.record import Asked, Record
-from jointopt.workflows.campaign.verdict import GoingOn, why_none
+from jointopt.workflows.campaign.earlier import Earlier
+from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, held_to
+from jointopt.workflows.campaign.record import Queued
+from jointopt.workflows.campaign.verdict import why_none
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
-_CURABLE = (
-    "failed",
-    "timeout",
-)  # a cause may go away, such as a full disk; too little memory stays too little
+_CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 TIME = ("iteration_time_s",)
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
@@ -41,8 +39,7 @@ _START_S = 120.0
 
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, storage: str | None = None,
-    batch: int = 1, retry_failed: bool = False, progress: Say | None = None, spread: Spread | None = None,
-    **options: Any,
+    batch: int = 1, retry_failed: bool = False, spread: Spread | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
@@ -58,10 +55,10 @@ def tune(
     """
     job = replace(job, objectives=job.measured_objectives)
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
-    asked = chosen.candidates(job)
-    candidates = searched(job) if asked is None else listed(asked, job)
+    listing = chosen.candidates(job)
+    candidates = searched(job) if listing is None else listed(listing, job)
     usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
-    loop = _Loop(job, chosen, candidates, seed, storage, progress, spread or usual, retry_failed)
+    loop = _Loop(job, chosen, candidates, seed, storage, spread or usual, retry_failed)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)
@@ -70,31 +67,27 @@ def tune(
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
         objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
         gain_left=loop.gain_left, spent=loop.spent,
-        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.going_on.reason,
-        unstored=loop.going_on.unstored,
+        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.reason,
+        unstored=loop.unstored,
     )  # fmt: skip
 
 
-class _Loop:
-    """The runs so far, and what they say of the plans that are left."""
+class _Loop(Campaign):
+    """The runs so far, and what follows from them for the candidates that are left."""
 
     def __init__(
-        self, job: Job, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None, say: Say | None,
-        spread: Spread, retry_failed: bool,
+        self, job: Job, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None, spread: Spread,
+        retry_failed: bool,
     ) -> None:  # fmt: skip
-        self.job, self.launcher, self.candidates = job, launcher, candidates
+        super().__init__(job, launcher, storage, "tune", "--retry-failed")
+        self.candidates = candidates
         self.runs: list[TunedRun] = []
-        self.notes: list[str] = []
-        self.going_on = GoingOn(launcher, "--retry-failed", self._note)
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
-        self._lost: list[str] = []  # objectives that cannot be heeded
+        self._lost: list[str] = []  # objectives that are left out
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        self._say = say or (lambda text: None)
-        self.record = Record(job, storage, f"tune {launcher.name} {job.name}", self._note)
-        store = self.record.store
-        earlier = Earlier() if store is None else earlier_runs(candidates.asked, store.read())
+        earlier = self.earlier(candidates.rows)
         self._remember(earlier, retry_failed)
         self._outlook = Outlook(job, candidates, earlier, spread, self._rng)
         self._basis = ""
@@ -107,22 +100,10 @@ class _Loop:
     def spend(self, budget: Budget, batch: int = 1) -> str:
         """Run plans until a reason to stop, which is returned."""
         self._continue(budget)
-        stopped = "interrupted"
-        self.record.progress(self._told(budget))
-        try:
-            stopped = self._rounds(budget, batch)
-        except KeyboardInterrupt:
-            pass
-        except SystemExit:
-            self._say(TERMINATED)
-            raise
-        except (LauncherError, DeviceError) as error:
-            if not self._count:
-                raise
-            self.going_on.give_up(f"No further run could be started: {error}")
-            stopped = "failed"
+        self.record.progress(self._state(budget))
+        stopped = self.until_the_end(lambda: self._rounds(budget, batch), lambda: self._count > 0)
         if stopped in ("interrupted", "failed"):
-            self.record.pause(self._told(budget))
+            self.record.pause(self._state(budget))
         else:
             self.record.finish()
         return stopped
@@ -132,19 +113,19 @@ class _Loop:
         while True:
             spare = budget.runs_left(self.spent)
             left = self._left()
-            self._tell_unknown()
-            belief = self.belief() if left.any() else None
-            self._tell_gain(belief, left)
+            self._note_unknown()
+            posterior = self.posterior() if left.any() else None
+            self._log_gain(posterior, left)
             if not spare:
                 return "budget"
-            if belief is None:
+            if posterior is None:
                 return "exhausted"
             going_on = self._left_over(left) if first else np.empty(0, np.int64)
             first = False
-            best = going_on if len(going_on) else self._next(belief, left, min(batch, spare))
+            best = going_on if len(going_on) else self._next(posterior, left, min(batch, spare))
             if not len(best):
                 return "converged"
-            if not self._run(best, belief.columns, budget, begun=bool(len(going_on))):
+            if not self._run(best, posterior.columns, budget, begun=bool(len(going_on))):
                 return "failed"
 
     def _left_over(self, left: Bools) -> Ints:
@@ -153,38 +134,36 @@ class _Loop:
         records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
         found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
         if len(found):
-            runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
-            self._note(f"A tune that was killed had begun {runs}, asked for again before any other.")
+            runs = count(len(found), "run")
+            self.note(f"A tune that was killed had begun {runs}, asked for again before any other.")
         return found
 
     def _continue(self, budget: Budget) -> None:
-        """What a tune that was stopped has spent of the same budget is spent."""
-        told = self.record.unfinished()
-        if told is not None and told.get("budget") == budget.document():
-            # one may have been stored and not told of when the tool was killed
-            self.spent = spent_of(told["spent"]).with_more(
-                self._measured_plans - int(told.get("measured", self._measured_plans))
+        """Count what a tune that was stopped has spent of the same budget."""
+        before = self.record.unfinished()
+        if before is not None and before.get("budget") == budget.document():
+            # one may have been stored and not counted when the tool was killed
+            self.spent = spent_of(before["spent"]).with_more(
+                self._measured_plans - int(before.get("measured", self._measured_plans))
             )
             self._minutes_before = self.spent.minutes
             if self.spent.runs:
-                self._note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
+                self.note(f"Going on where a tune was stopped: {budget.words(self.spent)} are spent.")
 
-    def _told(self, budget: Budget) -> dict[str, Any]:
+    def _state(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
 
-    def _tell_gain(self, belief: Belief | None, left: Bools) -> None:
-        """What has been found, and what the plans that are left are expected to bring."""
+    def _log_gain(self, posterior: Belief | None, left: Bools) -> None:
+        """Log the best plan so far, and the gain expected from the plans that are left."""
         objectives = self.objectives()
         measured = self._known(objectives)
         if not len(measured[objectives[0]]):
             return
-        self.gain_left = 0.0 if belief is None else gain_left(belief.draws, measured, objectives, left)
+        self.gain_left = 0.0 if posterior is None else gain_left(posterior.draws, measured, objectives, left)
         if self._count:
             best = float(measured[objectives[0]].min())
-            words = f"best so far {_figure(best, objectives[0])}"
-            self._say(
-                f"{words}; {gain_words(self.gain_left, len(objectives), f'the {left.sum()} plans left')}"
-            )
+            gain = gain_words(self.gain_left, len(objectives), f"the {left.sum()} plans left")
+            _log.info("best so far %s; %s", figure(best, objectives[0]), gain)
 
     def objectives(self) -> tuple[str, ...]:
         """Of the job's objectives those that are predicted, and measured where a run has succeeded; else the time."""
@@ -194,32 +173,27 @@ class _Loop:
             known = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
         return tuple(known) or TIME
 
-    def _tell_unknown(self) -> None:
-        """Says once which objectives of the job cannot be heeded, and which constraints nobody can check."""
+    def _note_unknown(self) -> None:
+        """Note once which objectives of the job are left out, and which constraints cannot be checked."""
+        kept = " and ".join(self.objectives())
         lost = [name for name in self.job.objectives if name not in self.objectives()]
         if lost != self._lost:
-            self._lost, self._basis = lost, ""  # what predicts best was judged for other objectives
-        good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
-        unchecked = [
-            name for name in (good[0] if good else ()) if all(np.isnan(held[name][0]) for held in good)
-        ]
+            self._lost, self._basis = lost, ""  # the best prediction was judged for other objectives
         for name in lost:
-            measured = bool(np.isfinite(self.candidates.predicted[name]).any())
-            why = (
-                "no run measures it"
-                if measured
-                else f"no power of {self.job.cluster.gpu.id} is known to predict it"
-            )
-            kept = " and ".join(self.objectives())
-            self._tell_once(
+            predicted = np.isfinite(self.candidates.predicted[name]).any()
+            unknown = f"no power of {self.job.cluster.gpu.id} is known to predict it"
+            why = "no run measures it" if predicted else unknown
+            self._note_once(
                 f"The objective {name} is left out, since {why}; plans are compared by {kept} alone."
             )
-        for name in unchecked:
-            self._tell_once(f"The constraint {name} cannot be checked, since no run measures it.")
+        good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
+        for name in good[0] if good else ():
+            if all(np.isnan(held[name][0]) for held in good):
+                self._note_once(f"The constraint {name} cannot be checked, since no run measures it.")
 
-    def _tell_once(self, text: str) -> None:
+    def _note_once(self, text: str) -> None:
         if text not in self.notes:
-            self._note(text)
+            self.note(text)
 
     def values(self, objectives: tuple[str, ...]) -> Floats:
         """Measured objectives (runs, objectives); NaN where a run failed or broke a constraint of the job."""
@@ -227,17 +201,17 @@ class _Loop:
         rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
         return np.array(rows, float).reshape(-1, len(objectives))
 
-    def belief(self) -> Belief:
-        """What is expected of every candidate after all runs so far; says so where a prediction lost its trust."""
+    def posterior(self) -> Belief:
+        """The posterior of every candidate after all runs so far; notes where another prediction is trusted now."""
         rows = [run.row for run in self.runs]
-        belief = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
-        if self._basis and belief.basis != self._basis:
-            self._note(
-                f"After {len(self.runs)} runs, each predicted from the others, {belief.basis} did better than "
+        posterior = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
+        if self._basis and posterior.basis != self._basis:
+            self.note(
+                f"After {len(self.runs)} runs, each predicted from the others, {posterior.basis} did better than "
                 f"{self._basis}; plans are chosen by that."
             )
-        self._basis = belief.basis
-        return belief
+        self._basis = posterior.basis
+        return posterior
 
     def _known(self, objectives: tuple[str, ...]) -> Columns:
         """Measured objectives of the runs that succeeded and kept the job's bounds."""
@@ -245,14 +219,14 @@ class _Loop:
         values = values[np.isfinite(values).all(axis=1)]
         return {name: values[:, i] for i, name in enumerate(objectives)}
 
-    def _next(self, belief: Belief, left: Bools, count: int) -> Ints:
+    def _next(self, posterior: Belief, left: Bools, count: int) -> Ints:
         objectives = self.objectives()
         measured = self._known(objectives)
-        # nothing has run yet: any run says something
+        # nothing has run yet: any run is evidence
         least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
         return acquire(
-            belief.columns, measured, self._costs(belief.columns), count, self._rng,
-            objectives=objectives, allowed=left, least_chance=least, draws=belief.draws,
+            posterior.columns, measured, self._costs(posterior.columns), count, self._rng,
+            objectives=objectives, allowed=left, least_chance=least, draws=posterior.draws,
         )  # fmt: skip
 
     def _costs(self, columns: Columns) -> Floats:
@@ -272,45 +246,39 @@ class _Loop:
         order: list[int] = []  # of those that have begun
         ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
 
-        def asked() -> Iterator[Asked]:
+        def queue() -> Iterator[Queued]:
             for index in indices.tolist():
-                allowed = begun or budget.runs_left(self.spent) > len(order) - len(ended)
-                if self.going_on.reason or not allowed:
+                if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
                 order.append(index)
                 plan = self.candidates.record(index)
-                spent = budget.words(self.spent)
-                self._say(
-                    f"run {before + len(order)}: {plan_words(plan, self._differing)} ({spent} spent) ..."
-                )
-                yield Asked(self.candidates.question(index), plan, _predicted(columns, index), number)
+                words, spent = plan_words(plan, self._differing), budget.words(self.spent)
+                _log.info("%s: %s (%s spent) ...", name(len(order) - 1), words, spent)
+                yield Queued(self.candidates.question(index), plan, _predicted(columns, index), number)
 
-        def tell(place: int, text: str) -> None:
-            self._say(f"run {before + place + 1}: {text}")
+        def name(place: int) -> str:
+            return f"run {before + place + 1}"
 
-        with closing(self.record.run_all(self.launcher, asked(), self._broken_by, tell)) as runs:
+        with closing(self.run_all(queue(), name)) as runs:
             for place, done in runs:
                 run = self._measured(order[place], done.row, number, columns)
                 self._add(order[place], run, base + bisect(ended, place))
                 insort(ended, place)
                 self._spend(done.seconds, budget)
-                tell(place, _outcome(run))
-                self.going_on.after(done.row, done.trouble, f"Run {before + place + 1}")
-        return not self.going_on.reason
-
-    def _broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
-        return broken_bounds(self.job, row)
+                _log.info("%s: %s", name(place), outcome(run))
+                self.judge(done, name(place).capitalize())
+        return not self.reason
 
     def _measured(self, index: int, row: Mapping[str, Any], number: int, columns: Columns) -> TunedRun:
         return TunedRun(
             plan=self.candidates.record(index), row=row, predicted=_predicted(columns, index), round=number,
-            broken=self._broken_by(row), probability_fits=float(columns["probability_fits"][index]),
+            broken=self.broken_by(row), probability_fits=float(columns["probability_fits"][index]),
         )  # fmt: skip
 
     def _spend(self, seconds: float, budget: Budget) -> None:
         minutes = self._minutes_before + (time.monotonic() - self._started) / 60
         self.spent = self.spent.after(seconds, self.job.cluster.num_gpus, minutes)
-        self.record.progress(self._told(budget))
+        self.record.progress(self._state(budget))
 
     def _add(self, index: int, run: TunedRun, place: int | None = None) -> None:
         at = len(self.runs) if place is None else place
@@ -318,41 +286,30 @@ class _Loop:
         self._index.insert(at, index)
 
     def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
-        """Plans of this job that the store has measured count as run, in round 0."""
+        """Count plans of this job that the store has measured as run, in round 0."""
         for index, row in zip(earlier.index, earlier.rows, strict=True):
             if retry_failed and row["status"] in _CURABLE:
                 self._forgotten += 1
                 continue
             earlier_run = TunedRun(
-                plan=self.candidates.record(index), row=row, predicted={}, round=0, broken=self._broken_by(row),
+                plan=self.candidates.record(index), row=row, predicted={}, round=0, broken=self.broken_by(row),
                 probability_fits=float("nan"),
             )  # fmt: skip
             self._add(index, earlier_run)
         if self.runs:
-            plans = (
-                "1 plan of this job was"
-                if len(self.runs) == 1
-                else f"{len(self.runs)} plans of this job were"
-            )
+            was, are = ("was", "is") if len(self.runs) == 1 else ("were", "are")
             failed = sum(run.status in _CURABLE for run in self.runs)
             again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
-            self._note(
-                f"{plans} measured before (run -) and {'is' if len(self.runs) == 1 else 'are'} not run again.{again}"
-            )
+            plans = count(len(self.runs), "plan")
+            self.note(f"{plans} of this job {was} measured before (run -) and {are} not run again.{again}")
         if self._forgotten:
-            plans = "1 plan" if self._forgotten == 1 else f"{self._forgotten} plans"
-            self._note(f"{plans} of this job that failed before may be run again.")
-        if earlier.unread:
-            self._note(f"{UNREAD} {earlier.unread}")
+            self.note(f"{count(self._forgotten, 'plan')} of this job that failed before may be run again.")
+        self.note_unread(earlier)
         if earlier.others:
-            self._note(
+            self.note(
                 f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "
                 f"soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way."
             )
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        self._say(text)
 
     @property
     def _measured_plans(self) -> int:
@@ -398,19 +355,3 @@ def volumes(values: Floats) -> list[float]:
 
 def _predicted(columns: Columns, index: int) -> dict[str, float]:
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
-
-
-def _outcome(run: TunedRun) -> str:
-    if run.status != "ok":
-        return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
-    parts = []
-    for name in ("iteration_time_s", "energy_j"):
-        measured, expected = run.result(name), run.predicted.get(name, float("nan"))
-        if np.isfinite(measured):
-            told = f" ({_figure(expected, name)} expected)" if np.isfinite(expected) else ""
-            parts.append(f"{_figure(measured, name)}{told}")
-    return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
-
-
-def _figure(value: float, name: str) -> str:
-    return f"{value:.4g} {'s' if name == 'iteration_time_s' else 'J'}"

@@ -141,7 +141,7 @@ def prepared(told: bool) -> list[Group]:
         launcher = ReplayLauncher(rows)
         candidates = listed(launcher.candidates(job), job)
         answers = [launcher.run(job, candidates.question(i)) for i in range(candidates.size)]
-        priced = price(candidates.asked)
+        priced = price(candidates.rows)
         order = np.argsort(priced.rows)
         ran = [a["iteration_time_s"] if a["status"] == "ok" else np.nan for a in answers]
         out.append(

@@ -28,7 +28,7 @@ def said(*words: str) -> tuple[int, str]:
         ("poll_s=-3", "poll_s of the launcher 'slurm' must be a number of seconds above 0; got -3"),
         ("iterations=abc", "iterations: 'abc' is not a valid integer range"),
         ("limit-s=", "expected NAME=VALUE"),
-        ("progress=1", "'progress' is no option of a launcher"),
+        ("spread=1", "'spread' is no option of a launcher"),
         ("job=1", "'job' is no option of a launcher"),
     ],
 )

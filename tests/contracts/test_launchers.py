@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from jointopt.core.schema import COLUMNS, STATUSES
-from jointopt.measure.launchers.base import RESULTS, Launcher, launcher_names, run_all
+from jointopt.measure.launchers.base import Launcher, launcher_names, run_all
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.megatron import MegatronLauncher
 from jointopt.measure.launchers.process import MARK
 from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.spec.job import Job
@@ -133,7 +134,7 @@ def test_every_plan_runs_and_is_a_row_with_a_status(runs: Runs) -> None:
     assert runs
     for _, row in runs:
         assert row["status"] in STATUSES
-        assert set(RESULTS) <= set(row) <= set(COLUMNS) | {"clock_mhz"}
+        assert set(RESULTS) <= set(row) <= set(COLUMNS) | {"clock_mhz", "failure"}
 
 
 def test_a_row_is_about_the_plan_that_was_asked_for(runs: Runs) -> None:

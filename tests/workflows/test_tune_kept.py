@@ -13,7 +13,7 @@ import pytest
 
 from jointopt.core.budget import Budget
 from jointopt.core.errors import LauncherError, UsageError
-from jointopt.measure.launchers.base import Ended, Say
+from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
@@ -103,7 +103,9 @@ class Both:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         return next(self.run_all(job, [plan], lambda place, text: None)).row
 
-    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], say: Say) -> Generator[Ended, None, None]:
+    def run_all(
+        self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
+    ) -> Generator[Ended, None, None]:
         begun = list(plans)
         for seconds, place in enumerate(reversed(range(len(begun))), 1):
             yield Ended(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
@@ -263,13 +265,14 @@ def test_a_study_that_cannot_be_written_ends_no_tune(make_runs, timed: Job, tmp_
 
 
 def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
-    make_runs, timed: Job
+    make_runs, timed: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
+    caplog.set_level("INFO", "jointopt")
     runs = make_runs().query("status == 'ok'").head(2)
-    tuned = tune(timed, "replay", 5, table=runs, progress=said.append)
+    tuned = tune(timed, "replay", 5, table=runs)
     assert (tuned.stopped, tuned.gain_left) == ("exhausted", 0.0)
-    assert any("best so far" in line and "are expected to be faster by 0.0%" in line for line in said)
+    lines = [line for line in caplog.messages if "best so far" in line]
+    assert "are expected to be faster by 0.0%" in lines[-1]
 
 
 def test_on_cpu_cores_runs_that_are_all_slower_say_so_of_the_plans_left() -> None:

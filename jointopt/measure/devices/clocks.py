@@ -1,7 +1,7 @@
 """Clocks and power limits of a plan on the GPUs of its ranks: set before a run, put back whatever ends it.
 
 What was set is written down first, in a file of the user that this process keeps locked while it lives. After SIGKILL
-the file remains, unlocked, and `restore` undoes what it tells.
+the file remains, unlocked, and `restore` undoes what it records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Setting:
-    """What one GPU of this machine, by local rank, is to run at; None leaves it to the driver."""
+    """Clock and power limit of one GPU of this machine, by local rank; None leaves it to the driver."""
 
     index: int
     clock_mhz: float | None = None
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a process that was killed has left set: GPUs by identity, with the power limit before (None: not set)."""
+    """Settings that a killed process has left: GPUs by identity, with the power limit before (None: not set)."""
 
     file: Path
     pid: int
@@ -58,7 +58,7 @@ def stage_of_rank(plan: Mapping[str, Any], ranks: Ints) -> Ints:
 
 
 def plan_settings(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None) -> list[Setting]:
-    """What the GPUs of ``node`` run at under ``plan`` (plan columns), ranks filling nodes in order.
+    """Settings of the GPUs of ``node`` under ``plan`` (plan columns), ranks filling nodes in order.
 
     ``gpus_per_node`` is by default all that the plan uses. Raises PlanError where the plan has no such node, or not a
     clock or power limit for each stage.
@@ -79,9 +79,9 @@ def plan_settings(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | N
 def locked(settings: Sequence[Setting]) -> Iterator[Held]:
     """GPUs at ``settings`` while the body runs; whatever ends it but SIGKILL, they are put back.
 
-    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless somebody else handles them. Raises,
+    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless the program handles them itself. Raises,
     before the body, DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights,
-    PlanError where they have no such clock or power limit. What could not be put back is told by `Held.trouble`. A
+    PlanError where they have no such clock or power limit. What could not be put back is in `Held.trouble`. A
     meter is started before, outside: a signal then never meets a main thread that is inside NVML.
     """
     held = Held(settings)
@@ -137,7 +137,7 @@ class Held:
                 self._set(gpus, setting, before[ids[setting.index]])
 
     def restore(self) -> None:
-        """Put everything back; what fails is told by ``trouble`` and remains written down."""
+        """Put everything back; what fails is in ``trouble`` and remains written down."""
         with self._undisturbed():
             while self._undo:
                 what, undo = self._undo[-1]
@@ -153,7 +153,7 @@ class Held:
                 self._record = None
 
     def handle(self, number: int, frame: Any) -> None:
-        """What a signal does while settings are held."""
+        """Handle a signal while settings are held."""
         if self._busy:
             self._waiting.append(number)
             return
@@ -206,7 +206,7 @@ class Held:
 
 
 def leftovers() -> list[Leftover]:
-    """What killed processes have left set on this machine."""
+    """Settings that killed processes have left on this machine."""
     return _records(alive=False)
 
 
@@ -298,13 +298,13 @@ def _folder() -> Path:
 
 
 def _write_record(limits_before_w: Mapping[str, float | None]) -> TextIO:
-    """The file that tells what is about to be set, locked for as long as it stays open."""
+    """The file that records what is about to be set, locked for as long as it stays open."""
     file = _folder() / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
     content = {"pid": os.getpid(), "command": _command(), "limits_before_w": dict(limits_before_w)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         stream = file.open("w", encoding="utf-8")
-        with suppress(OSError):  # some file systems cannot; the process's number then tells
+        with suppress(OSError):  # some file systems cannot; the process's number then decides
             fcntl.flock(stream, fcntl.LOCK_EX)
         json.dump(content, stream)
         stream.flush()

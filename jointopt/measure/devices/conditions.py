@@ -1,8 +1,7 @@
-"""What a run on this machine is measured under: the clocks of its plan, and a meter."""
+"""Conditions of a run on this machine: the clocks of its plan, and a meter."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,18 +11,21 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import DeviceError
+from jointopt.core.facts import joined_notes
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
-from jointopt.measure.devices.meter import Gpus, Meter, metered
+from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
-_HELD = 0.97  # of the clock asked for; below it the GPU was throttled, or lowered its clock while it waited
+_HELD = (
+    0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while it waited
+)
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
 @dataclass
 class Conditions:
-    """Of one run: its plan, the meter (None: no GPU here), what is held here, what each GPU of the plan is to run at.
+    """Of one run: plan, meter (None: no GPU here), settings that are held here, and those of each GPU of the plan.
 
     ``default_clocks``: that is left to the driver.
     """
@@ -44,7 +46,7 @@ class Conditions:
     def added_to(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
     ) -> dict[str, Any]:
-        """``row`` with what the meter saw between two times (seconds since 1970), in which so many iterations ran."""
+        """``row`` with the meter's results between two times (s since 1970), in which so many iterations ran."""
         if self.meter is None:
             return dict(row)
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
@@ -53,21 +55,18 @@ class Conditions:
     def with_reading(
         self, row: Mapping[str, Any], reading: Reading, window_s: Sequence[float] | None, iterations: int
     ) -> dict[str, Any]:
-        """``row`` with a ``reading`` of all GPUs of the plan, by rank; what the row tells already stays.
+        """``row`` with a ``reading`` of all GPUs of the plan, by rank; results that the row has already stay.
 
         Without a window it gains peak power and temperature alone. Clocks that were left to the driver are those
-        measured, per stage; blank where nobody measured them.
+        measured, per stage, in MHz; None where none were.
         """
         results = reading.results(iterations)
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
-        told = dict(row) | {name: value for name, value in results.items() if not _known(row.get(name))}
+        out = dict(row) | {name: value for name, value in results.items() if not _known(row.get(name))}
         if self.default_clocks:
-            told["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
-        told["notes"] = "; ".join(
-            filter(None, [str(row.get("notes") or ""), *self._remarks(reading, window_s)])
-        )
-        return told
+            out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
+        return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
 
     def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
         if window_s and reading.reason:
@@ -83,23 +82,32 @@ class Conditions:
 
 
 @contextmanager
-def under_plan(plan: Mapping[str, Any], default_clocks: bool = False) -> Iterator[Conditions]:
+def unmetered(plan: Mapping[str, Any]) -> Iterator[Conditions]:
+    """Conditions of a run whose clocks are left alone and whose GPUs, if any, are not read."""
+    yield Conditions(plan, None, None, (), False)
+
+
+@contextmanager
+def under_plan(
+    plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK
+) -> Iterator[Conditions]:
     """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
     PlanError where they have no such clock or power limit.
     """
     if not _gpus_here(default_clocks):
-        yield Conditions(plan, None, None, (), False)
+        with unmetered(plan) as conditions:
+            yield conditions
         return
     settings = [] if default_clocks else plan_settings(plan)
     ranks = int(plan["tp"]) * int(plan["cp"]) * int(plan["dp"]) * int(plan["pp"])
-    with metered(range(ranks)) as meter, locked(settings) as held:
-        conditions = Conditions(plan, meter, held, settings, default_clocks, time.time())
+    with metered(range(ranks), clock) as meter, locked(settings) as held:
+        conditions = Conditions(plan, meter, held, settings, default_clocks, clock.time())
         try:
             yield conditions
         finally:
-            conditions.ended_s = time.time()
+            conditions.ended_s = clock.time()
 
 
 def _gpus_here(default_clocks: bool) -> bool:

@@ -36,6 +36,7 @@ class SmActivity:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Start ``dcgmi`` where it is installed."""
         dcgmi = shutil.which("dcgmi")
         if dcgmi is None:
             return
@@ -49,6 +50,7 @@ class SmActivity:
             self._thread.start()
 
     def stop(self) -> None:
+        """End ``dcgmi``."""
         if self._program is None or self._thread is None:
             return
         self._program.terminate()

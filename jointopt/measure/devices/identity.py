@@ -1,4 +1,4 @@
-"""Whether what trains is what the job names: a training on something else is no measurement of it."""
+"""Whether a training runs on the GPU that the job names: on another one it is no measurement of the job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jointopt.spec.job import Job
 
 # Of this project's tests, whose GPUs are stand-ins of a driver: what they train on cores counts as trained on those.
 FOR_TESTS = "JOINTOPT_TESTS_TRAIN_ON_CORES"
-_ASK_S = 120.0  # that importing PyTorch may take from a slow disk
-_ASK = """
+_QUERY_S = 120.0  # that importing PyTorch may take from a slow disk
+_QUERY = """
 import json, os
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 import torch
@@ -28,7 +28,7 @@ print(json.dumps([torch.cuda.get_device_name(i) for i in found]))
 def check_devices(job: Job) -> None:
     """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names.
 
-    PyTorch is asked in a process of its own, once; where it gives no answer, the training will say why.
+    PyTorch runs in a process of its own, once; where that fails, the training will too, and its log says why.
     """
     if _on_cores(job.cluster.gpu.id) or os.environ.get(FOR_TESTS):
         return
@@ -60,7 +60,7 @@ def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
 
 
 def remarks(gpu_id: str, dtype: str, name: str) -> list[str]:
-    """What a run's notes say of the GPU of that name (blank: cores) on which it trained in ``dtype``."""
+    """Remarks for a run's notes on the GPU of that name (blank: cores) on which it trained in ``dtype``."""
     if not name:
         return [] if dtype == "fp32" else [f"cores train in fp32, not {dtype}"]
     return [] if fitting_gpus(name) else [f"on {name}, which the catalogue does not know, taken for {gpu_id}"]
@@ -69,16 +69,16 @@ def remarks(gpu_id: str, dtype: str, name: str) -> list[str]:
 def _on_cores(gpu_id: str) -> bool:
     try:
         return gpu_sheet(gpu_id).architecture == "CPU"
-    except CatalogError:  # a GPU that somebody made by hand
+    except CatalogError:  # a GPU of the job file
         return False
 
 
 @functools.cache
 def _seen() -> tuple[str, ...] | None:
-    """Names of the GPUs that PyTorch sees; None where it does not say."""
+    """Names of the GPUs that PyTorch sees; None where it gives no answer."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_S, check=True
+            [sys.executable, "-c", _QUERY], capture_output=True, text=True, timeout=_QUERY_S, check=True
         )
         return tuple(map(str, json.loads(done.stdout.splitlines()[-1])))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

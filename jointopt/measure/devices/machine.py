@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, GPUs and their clocks, Slurm, and how fast it is."""
+"""This machine: cores, memory, GPUs and their clocks, Slurm, and how fast it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,16 +20,17 @@ from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.measure.devices.meter import Gpus
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.launchers.process import run_program
+from jointopt.measure.launchers.program import local_torchrun
 
 SLURM_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
 _PROBE_LIMIT_S = 180.0
-_ASK_S = 15.0
+_QUERY_S = 15.0
 _QUERY = "index,uuid,name,memory.total,clocks.max.sm,power.limit"
 
 
 @dataclass(frozen=True)
 class FoundGpu:
-    """One GPU; None where nobody tells."""
+    """One GPU; None where unknown."""
 
     name: str
     memory_gib: float | None = None
@@ -41,7 +41,7 @@ class FoundGpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found; ``no_meter`` says why GPUs cannot be measured (blank: they can)."""
+    """A machine; ``no_meter`` says why GPUs cannot be measured (blank: they can)."""
 
     cores: int  # that this process may use
     memory_gib: float
@@ -53,7 +53,7 @@ class Machine:
 
 
 def found_machine() -> Machine:
-    """Looks around; changes nothing."""
+    """The machine that this process runs on; nothing is changed."""
     gpus, no_meter = _metered_gpus()
     slurm = tuple(name for name in SLURM_COMMANDS if shutil.which(name))
     return Machine(
@@ -95,9 +95,8 @@ def _named_gpus() -> tuple[FoundGpu, ...]:
     if shown is None:
         return tuple(gpu for key, gpu in listed.items() if key.isdigit())
     keys = [key.strip() for key in shown.split(",")]
-    known = itertools.takewhile(
-        listed.__contains__, keys
-    )  # CUDA stops at the first one that it does not know
+    # CUDA stops at the first one that it does not know
+    known = itertools.takewhile(listed.__contains__, keys)
     return tuple(listed[key] for key in known)
 
 
@@ -120,7 +119,7 @@ def _number(cell: str) -> float | None:
 
 
 def _may_set_clocks() -> str:
-    """Who this process is to the driver; nothing is set to find out."""
+    """How this process may set clocks, blank where it may not; nothing is set to find out."""
     socket = os.environ.get("ZEUSD_SOCK_PATH", "")
     if socket and Path(socket).is_socket():
         return f"through zeusd at {socket}"
@@ -128,29 +127,22 @@ def _may_set_clocks() -> str:
 
 
 def _lines(command: list[str]) -> tuple[str, ...]:
-    """What a program prints; nothing where it is missing, fails or hangs."""
+    """The lines that a program prints; none where it is missing, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         return ()
-    return (
-        tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
-        if not done.returncode
-        else ()
-    )
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
 def measured_speeds(processes: int) -> Mapping[str, Any]:
-    """What `jointopt.measure.trainer.probe` finds with so many processes; LauncherError where it fails."""
+    """The result of `jointopt.measure.trainer.probe` with so many processes; LauncherError where it fails."""
     with tempfile.TemporaryDirectory(prefix="jointopt-") as folder:
-        answer, log = Path(folder) / "result.json", Path(folder) / "log"
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
-            "-m", "jointopt.measure.trainer.probe", str(answer),
-        ]  # fmt: skip
+        result, log = Path(folder) / "result.json", Path(folder) / "log"
+        command = [*local_torchrun(processes), "-m", "jointopt.measure.trainer.probe", str(result)]
         ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1"})
-        if ended.code == 0 and answer.is_file():
-            found: Mapping[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        if ended.code == 0 and result.is_file():
+            found: Mapping[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found
-        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).reason
+        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).detail
         raise LauncherError(f"The speeds could not be measured: {why.rstrip('.')}.")

@@ -41,38 +41,41 @@ class Gpus:
     def __init__(self, visible: bool = True) -> None:
         self._zeus = _open(visible)
         self._gpus: Sequence[Any] = self._zeus.gpus
+        self._nvml = _nvml_of(self._zeus)
         for gpu in self._gpus:
-            gpu._disable_sys_admin_warning = True  # a refusal is told by us, once
-        self._power = [_first_that_answers(_power_sources(gpu)) for gpu in self._gpus]
+            gpu._disable_sys_admin_warning = True  # a refusal is reported by us, once
+        self._power = [_first_that_answers(self._power_sources(gpu)) for gpu in self._gpus]
 
     def __len__(self) -> int:
         return len(self._gpus)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What tells GPUs apart whatever is visible: the UUID (NVIDIA), else name and index."""
-        return tuple(_id(gpu) for gpu in self._gpus)
+        """Identities of the GPUs, whatever is visible: the UUID (NVIDIA), else name and index."""
+        if self._nvml is None:
+            return tuple(f"{gpu.get_name()} {gpu.gpu_index}" for gpu in self._gpus)
+        return tuple(str(self._nvml.nvmlDeviceGetUUID(gpu.handle)) for gpu in self._gpus)
 
     def number(self, index: int) -> int:
-        """What the driver calls the GPU, whatever is visible."""
+        """The driver's number of the GPU, whatever is visible."""
         return int(self._gpus[index].gpu_index)
 
     def name(self, index: int) -> str:
-        return f"GPU {index} ({_asked(self._gpus[index].get_name, index)})"
+        """Number and name, for sentences."""
+        return f"GPU {index} ({_answer(self._gpus[index].get_name, index)})"
 
     def check_whole(self, index: int) -> None:
         """DeviceError where the GPU is cut into instances (MIG): its counter and sensors are those of all of them."""
-        gpu, nvml = self._gpus[index], _nvml()
-        if _is_nvidia(gpu):
-            with suppress(nvml.NVMLError):  # most GPUs cannot be cut
-                if nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
+        if self._nvml is not None:
+            with suppress(self._nvml.NVMLError):  # most GPUs cannot be cut
+                if self._nvml.nvmlDeviceGetMigMode(self._gpus[index].handle)[0]:
                     raise DeviceError(
                         f"{self.name(index)} is cut into instances (MIG), and its energy is that of all of them; for "
                         "energy use whole GPUs: nvidia-smi -mig 0."
                     )
 
     def clocks_mhz(self, index: int) -> list[int]:
-        """SM clocks that the GPU has at its fastest memory clock, highest first; empty where it does not tell."""
+        """SM clocks that the GPU has at its fastest memory clock, highest first; empty where they are not known."""
         gpu = self._gpus[index]
         try:
             memory_mhz = max(gpu.get_supported_memory_clocks())
@@ -88,44 +91,70 @@ class Gpus:
                 f"{self.name(index)} has no clock of {clock_mhz:g} MHz; it has {clocks[-1]} to {clocks[0]} MHz."
             )
         mhz = round(clock_mhz)
-        _asked(lambda: self._gpus[index].set_gpu_locked_clocks(mhz, mhz), index, f"to lock {mhz} MHz")
+        _answer(lambda: self._gpus[index].set_gpu_locked_clocks(mhz, mhz), index, f"to lock {mhz} MHz")
 
     def reset_clock(self, index: int) -> None:
         """The driver chooses the clock again."""
-        _asked(self._gpus[index].reset_gpu_locked_clocks, index, "to release its clock")
+        _answer(self._gpus[index].reset_gpu_locked_clocks, index, "to release its clock")
 
     def power_limit_w(self, index: int) -> float:
-        return float(_asked(self._gpus[index].get_power_management_limit, index)) / 1e3
+        """The power limit of the GPU in W."""
+        return float(_answer(self._gpus[index].get_power_management_limit, index)) / 1e3
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Limit the GPU's power; PlanError where it takes no such limit."""
-        low, high = _asked(self._gpus[index].get_power_management_limit_constraints, index)
+        low, high = _answer(self._gpus[index].get_power_management_limit_constraints, index)
         if not low <= 1e3 * limit_w <= high:
             raise PlanError(
                 f"{self.name(index)} takes no power limit of {limit_w:g} W; it takes {low / 1e3:g} to {high / 1e3:g} W."
             )
         milliwatts = round(1e3 * limit_w)
         gpu = self._gpus[index]
-        _asked(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+        _answer(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
 
     def sample(self, index: int) -> tuple[float, ...]:
-        """Energy counter in J, power in W, temperature in °C, utilisation 0 to 1, SM clock in MHz; NaN = not told."""
-        gpu = self._gpus[index]
-        scaled = (
+        """Energy counter in J, power in W, temperature in °C, utilisation 0 to 1, SM clock in MHz; NaN = unknown."""
+        gpu, nvml = self._gpus[index], self._nvml
+        queries: list[tuple[Callable[[], Any], float]] = [
             (gpu.get_total_energy_consumption, 1e-3), (self._power[index], 1e-3), (gpu.get_gpu_temperature, 1.0),
-            (lambda: _utilisation(gpu), 1.0), (lambda: _clock_mhz(gpu), 1.0),
-        )  # fmt: skip
-        return tuple(_told(ask, index) * scale for ask, scale in scaled)
+        ]  # fmt: skip
+        if nvml is not None:
+            queries.append((lambda: nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu, 1e-2))
+            queries.append((lambda: nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM), 1.0))
+        values = [_number(query, index) * scale for query, scale in queries]
+        return tuple(values + [math.nan] * (len(QUANTITIES) - len(values)))
+
+    def _power_sources(self, gpu: Any) -> list[Callable[[], Any]]:
+        """Newest first; the last one is what every driver of NVIDIA has."""
+        nvml, sources = self._nvml, [gpu.get_instant_power_usage, gpu.get_average_power_usage]
+        return sources if nvml is None else [*sources, lambda: nvml.nvmlDeviceGetPowerUsage(gpu.handle)]
+
+
+class Clock:
+    """The machine's time, as samples and the windows that are cut from them need it."""
+
+    def time(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def wait(self, over: threading.Event, seconds: float) -> bool:
+        """Wait that long, or until ``over`` is set; whether it is."""
+        return over.wait(seconds)
+
+
+CLOCK = Clock()
 
 
 class Meter:
-    """Samples GPUs in a thread of its own from `start` to `stop`; a meter that cannot, says why in what it returns.
+    """Samples GPUs in a thread of its own from `start` to `stop`; where it cannot, its series and readings say why.
 
     ``indices`` are local ranks, by default all GPUs. Nothing here raises: a run without a meter counts for time.
     """
 
-    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S) -> None:
-        self._indices, self._period_s = indices, period_s
+    def __init__(
+        self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK
+    ) -> None:
+        self._indices, self._period_s, self._clock = indices, period_s, clock
         self._reason = ""
         self._times: list[float] = []
         self._samples: list[list[tuple[float, ...]]] = []
@@ -135,6 +164,7 @@ class Meter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Begin to sample."""
         try:
             gpus = Gpus()
             wanted = range(len(gpus)) if self._indices is None else self._indices
@@ -152,6 +182,7 @@ class Meter:
         self._thread.start()
 
     def stop(self) -> None:
+        """Take a last sample and end the thread."""
         self._over.set()
         if self._activity is not None:
             self._activity.stop()
@@ -179,26 +210,26 @@ class Meter:
     def _watch(self, gpus: Gpus, wanted: list[int]) -> None:
         try:
             self._sample(gpus, wanted)
-            while not self._over.wait(self._period_s):
+            while not self._clock.wait(self._over, self._period_s):
                 self._sample(gpus, wanted)
             self._sample(gpus, wanted)
         except DeviceError as error:
             self._reason = str(error).rstrip(".")
 
     def _sample(self, gpus: Gpus, wanted: list[int]) -> None:
-        before = time.time()
+        before = self._clock.time()
         samples = [gpus.sample(index) for index in wanted]
         self._samples.append(samples)
-        self._times.append((before + time.time()) / 2)
+        self._times.append((before + self._clock.time()) / 2)
         if len(self._times) > _MOST_SAMPLES:
             self._times, self._samples = self._times[::2], self._samples[::2]
             self._period_s *= 2
 
 
 @contextmanager
-def metered(indices: Sequence[int] | None = None) -> Iterator[Meter]:
-    """A meter that runs while the body does; ask it for `Meter.reading` afterwards."""
-    meter = Meter(indices)
+def metered(indices: Sequence[int] | None = None, clock: Clock = CLOCK) -> Iterator[Meter]:
+    """A meter that runs while the body does, for its `Meter.reading` afterwards."""
+    meter = Meter(indices, clock=clock)
     meter.start()
     try:
         yield meter
@@ -275,82 +306,50 @@ def _zeus_errors() -> tuple[type[Exception], ...]:
     return (ZeusBaseError, pynvml.NVMLError)
 
 
-def _asked(ask: Callable[[], Any], index: int, what: str = "") -> Any:
+def _nvml_of(gpus: Any) -> Any:
+    """The module pynvml where ``gpus`` are NVIDIA's, else None."""
+    import pynvml
+    from zeus.device.gpu.nvidia import NVIDIAGPUs
+
+    return pynvml if isinstance(gpus, NVIDIAGPUs) else None
+
+
+def _answer(query: Callable[[], Any], index: int, what: str = "") -> Any:
     """The answer of GPU ``index``; a refusal becomes one sentence, with what to do where rights are missing."""
     from zeus.device.gpu.common import ZeusGPUNoPermissionError
 
     try:
-        return ask()
+        return query()
     except ZeusGPUNoPermissionError as error:
         raise DevicePermissionError(f"GPU {index} refuses {what}: {PERMISSION}.") from error
     except _zeus_errors() as error:
-        raise DeviceError(
-            f"GPU {index} {'refuses ' + what if what else 'does not answer'}: {_sentence(error)}."
-        ) from error
+        how = f"refuses {what}" if what else "does not answer"
+        raise DeviceError(f"GPU {index} {how}: {_sentence(error)}.") from error
 
 
-def _told(ask: Callable[[], Any], index: int) -> float:
-    """A number, or NaN where the GPU has no such thing; DeviceError where it is gone."""
+def _number(query: Callable[[], Any], index: int) -> float:
+    """The answer as a number, NaN where the GPU has no such thing; DeviceError where it is gone."""
     import pynvml
-    from zeus.device.gpu.common import (
-        ZeusGPUFunctionNotFoundError,
-        ZeusGPUInvalidArgError,
-        ZeusGPUNotSupportedError,
-    )
+    from zeus.device.gpu import common as zeus
 
+    unknown = (
+        zeus.ZeusGPUNotSupportedError, zeus.ZeusGPUFunctionNotFoundError, zeus.ZeusGPUInvalidArgError,
+        pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound,
+    )  # fmt: skip
     try:
-        return float(ask())
-    except (ZeusGPUNotSupportedError, ZeusGPUFunctionNotFoundError, ZeusGPUInvalidArgError):
-        return math.nan
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return float(query())
+    except unknown:
         return math.nan
     except _zeus_errors() as error:
         raise DeviceError(f"GPU {index} stopped answering: {_sentence(error)}.") from error
 
 
-def _power_sources(gpu: Any) -> list[Callable[[], Any]]:
-    """Newest first; the last one is what every driver has."""
-    sources = [gpu.get_instant_power_usage, gpu.get_average_power_usage]
-    if _is_nvidia(gpu):
-        sources.append(lambda: _nvml().nvmlDeviceGetPowerUsage(gpu.handle))
-    return sources
-
-
-def _first_that_answers(sources: list[Callable[[], Any]]) -> Callable[[], Any]:
-    for ask in sources:
-        try:
-            ask()
-        except _zeus_errors():
-            continue
-        return ask
+def _first_that_answers(sources: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    for source in sources:
+        with suppress(*_zeus_errors()):
+            source()
+            return source
     return lambda: math.nan
-
-
-def _utilisation(gpu: Any) -> float:
-    return _nvml().nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100 if _is_nvidia(gpu) else math.nan
-
-
-def _clock_mhz(gpu: Any) -> float:
-    nvml = _nvml()
-    return float(nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)) if _is_nvidia(gpu) else math.nan
-
-
-def _id(gpu: Any) -> str:
-    if _is_nvidia(gpu):
-        return str(_nvml().nvmlDeviceGetUUID(gpu.handle))
-    return f"{gpu.get_name()} {gpu.gpu_index}"
-
-
-def _is_nvidia(gpu: Any) -> bool:
-    from zeus.device.gpu.nvidia import NVIDIAGPU
-
-    return isinstance(gpu, NVIDIAGPU)
-
-
-def _nvml() -> Any:
-    import pynvml
-
-    return pynvml
 
 
 def _sentence(error: Exception) -> str:

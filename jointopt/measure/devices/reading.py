@@ -1,4 +1,4 @@
-"""What a meter wrote down, and what it says of a window of time: energy, power, temperature, clocks of every GPU.
+"""Samples of a meter, and readings of a window of time: energy, power, temperature, clocks of every GPU.
 
 Numpy alone. Times are seconds since 1970, so that nodes can be cut at the same instants.
 """
@@ -17,7 +17,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Floats
 
 LEAST_WINDOW_S = 2.0  # counters move every 10 to 100 ms, some sensors average over a second
-_SLACK_S = 1.0  # how much later than the counter a power sensor may tell the same
+_SLACK_S = 1.0  # how much a power sensor may lag behind the counter
 _TOLERANCE = (
     0.25  # sensors look at a part of the time only and are off by 5 %: this finds what is broken, no more
 )
@@ -44,6 +44,7 @@ class Reading:
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs."""
         return len(self.energy_j)
 
     @property
@@ -92,7 +93,7 @@ def together(readings: Sequence[Reading]) -> Reading:
 
 @dataclass(frozen=True)
 class Series:
-    """Samples of the GPUs of one machine: ``time_s`` (n,), the others (n, gpus), NaN where a GPU does not tell.
+    """Samples of the GPUs of one machine: ``time_s`` (n,), the others (n, gpus), NaN where unknown.
 
     ``energy_j`` is a counter that only rises; ``reason`` says why there is nothing, or nothing after the last sample.
     """
@@ -162,7 +163,7 @@ class Series:
 
     @classmethod
     def read(cls, path: Path) -> Series:
-        """What `write` wrote; TableError for another file."""
+        """The series in a file of `write`; TableError for another file."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             arrays = {name: np.array(found[name], float) for name in ("time_s", *QUANTITIES)}
@@ -174,13 +175,13 @@ class Series:
 
 
 def no_series(reason: str) -> Series:
-    """What a meter that is not there wrote down."""
+    """The empty series of a meter that could not sample, for ``reason``."""
     none = np.empty((0, 0))
     return Series((), np.empty(0), none, none, none, none, none, reason)
 
 
 def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats) -> str:
-    """What is wrong with one counter (n,) beside the power sensor (n,) of the same GPU; blank = nothing."""
+    """The fault of one counter (n,) beside the power sensor (n,) of the same GPU; blank = none."""
     if not np.isfinite(energy_j).all():
         return "does not exist"
     if (np.diff(energy_j) < 0).any():
@@ -220,7 +221,7 @@ def _at(times: Floats, time_s: Floats, values: Floats) -> Floats:
 
 
 def _over_time(of: Callable[..., Any], values: Floats) -> Floats:
-    """Max or mean of (n, gpus) over the samples that told something; NaN where none did."""
+    """Max or mean of (n, gpus) over the known samples; NaN where there is none."""
     out = [of(column[np.isfinite(column)]) if np.isfinite(column).any() else np.nan for column in values.T]
     return np.array(out, float)
 

@@ -1,4 +1,4 @@
-"""The launcher for any command: plan fields stand in its words, and it writes what it measured into a JSON file."""
+"""Any command of the user: plan fields stand in its words, and it writes what it measured into a JSON file."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import json
 import shlex
 import string
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jointopt.core.errors import PlanError, UsageError, nearest
+from jointopt.core.errors import UsageError, nearest
+from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
-from jointopt.measure.devices.conditions import under_plan
-from jointopt.measure.launchers.base import RESULTS, judged, label, result_row, with_log
-from jointopt.measure.launchers.failures import Failure, failure_of, is_full
-from jointopt.measure.launchers.process import files_of_a_run, run_program
+from jointopt.measure.devices.conditions import Conditions, unmetered
+from jointopt.measure.launchers.failures import is_full
+from jointopt.measure.launchers.local import LocalLauncher
+from jointopt.measure.launchers.rows import RESULTS, WINDOW, failed_row, is_blank, label, result_row
 from jointopt.runs.table import check_measurements
 from jointopt.spec.check import is_number, is_whole
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number
 
-DEFAULT_LIMIT_S = 1800.0
 _RESULT, _FOLDER = "result", "folder"
+_FILE, _LOG = "result.json", "log.txt"
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
@@ -34,10 +36,6 @@ _WORKLOAD = (
 _PLAN = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
 FIELDS = (_RESULT, _FOLDER, "nodes", "num_micro_batches", *_PLAN, *_WORKLOAD)
 _LARGEST_RESULT = 1 << 20  # bytes
-WINDOW = (
-    "measured_s",
-    "iterations",
-)  # start and end of the measured iterations, in s since 1970; how many they were
 
 
 class Template:
@@ -65,7 +63,7 @@ class Template:
 
     def filled(self, values: Mapping[str, Any]) -> list[str]:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
-        words = {name: _word(name, values.get(name)) for name in self.fields}
+        words = {name: word(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
 
 
@@ -77,7 +75,7 @@ def _split(command: str) -> list[str]:
 
 
 def _fields(word: str) -> Iterable[str]:
-    """Names of the fields in a word; UsageError where a brace is no field, or asks for more than a value."""
+    """Names of the fields in a word; UsageError where a brace is no field, or holds more than a name."""
     try:
         parts = list(string.Formatter().parse(word))
     except ValueError as error:
@@ -95,12 +93,12 @@ def _fields(word: str) -> Iterable[str]:
         yield name
 
 
-def _word(name: str, value: Any) -> str:
+def word(name: str, value: Any) -> str:
     """A value as one word: true and false in small letters, whole numbers without a point, clocks by semicolons."""
     if isinstance(value, list | tuple | np.ndarray):
         return ";".join(plain_number(float(clock)) for clock in value)
-    if value is None or pd.isna(value):
-        raise UsageError(f"--command needs {{{name}}}, of which plan and job say nothing.")
+    if is_blank(value):
+        raise UsageError(f"--command needs {{{name}}}, which neither plan nor job states.")
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating):
@@ -109,25 +107,48 @@ def _word(name: str, value: Any) -> str:
 
 
 def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the fields of a command stand for: the job, the plan's columns over it, and where files go."""
+    """Values of the fields of a command: the job, the plan's columns over it, and where files go."""
     model, training, cluster = job.model, job.training, job.cluster
     stated: dict[str, Any] = {}
     for source in (model, training, cluster):
         stated |= {name: getattr(source, name) for name in _WORKLOAD if hasattr(source, name)}
     stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
-    given = {name: value for name, value in plan.items() if name in FIELDS and not _is_blank(value)}
-    values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, _RESULT: folder / "result.json"}
+    given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
+    values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, _RESULT: folder / _FILE}
     values["num_micro_batches"] = training.global_batch_size // (
         int(plan["dp"]) * int(plan["micro_batch_size"])
     )
     return values
 
 
-def _is_blank(value: Any) -> bool:
-    return value is None or (np.ndim(value) == 0 and bool(pd.isna(value)))
+class CommandProgram:
+    """The user's ``command``, on this machine or once per node, with its result file in the folder of the run."""
+
+    name = "command"
+    environment: Mapping[str, str] = {}
+    cwd = None
+    missing = "the command ended well and wrote no result file"
+
+    def __init__(self, command: str | Sequence[str]) -> None:
+        self.template = Template(command)
+
+    def check(self, job: Job) -> None:
+        """Any job: only the user's command knows what it can train."""
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
+        """Nothing: all that a command reads stands in its words."""
+
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        return self.template.filled(command_values(job, plan, folder))
+
+    local_words = words
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        path = folder / _FILE
+        return read_result(path, job.cluster.num_gpus) if path.is_file() else None
 
 
-class CommandLauncher:
+class CommandLauncher(LocalLauncher):
     """Runs a plan as the user's own ``command`` on this machine, for at most ``limit_s`` seconds.
 
     The command writes an object of result columns (``iteration_time_s``, and what else it measured) to ``{result}``;
@@ -137,90 +158,58 @@ class CommandLauncher:
     """
 
     name = "command"
+    program: CommandProgram
 
     def __init__(
-        self, command: str | Sequence[str], limit_s: float = DEFAULT_LIMIT_S, logs: Path | None = None,
+        self, command: str | Sequence[str], limit_s: float = 1800.0, logs: Path | None = None,
         default_clocks: bool = False,
     ) -> None:  # fmt: skip
-        self.program, self.default_clocks = CommandProgram(command), default_clocks
-        self.limit_s, self.logs = limit_s, logs
+        super().__init__(CommandProgram(command), limit_s, logs, default_clocks)
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan of the job."""
         return None
 
+    def check(self, job: Job) -> None:
+        """Any machine: a command may train elsewhere."""
+
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The row that the command wrote for ``plan``, or how it failed."""
-        with files_of_a_run():
-            if self.logs is not None:
-                Path(self.logs).mkdir(parents=True, exist_ok=True)
-                folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
-                return dict(plan) | self._under_plan(job, plan, folder)
-            with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-                return dict(plan) | self._under_plan(job, plan, Path(scratch))
+        """``plan`` with the row that the command wrote, or with how it failed."""
+        row = super().run(job, plan)
+        if row["status"] != STATUSES[0] or job.cluster.nodes == 1:
+            return row
+        return dict(row) | {"notes": joined_notes(row["notes"], self._about_clocks(job, plan))}
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command line of ``plan``, as a shell would take it."""
         return shlex.join(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
 
-    def _under_plan(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        if job.cluster.nodes > 1:
-            row = self._measure(job, plan, folder)
-            row = {name: value for name, value in row.items() if name not in WINDOW}
-            remark = self._about_clocks(job, plan) if row["status"] == STATUSES[0] else ""
-            return row | {"notes": "; ".join(filter(None, [row["notes"], remark]))}
-        try:
-            with under_plan(plan, self.default_clocks) as conditions:
-                row = self._measure(job, plan, folder)
-        except PlanError as error:  # the GPUs here have no such clock
-            return result_row("failed", str(error))
-        window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
-        return conditions.added_to(row, window, iterations)
+    @contextmanager
+    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
+        """A folder for all files of one run, its log among them; it stays in ``logs`` where that is given."""
+        if self.logs is None:
+            with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
+                yield Path(scratch), Path(scratch) / _LOG
+        else:
+            Path(self.logs).mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
+            yield folder, folder / _LOG
+
+    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
+        """Clocks and meter of this machine, for a job that has no other."""
+        return super().conditions(job, plan) if job.cluster.nodes == 1 else unmetered(plan)
 
     def _about_clocks(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """Who set the clocks of a run on several nodes, which cannot be reached from here; blank where none are set."""
-        told = "stage_clock_mhz" in self.program.template.fields
-        if job.cluster.gpu.clock_min_mhz is None or (_is_blank(plan.get("stage_clock_mhz")) and not told):
+        """A remark on the clocks of several nodes, which cannot be reached from here; blank where none are set."""
+        in_words = "stage_clock_mhz" in self.program.template.fields
+        if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
             return ""
-        if told:
+        if in_words:
             return f"clocks of {job.cluster.nodes} nodes were left to the command"
         return (
             f"clocks of {job.cluster.nodes} nodes were not set, and the command is not told them: it has no "
             "{stage_clock_mhz}"
         )
-
-    def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        words, log = self.program.words(job, plan, folder), folder / "log.txt"
-        ended = run_program(words, log, limit_s=self.limit_s)
-        whole = ended.code == 0 and not ended.timed_out
-        failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-        if whole and failure.status == "failed":
-            full = ", the disk is full" if is_full(folder) else ""
-            failure = Failure("failed", f"the command ended well and wrote no result file{full}")
-        row = judged(self.program.results(job, folder, ended.tail), whole, failure)
-        return with_log(row, log, self.logs is not None)
-
-
-class CommandProgram:
-    """The same command for a batch system: run once per node, its result file in the folder that nodes share."""
-
-    name = "command"
-
-    def __init__(self, command: str | Sequence[str]) -> None:
-        self.template = Template(command)
-
-    def check(self, job: Job) -> None:
-        """Any job: only the user's command knows what it can train."""
-
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
-        """Nothing: all that a command is told stands in its words."""
-
-    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        return self.template.filled(command_values(job, plan, folder))
-
-    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        path = folder / "result.json"
-        return read_result(path, job.cluster.num_gpus) if path.is_file() else None
 
 
 def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
@@ -230,24 +219,28 @@ def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
             raise ValueError(f"it has more than {_LARGEST_RESULT:,} bytes")
         given = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        cause = "the disk is full" if is_full(path.parent) else f"the result file is no JSON: {error}"
-        return result_row("failed", cause)
+        if is_full(path.parent):
+            return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
+        return _wrong(f"is no JSON: {error}")
     if not isinstance(given, dict):
-        return result_row("failed", f"the result file must hold an object of columns; got {given!r:.60}")
-    wrong = _contradiction(given, num_gpus)
-    return result_row("failed", f"the result file is wrong: {wrong}") if wrong else _row(given)
+        return _wrong(f"must hold an object of columns; got {given!r:.60}")
+    contradiction = _contradiction(given, num_gpus)
+    return _wrong(f"is wrong: {contradiction}") if contradiction else _row(given)
+
+
+def _wrong(reason: str) -> dict[str, Any]:
+    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
 
 
 def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
-    """What of a result cannot be true, or an empty text."""
+    """The part of a result that cannot be true, as a sentence; blank where there is none."""
     nested = next((name for name in RESULTS if isinstance(given.get(name), dict | list)), None)
     if nested:
         return f"{nested} must be one value, got {given[nested]!r:.60}"
     cells = _cells(given)
     if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
         if "iteration_time_s" in given:
-            said = json.dumps(given["iteration_time_s"])
-            return f"iteration_time_s must be a number of seconds; got {said:.60}"
+            return f"iteration_time_s must be a number of seconds; got {json.dumps(given['iteration_time_s']):.60}"
         near = next((hint for key in given if (hint := nearest(key, ["iteration_time_s"]))), "")
         return f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"[:200] + (
             "; iteration_time_s is how it is spelled" if near else ""
@@ -257,7 +250,7 @@ def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
 
 
 def _is_window(given: Mapping[str, Any]) -> bool:
-    """Whether a result tells when its iterations ran, so that meters can tell their energy."""
+    """Whether a result says when its iterations ran, so that meters can measure their energy."""
     window, iterations = (given.get(name) for name in WINDOW)
     if not isinstance(window, list) or len(window) != 2 or not all(map(is_number, window)):
         return False
@@ -266,19 +259,17 @@ def _is_window(given: Mapping[str, Any]) -> bool:
 
 def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
     """The result columns that hold something."""
-    held = {name: value for name in RESULTS if not _is_blank(value := given.get(name))}
+    held = {name: value for name in RESULTS if not is_blank(value := given.get(name))}
     return {name: value for name, value in held.items() if str(value).strip()}
 
 
 def _row(given: Mapping[str, Any]) -> dict[str, Any]:
     cells = _cells(given)
-    status = str(cells.pop("status", STATUSES[0])).strip().lower()
-    row = result_row(status, str(cells.pop("notes", "")))
-    if status == STATUSES[0]:
-        row |= {name: float(value) for name, value in cells.items()}
-    if _is_window(given):
-        row |= {name: given[name] for name in WINDOW}
     unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
-    if unknown:
-        row["notes"] = "; ".join(filter(None, [row["notes"], f"not read: {', '.join(unknown)}"]))
-    return row
+    notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
+    status = str(cells.pop("status", STATUSES[0])).strip().lower()
+    if status == STATUSES[0]:
+        row = result_row(notes, **{name: float(value) for name, value in cells.items()})
+    else:
+        row = failed_row(failure_in({"status": status, "notes": notes})) | {"notes": notes}
+    return row | ({name: given[name] for name in WINDOW} if _is_window(given) else {})

@@ -1,4 +1,4 @@
-"""What a training program's last words mean: out of memory, or another failure and its first cause."""
+"""The failure of a training program, read from the end of its log and its exit code."""
 
 from __future__ import annotations
 
@@ -6,39 +6,46 @@ import re
 import shutil
 import signal
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
-# what PyTorch, CUDA, Megatron-LM and the kernel say when memory is short
+from jointopt.core.facts import Failure, FailureKind
+
+# lines of PyTorch, CUDA, Megatron-LM and the kernel when memory is short
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|torch\.OutOfMemoryError|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|HIP out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc|Out Of Memory"
     r"|CUDNN_STATUS_ALLOC_FAILED|(?:NCCL|Cuda failure).*out of memory|\bMemoryError\b",
     re.IGNORECASE,
 )
-# what the kernel and Slurm say of a process that they killed for its memory
+# lines of the kernel and Slurm about a process that they killed for its memory
 _KILLED = re.compile(
     r"^.*(?:oom[-_ ]kill event|OOM Killed|Out of memory: Kill).*$", re.MULTILINE | re.IGNORECASE
 )
 _REMARK = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|Warning:")  # of a program that goes on
 _FULL = "No space left on device"
-# what ranks say of one that is gone: where another error stands in the log, that one came first
-_FOLLOWING: tuple[tuple[str, str], ...] = (
-    (r"NCCL|ncclInternalError|ncclSystemError", "communication failed (NCCL)"),
+_Cause = tuple[str, FailureKind, str]  # a pattern of the log, what it means, and that in words
+# errors of ranks that have lost another one: where another error stands in the log, that one came first
+_FOLLOWING: tuple[_Cause, ...] = (
+    (r"NCCL|ncclInternalError|ncclSystemError", FailureKind.NCCL, "communication failed (NCCL)"),
     (
         r"Connection (?:refused|reset|closed)|RendezvousTimeout|gloo.*(?:timed out|Connection|Read error)"
         r"|Broken pipe",
+        FailureKind.CONNECTION,
         "processes lost touch",
     ),
-    (r"CalledProcessError", "a program that it started failed"),
+    (r"CalledProcessError", FailureKind.EXIT_CODE, "a program that it started failed"),
 )
-_CAUSES: tuple[tuple[str, str], ...] = (
-    (r"No module named ['\"]?([\w.]+)", "a Python module is missing"),
-    (r"CUDA error|device-side assert", "a CUDA error"),
+_CAUSES: tuple[_Cause, ...] = (
+    (r"No module named ['\"]?([\w.]+)", FailureKind.MISSING_MODULE, "a Python module is missing"),
+    (r"CUDA error|device-side assert", FailureKind.CUDA, "a CUDA error"),
 )
-_SIGNALS: tuple[tuple[str, str], ...] = (
-    (r"SIGKILL|exitcode\s*:\s*-9|exit code -9", "a process was killed (SIGKILL)"),
-    (r"SIGSEGV|Segmentation fault|exitcode\s*:\s*-11", "a process crashed (SIGSEGV)"),
+_SIGNALS: tuple[_Cause, ...] = (
+    (r"SIGKILL|exitcode\s*:\s*-9|exit code -9", FailureKind.KILLED, "a process was killed (SIGKILL)"),
+    (
+        r"SIGSEGV|Segmentation fault|exitcode\s*:\s*-11",
+        FailureKind.CRASHED,
+        "a process crashed (SIGSEGV)",
+    ),
 )
 _BEFORE = re.compile(r"((?:\[[^\]\s]*\]:\s?|\d+: ?)*)(.*)")  # [rank3]:, [default0]:, and the labels of srun
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*(?::.*)?$")
@@ -46,9 +53,11 @@ _ERROR_LINE = re.compile(r"^.*?(\b[A-Z]\w*(?:Error|Exception|Interrupt)\b: .*)$"
 _TORCHRUNS_OWN = re.compile(r"(?:[\w.]*\.)?(?:ChildFailedError|SignalException)\b")
 _TERMINATED = re.compile(
     r"^(?:terminate called after throwing .*\n\s*what\(\):\s*(?P<what>.*)"
-    r"|(?P<bare>terminate called .*|Fatal Python.*)|(?:\S+: ?)*(?P<unopened>can't open file .*))$",
+    r"|(?P<bare>terminate called .*|Fatal Python.*)|(?:\S+: ?)*(?P<unopened>can't open file .*)"
+    r"|(?:\S+: ?)*(?P<flag>unrecognized arguments: .*))$",
     re.MULTILINE,
 )
+_FLAG = re.compile(r"unrecognized arguments|unexpected keyword argument|No such option")
 _ROOT = re.compile(
     r"^Root Cause \(first observed failure\):.*?^\s*rank\s*: (?P<rank>\d+).*?^\s*exitcode\s*: (?P<code>-?\d+)",
     re.MULTILINE | re.DOTALL,
@@ -57,21 +66,13 @@ _LONGEST = 300
 _BLOCK = 4096  # bytes: less than that holds no file
 
 
-@dataclass(frozen=True)
-class Failure:
-    """``status`` as in a measurement table, and one sentence for its notes."""
-
-    status: str
-    reason: str
-
-
 def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
-    """What ended a program that did not succeed, from the end of its log and its exit code."""
-    if said := _short_of_memory(log):
-        return Failure("oom", "out of memory" + _quoted(said))
+    """The failure of a program that did not succeed, from the end of its log and its exit code."""
+    if error := _short_of_memory(log):
+        return Failure(FailureKind.OOM, "out of memory" + _quoted(error))
     if timed_out:
-        return Failure("timeout", f"did not end within {limit_s:.0f} s")
-    return Failure("failed", _cause(log, code))
+        return Failure(FailureKind.TIMEOUT, f"did not end within {limit_s:.0f} s")
+    return _cause(log, code)
 
 
 def is_full(folder: Path) -> bool:
@@ -80,33 +81,41 @@ def is_full(folder: Path) -> bool:
 
 
 def _short_of_memory(log: str) -> str:
-    """Who says that memory ran out: the kernel, or the error that ended the run; blank where neither does.
+    """The line by which memory ran out, of the kernel or of the error that ended the run; blank without one.
 
-    A run without an error of its own ended by what its lines speak of, unless they are remarks of one that goes on.
+    Without an error any line counts, but for remarks of a program that goes on.
     """
     if killed := _KILLED.search(log):
         return killed[0]
     errors = [(rank, text) for rank, text in _errors(log) if not _named(_FOLLOWING, text)]
     of_first = [text for rank, text in errors if rank == _first_rank(log)]
-    if said := of_first or [text for _, text in errors]:
-        return next(filter(_OUT_OF_MEMORY.search, said), "")
+    if texts := of_first or [text for _, text in errors]:
+        return next(filter(_OUT_OF_MEMORY.search, texts), "")
     lines = (line for line in log.splitlines() if not _REMARK.search(line))
     return next(filter(_OUT_OF_MEMORY.search, lines), "")
 
 
-def _cause(log: str, code: int) -> str:
-    """Why a run failed: the error that came first, else how its first process ended, else what the log speaks of."""
+def _cause(log: str, code: int) -> Failure:
+    """The error that came first, else how the first process ended, else what the log contains."""
     if _FULL in log:
-        return "the disk is full" + _quoted(_first(log, re.compile(_FULL)) or _first(log))
+        error = _first(log, re.compile(_FULL)) or _first(log)
+        return Failure(FailureKind.DISK_FULL, "the disk is full" + _quoted(error))
     error = _first(log)
     if error and not _named(_FOLLOWING, error):
-        return (_named(_CAUSES, error) or f"exit code {code}") + _quoted(error)
+        return _in_words(_named(_CAUSES, error), code, error)
     ended = _first_process(log)
     if ended:
-        return ended + _quoted(_terminated(log))
-    said = error or log
-    named = _named(_FOLLOWING, said) or _named(_CAUSES, said) or _named(_SIGNALS, log)
-    return (named or f"exit code {code}") + _quoted(error or _terminated(log))
+        return _in_words(ended, code, _terminated(log))
+    text = error or log
+    known = _named(_FOLLOWING, text) or _named(_CAUSES, text) or _named(_SIGNALS, log)
+    return _in_words(known, code, error or _terminated(log))
+
+
+def _in_words(known: Failure | None, code: int, error: str) -> Failure:
+    """A known cause, else the exit code, with the error behind it."""
+    found = known or Failure(FailureKind.EXIT_CODE, f"exit code {code}")
+    unknown_flag = found.kind is FailureKind.EXIT_CODE and _FLAG.search(error)
+    return Failure(FailureKind.UNKNOWN_FLAG if unknown_flag else found.kind, found.detail + _quoted(error))
 
 
 def _first(log: str, of: re.Pattern[str] | None = None) -> str:
@@ -130,7 +139,7 @@ def _errors(log: str) -> list[tuple[str, str]]:
 
 
 def _first_rank(log: str) -> str:
-    """The rank whose end torchrun saw first; blank where it does not tell."""
+    """The rank whose end torchrun saw first; blank where it does not say."""
     root = _ROOT.search(log)
     return root["rank"] if root else ""
 
@@ -159,28 +168,29 @@ def _unfolded(log: str) -> str:
     return log[:begin] + re.sub(r"^  (?:traceback : )?", "", log[begin:], flags=re.MULTILINE)
 
 
-def _first_process(log: str) -> str:
-    """How the process ended whose end torchrun saw first; blank where it does not tell."""
+def _first_process(log: str) -> Failure | None:
+    """How the process ended whose end torchrun saw first; None where the log does not say."""
     root = _ROOT.search(log)
     if root is None:
-        return ""
-    code = int(root["code"])
+        return None
+    code, rank = int(root["code"]), root["rank"]
     if code >= 0:
-        return f"rank {root['rank']} ended with exit code {code}"
+        return Failure(FailureKind.EXIT_CODE, f"rank {rank} ended with exit code {code}")
     if code == -signal.SIGKILL:
-        return f"rank {root['rank']} was killed (SIGKILL)"
-    known = [one.name for one in signal.Signals if one == -code]
-    return f"rank {root['rank']} crashed ({known[0] if known else f'signal {-code}'})"
+        return Failure(FailureKind.KILLED, f"rank {rank} was killed (SIGKILL)")
+    name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+    return Failure(FailureKind.CRASHED, f"rank {rank} crashed ({name})")
 
 
 def _terminated(log: str) -> str:
-    """What C++ or the interpreter said when it gave up, or that it found no script."""
+    """The last line of C++, the interpreter or argparse when it gave up; blank where there is none."""
     found = _TERMINATED.search(log)
-    return (found["what"] or found["bare"] or found["unopened"]).strip() if found else ""
+    return (found["what"] or found["bare"] or found["unopened"] or found["flag"]).strip() if found else ""
 
 
-def _named(causes: tuple[tuple[str, str], ...], text: str) -> str:
-    return next((cause for pattern, cause in causes if re.search(pattern, text)), "")
+def _named(causes: tuple[_Cause, ...], text: str) -> Failure | None:
+    """The first of ``causes`` whose pattern is in ``text``."""
+    return next((Failure(kind, words) for pattern, kind, words in causes if re.search(pattern, text)), None)
 
 
 def _quoted(text: str) -> str:

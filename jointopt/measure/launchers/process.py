@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,14 +23,14 @@ from jointopt.measure.launchers.failures import is_full
 
 MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
-_POLL_S = 0.1
+_POLL_S = 0.05
 _TAIL_BYTES = 65_536
 _LONGEST_LOG = 64 * 2**20
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
-_GPUS_AS_METERED = {
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID"
-}  # by PCI bus, as NVML counts them; CUDA's own order is by speed
+# by PCI bus, as NVML counts GPUs; CUDA's own order is by speed
+_GPUS_AS_METERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -53,28 +55,82 @@ def run_program(
     Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
     """
     mark = uuid.uuid4().hex
-    own = {**environment(mark), **(env or {})}
     with log.open("ab") as out:
-        try:
-            program = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=cwd,
-                start_new_session=True, preexec_fn=end_with_parent,
-            )  # fmt: skip
-        except OSError as error:
-            raise LauncherError(
-                f"{command[0]!r} cannot be started: {error.strerror}; is it installed, and on the PATH?"
-            ) from error
+        program = _started(
+            command, env={**environment(mark), **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    timed_out = False
     try:
-        timed_out = not _ends_within(program, limit_s)
+        program.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
     finally:
         end_program(program, mark)
-    cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot say so any more
-    return Ended(program.returncode, timed_out, tail(log) + cut)
+    cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot hold it any more
+    return Ended(program.returncode, timed_out, tail_of(log) + cut)
+
+
+def run_in_foreground(command: Sequence[str], grace_s: float) -> int:
+    """Run ``command`` in the user's terminal and return its exit code, 128 + n where signal n ended it.
+
+    SIGINT, SIGTERM and SIGHUP are passed on; the program then has ``grace_s`` to end by itself, and is killed with all
+    that it started after that, or at a second signal. Raises LauncherError where it cannot be started.
+    """
+    mark, until = uuid.uuid4().hex, math.inf
+    with _caught(_SIGNALS) as caught:
+        program = _started(command, env=environment(mark))
+        passed_on = 0
+        try:
+            while program.poll() is None and time.monotonic() < until and len(caught) < 2:
+                for number in caught[passed_on:]:
+                    passed_on, until = passed_on + 1, time.monotonic() + grace_s
+                    _pass_on(program, number)
+                with suppress(subprocess.TimeoutExpired):
+                    program.wait(_POLL_S)
+        finally:
+            if program.poll() is None:
+                kill_program(program, mark)
+    return program.returncode if program.returncode >= 0 else 128 - program.returncode
+
+
+@contextmanager
+def _caught(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
+    """The list of signals that arrive while the body runs; those that are ignored stay so."""
+    caught: list[int] = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: caught.append(number))
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pass_on(program: subprocess.Popen[bytes], number: int) -> None:
+    """Send the signal, unless it is a terminal's Ctrl-C: that has reached the program in its foreground group."""
+    if number == signal.SIGINT:
+        with suppress(OSError, ValueError):  # no terminal
+            if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+                return
+    with suppress(ProcessLookupError):
+        program.send_signal(number)
+
+
+def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, preexec_fn=end_with_parent, **options)
+    except OSError as error:
+        raise LauncherError(
+            f"{command[0]!r} cannot be started: {error.strerror}; is it installed, and on the PATH?"
+        ) from error
 
 
 @contextmanager
 def files_of_a_run() -> Iterator[None]:
-    """Turns files that cannot be made for a run into a LauncherError: the next run could not be started either."""
+    """Turn files that cannot be made for a run into a LauncherError: the next run could not be started either."""
     try:
         yield
     except OSError as error:
@@ -85,26 +141,17 @@ def files_of_a_run() -> Iterator[None]:
 
 
 def environment(mark: str) -> dict[str, str]:
-    """That of the programs of a run: they bear its mark, and count GPUs as the meter does unless told otherwise."""
+    """The environment of the programs of a run: with its mark, and GPUs counted as the meter does by default."""
     return {**_GPUS_AS_METERED, **os.environ, MARK: mark}
 
 
 def end_with_parent() -> None:
-    """Asks Linux to send SIGTERM to this child when the tool dies, by SIGKILL too; elsewhere nobody can be asked.
+    """Let Linux send SIGTERM to this child when the tool dies, by SIGKILL too; other systems have no such call.
 
     It runs between fork and exec, beside the threads of a meter: it imports and opens nothing.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _ends_within(program: subprocess.Popen[bytes], limit_s: float) -> bool:
-    until = time.monotonic() + limit_s
-    while program.poll() is None:
-        if time.monotonic() > until:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
@@ -141,15 +188,15 @@ def marked(mark: str) -> Iterable[psutil.Process]:
                 yield process
 
 
-def tail(log: Path) -> str:
+def tail_of(log: Path) -> str:
     """The end of a log, at most 64 KiB; bytes that are no text are shown as such."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return stream.read().decode("utf-8", "backslashreplace")
 
 
-def whole(log: Path) -> str:
+def whole_log(log: Path) -> str:
     """A log, or its end where it is longer than anyone reads (64 MiB); bytes that are no text are shown as such."""
     if log.stat().st_size > _LONGEST_LOG:
-        return tail(log)
+        return tail_of(log)
     return log.read_text(encoding="utf-8", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""The launcher without a cluster: runs that were recorded in a table are "run" by returning their row."""
+"""Replay: runs that were recorded in a table are "run" by returning their row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pandas as pd
 
 from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
-from jointopt.measure.launchers.base import RESULTS
+from jointopt.measure.launchers.rows import RESULTS
 from jointopt.runs.cells import STRICT_READERS, read_columns
 from jointopt.runs.table import clean_runs, read_table
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.job import DTYPES, Job
 
-# What makes two rows different runs: everything that is asked for, not what came out, nor who wrote it down.
-_ASKED = (
+# columns in which different runs differ: plan and workload, not the results, nor where a row is from
+_INPUTS = (
     *(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"),
     "clock_mhz",
 )
@@ -39,7 +39,7 @@ class ReplayLauncher:
         rows = table if isinstance(table, pd.DataFrame) else read_table(Path(table))
         self._rows = _with_gpu_ids(rows.reset_index(drop=True))
         self._clean = clean_runs(self._rows)
-        self._asked = [name for name in _ASKED if name in self._rows]
+        self._inputs = [name for name in _INPUTS if name in self._rows]
         self._last: tuple[Job, Bools] | None = None
         self._check()
 
@@ -48,8 +48,8 @@ class ReplayLauncher:
         belongs = self._belongs(job)
         if not belongs.any():
             raise LauncherError(self._why_none(job))
-        distinct = self._clean[belongs].drop_duplicates(subset=self._asked).index
-        return {name: self._rows.loc[distinct, name].to_numpy() for name in self._asked}
+        distinct = self._clean[belongs].drop_duplicates(subset=self._inputs).index
+        return {name: self._rows.loc[distinct, name].to_numpy() for name in self._inputs}
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The fastest row of the job with this plan; LauncherError where the table has none."""
@@ -64,7 +64,7 @@ class ReplayLauncher:
         return row
 
     def _check(self) -> None:
-        """Statuses as `ingest` reads them; a blank one is what a time, or none, says."""
+        """Statuses as `ingest` reads them; a blank one follows from whether there is a time."""
         given, faults = read_columns(self._rows, ["status"], STRICT_READERS)
         for _, wrong, _ in faults:
             row = int(wrong.to_numpy().argmax())
@@ -100,10 +100,10 @@ class ReplayLauncher:
 
     def _same(self, plan: Mapping[str, Any]) -> Bools:
         """Rows that state nothing else than ``plan``."""
-        cells = {k: [_cell(v)] for k, v in plan.items() if k in self._asked}
-        asked = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0]
+        cells = {k: [_cell(v)] for k, v in plan.items() if k in self._inputs}
+        wanted = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0]
         mask = np.ones(len(self._clean), bool)
-        for name, value in asked.items():
+        for name, value in wanted.items():
             mask &= self._agrees(str(name), value)
         return mask
 
@@ -118,12 +118,12 @@ class ReplayLauncher:
         return np.asarray(equal | cells.isna().to_numpy(), bool)
 
     def _why_none(self, job: Job) -> str:
-        asked = _workload(job)
-        matches = {name: self._agrees(name, value).sum() for name, value in asked.items()}
+        wanted = _workload(job)
+        matches = {name: self._agrees(name, value).sum() for name, value in wanted.items()}
         name = min(matches, key=lambda key: matches[key])
         held = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
         return (
-            f"No row of the table belongs to job {job.name!r}: it asks for {name} {asked[name]} and the table holds "
+            f"No row of the table belongs to job {job.name!r}: it asks for {name} {wanted[name]} and the table holds "
             f"{', '.join(map(str, held))}; give the table of this job, or change the job."
         )
 
@@ -144,7 +144,7 @@ def _cell(value: Any) -> Any:
 
 
 def _workload(job: Job) -> dict[str, Any]:
-    """What a row may state and the job decides. Software habits are not here: the table tells them to the job."""
+    """Columns of a row that the job decides; software is not among them: the job takes it from the table."""
     model, training, cluster = job.model, job.training, job.cluster
     return {
         "num_layers": model.num_layers, "hidden_size": model.hidden_size, "ffn_hidden_size": model.ffn_hidden_size,

@@ -1,4 +1,4 @@
-"""Slurm's own commands, and nothing else of it: sbatch, squeue, scontrol, scancel. No accounting database is asked."""
+"""Slurm's own commands, and nothing else of it: sbatch, squeue, scontrol, scancel; no accounting database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEVER = re.compile(
     r"|Assoc(Grp)?Max\w+PerJob\w*|QOSMax\w+PerJob\w*|JobHeld(User|Admin)|launch_failed_requeued_held|DependencyNeverSatisfied"
     r"|ReservationDeleted)\b"
 )
-# states that only somebody ends, with another command
+# states that end only by another command
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _OF_THE_SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 _UNKNOWN = "Invalid job id"
@@ -33,15 +33,11 @@ _PATIENCE_S = 600.0  # a controller may restart, or fail over to another one
 _ANSWER_S = 60.0
 
 
-Say = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-    """For questions that nobody follows."""
+Report = Callable[[str], None]
 
 
 class NoAnswerError(LauncherError):
-    """The controller is away: jobs go on, and nobody knows how they do."""
+    """The controller is away: jobs go on, and their state is not known."""
 
 
 class RefusedError(LauncherError):
@@ -50,7 +46,7 @@ class RefusedError(LauncherError):
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm says of one job; ``_s`` are seconds, NaN where it says none, the others its own local times."""
+    """Slurm's record of one job; ``_s`` are seconds, NaN where unknown, ``submitted`` and ``started`` local times."""
 
     number: int
     name: str
@@ -65,8 +61,8 @@ class SlurmJob:
     started: str = ""
 
     @property
-    def told(self) -> str:
-        """Its state for people, in the words of a sentence; empty while Slurm has not looked at it."""
+    def progress(self) -> str:
+        """Its state in words; blank while Slurm has not looked at it."""
         again = f", requeued {self.restarts} times" if self.restarts else ""
         if self.state == "PENDING":
             return "" if self.reason == "None" else f"waits ({self.reason}) since {self.submitted}{again}"
@@ -76,6 +72,7 @@ class SlurmJob:
 
     @property
     def ended(self) -> bool:
+        """Whether it is over and does not come back by itself."""
         return self.state in ENDED
 
     @property
@@ -95,10 +92,10 @@ def check_installed() -> None:
 
 
 def submit(script: Path) -> int:
-    """The number of the new job. Raises RefusedError with what Slurm says where it takes none of the kind, or now."""
+    """The number of the new job. Raises RefusedError, with Slurm's message, where it takes none of the kind, or now."""
     done = _call(["sbatch", "--parsable", str(script)])
     if done.returncode:
-        raise RefusedError(f"Slurm does not take the job ({script}): {_said(done)}.")
+        raise RefusedError(f"Slurm does not take the job ({script}): {_message(done)}.")
     number = re.search(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)  # a cluster's name may follow
     if number is None:
         raise RefusedError(
@@ -107,25 +104,25 @@ def submit(script: Path) -> int:
     return int(number[1])
 
 
-def named(name: str, say: Say = _silent) -> int | None:
+def named(name: str, report: Report = lambda text: None) -> int | None:
     """The last of this user's jobs with that name that is not over, if there is one."""
-    done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], say)
+    done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], report)
     numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
     return max(numbers, default=None)
 
 
-def state(number: int, say: Say = _silent) -> SlurmJob | None:
-    """What Slurm knows of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
-    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], say, _UNKNOWN)
+def state(number: int, report: Report = lambda text: None) -> SlurmJob | None:
+    """Slurm's record of the job; None once it has forgotten it (MinJobAge of slurm.conf after its end)."""
+    done = _answer(["scontrol", "--oneliner", "show", "job", str(number)], report, _UNKNOWN)
     return parse_job(done.stdout) if done.returncode == 0 and "JobId=" in done.stdout else None
 
 
 def cancel(numbers: Sequence[int]) -> str:
-    """Asks Slurm to end the jobs; why it does not, blank where it does. One that is over already is no error."""
+    """Cancel the jobs and return why Slurm does not, blank where it does. One that is over already is no error."""
     if not numbers:
         return ""
     done = _call(["scancel", *map(str, numbers)])
-    return "" if done.returncode == 0 or _UNKNOWN in done.stderr else _said(done)
+    return "" if done.returncode == 0 or _UNKNOWN in done.stderr else _message(done)
 
 
 def parse_job(line: str) -> SlurmJob:
@@ -168,25 +165,24 @@ def _duration_s(text: str) -> float:
     return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _answer(words: Sequence[str], say: Say, refusal: str = "") -> subprocess.CompletedProcess[str]:
-    """What a question is answered; asked again while the controller does not, LauncherError after ten minutes.
+def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subprocess.CompletedProcess[str]:
+    """The answer to a query, repeated while the controller gives none; NoAnswerError after ten minutes.
 
-    ``say`` is told at once that there is no answer. ``refusal`` is what an answer says that is one although
-    the command fails.
+    ``report`` is called at once when there is no answer. A failed command whose message holds ``refusal`` is an answer.
     """
-    until, wait_s, told = time.monotonic() + _PATIENCE_S, 1.0, False
+    until, wait_s, reported = time.monotonic() + _PATIENCE_S, 1.0, False
     while True:
         done = _call(words)
         if done.returncode == 0 or (refusal and refusal in done.stderr):
             return done
         if time.monotonic() > until:
             raise NoAnswerError(
-                f"Slurm has not answered {words[0]} for {_PATIENCE_S:.0f} s: {_said(done)}; its jobs go on, and the "
+                f"Slurm has not answered {words[0]} for {_PATIENCE_S:.0f} s: {_message(done)}; its jobs go on, and the "
                 "same command picks them up."
             )
-        if not told:
-            say(f"Slurm does not answer ({_said(done)}); waiting up to {_PATIENCE_S / 60:.0f} min")
-            told = True
+        if not reported:
+            report(f"Slurm does not answer ({_message(done)}); waiting up to {_PATIENCE_S / 60:.0f} min")
+            reported = True
         time.sleep(wait_s)
         wait_s = min(wait_s * 2, 30.0)
 
@@ -205,20 +201,20 @@ def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what filters or words answers, and inside another job without what tells the size of that one.
+    """Our environment without variables that filter or format answers, and inside a job without those of its size.
 
-    sbatch would hand it on, and srun of the new job would heed it.
+    sbatch would hand them on, and srun of the new job would heed them.
     """
     inside = "SLURM_JOB_ID" in os.environ
 
     def misleads(name: str) -> bool:
-        told = inside and name.startswith("SLURM_") and name not in _OF_THE_SITE
-        return told or name.startswith("SQUEUE_") or name == "SLURM_TIME_FORMAT"
+        of_the_job = inside and name.startswith("SLURM_") and name not in _OF_THE_SITE
+        return of_the_job or name.startswith("SQUEUE_") or name == "SLURM_TIME_FORMAT"
 
     return {name: value for name, value in os.environ.items() if not misleads(name)}
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
+def _message(done: subprocess.CompletedProcess[str]) -> str:
     lines = [
         line.removeprefix("sbatch: ").removeprefix("error: ")
         for line in done.stderr.splitlines()

@@ -14,7 +14,7 @@ from jointopt.spec.slurm import NO_GPU_REQUEST, Slurm
 
 LOG, EXIT, RESULT = "log.txt", "exit.txt", "result.json"
 _SLACK_MIN = 2  # to set up and to end, beyond the limit of the run
-_ASKED = ("account", "partition", "qos", "constraint", "reservation")
+_OPTIONS = ("account", "partition", "qos", "constraint", "reservation")
 _VARIABLE = re.compile(r"\$\{(" + "|".join(NODE_VARIABLES) + r")\}")
 
 _TEMPLATE = """\
@@ -69,7 +69,7 @@ def _directives(name: str, cluster: Cluster, slurm: Slurm, folder: Path, limit_s
         *(line.replace("{gpus}", str(cluster.gpus_per_node)) for line in gpus),
         f"--time={minutes}", f'--output="{_without_patterns(folder / LOG)}"', "--open-mode=append",
         "--requeue" if slurm.requeue else "--no-requeue", *(["--exclusive"] if slurm.exclusive else []),
-        *(f"--{key}={value}" for key in _ASKED if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
+        *(f"--{key}={value}" for key in _OPTIONS if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One submission on its way: what Slurm and the job itself say of it, until it is over."""
+"""One submission on its way, by Slurm's record of it and the files of the job, until it is over."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jointopt.core.errors import LauncherError
+from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.launchers import slurm_control as control
-from jointopt.measure.launchers.failures import Failure, failure_of, is_full
+from jointopt.measure.launchers.failures import failure_of, is_full
 from jointopt.measure.launchers.slurm_control import SlurmJob
 from jointopt.measure.launchers.slurm_script import EXIT
 
@@ -21,7 +22,7 @@ _GRACE_S = 20.0  # files of another node may come late over a shared folder
 
 @dataclass(frozen=True)
 class Written:
-    """What a job wrote down at its end."""
+    """The exit status that a job wrote down at its end, and how long it ran in s."""
 
     code: int
     seconds: int
@@ -29,13 +30,14 @@ class Written:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended: what Slurm says (None = it no longer knows), and what the job wrote down."""
+    """How a job ended: Slurm's record (None = it no longer knows the job), and what the job wrote down."""
 
     job: SlurmJob | None
     written: Written | None
 
     @property
     def code(self) -> int:
+        """The exit code that is known best; -1 where none is."""
         if self.written is not None:
             return self.written.code
         return -1 if self.job is None else self.job.exit_code
@@ -54,8 +56,8 @@ class End:
         return 0.0 if self.written is None else float(self.written.seconds)
 
     @property
-    def words(self) -> str:
-        """For the row's notes."""
+    def remark(self) -> str:
+        """The job, its nodes and its time in the queue, for the notes of the row."""
         if self.job is None:
             return ""
         job = self.job
@@ -65,21 +67,21 @@ class End:
 
 
 class Submission:
-    """A job in Slurm, by its ``number`` (None: it left a result in ``folder``, and nobody knows its number).
+    """A job in Slurm, by its ``number`` (None: it left a result in ``folder``, and its number is not known).
 
-    ``say`` is told when the job begins to wait, for another reason too, and when it begins to run.
+    ``report`` is called when the job begins to wait, for another reason too, and when it begins to run.
     """
 
-    def __init__(self, number: int | None, folder: Path, say: Callable[[str], None]) -> None:
-        self.number, self.folder, self._say = number, folder, say
-        self._said: set[str] = set()
+    def __init__(self, number: int | None, folder: Path, report: Callable[[str], None]) -> None:
+        self.number, self.folder, self._report = number, folder, report
+        self._reported: set[str] = set()
         self._doubted = False
         self._late_until: float | None = None
 
     def look(self) -> End | None:
         """How the job ended, None while it waits or runs. Raises LauncherError where it can never start."""
         written = written_in(self.folder)
-        job = None if self.number is None else control.state(self.number, self._say)
+        job = None if self.number is None else control.state(self.number, self._report)
         if written is not None and written.code == 0:
             return End(job, written)
         if job is None or job.ended:
@@ -89,7 +91,7 @@ class Submission:
             control.cancel([job.number])
             _refuse(job)
             return End(job, None)
-        self._tell(job)
+        self._report_once(job)
         return None
 
     def _over(self, job: SlurmJob | None) -> End | None:
@@ -107,12 +109,12 @@ class Submission:
             self._late_until = time.monotonic() + _GRACE_S
         return time.monotonic() < self._late_until
 
-    def _tell(self, job: SlurmJob) -> None:
-        """Every state once: a queue may swap its reasons to and fro for hours."""
-        words = job.told
-        if words and words not in self._said:
-            self._said.add(words)
-            self._say(f"Slurm job {job.number} {words}")
+    def _report_once(self, job: SlurmJob) -> None:
+        """Reports every state once: a queue may swap its reasons to and fro for hours."""
+        words = job.progress
+        if words and words not in self._reported:
+            self._reported.add(words)
+            self._report(f"Slurm job {job.number} {words}")
 
 
 def written_in(folder: Path) -> Written | None:
@@ -136,37 +138,39 @@ def _refuse(job: SlurmJob) -> None:
 
 
 _MAY_COME_BACK = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-# What each end that Slurm states means; COMPLETED and FAILED are told by what the program left.
+# the ends that Slurm states; after COMPLETED and FAILED the cause is in what the program left
 _STATES = {
-    "BOOT_FAIL": ("failed", "a node did not boot"),
-    "CANCELLED": ("failed", "the job was cancelled, not by jointopt"),
-    "DEADLINE": ("timeout", "the job met its deadline"),
-    "NODE_FAIL": ("failed", "a node failed, through no fault of the plan"),
-    "OUT_OF_MEMORY": ("oom", "a node ran out of memory"),
-    "PREEMPTED": ("failed", "the job was preempted and not requeued"),
-    "REVOKED": ("failed", "the job was revoked by its cluster"),
-    "TIMEOUT": ("timeout", "Slurm's time limit ended it; slurm.time_limit_min sets it"),
+    "BOOT_FAIL": Failure(FailureKind.CLUSTER, "a node did not boot"),
+    "CANCELLED": Failure(FailureKind.CLUSTER, "the job was cancelled, not by jointopt"),
+    "DEADLINE": Failure(FailureKind.TIMEOUT, "the job met its deadline"),
+    "NODE_FAIL": Failure(FailureKind.CLUSTER, "a node failed, through no fault of the plan"),
+    "OUT_OF_MEMORY": Failure(FailureKind.OOM, "a node ran out of memory"),
+    "PREEMPTED": Failure(FailureKind.CLUSTER, "the job was preempted and not requeued"),
+    "REVOKED": Failure(FailureKind.CLUSTER, "the job was revoked by its cluster"),
+    "TIMEOUT": Failure(FailureKind.TIMEOUT, "Slurm's time limit ended it; slurm.time_limit_min sets it"),
 }
 
 
 def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
-    """Why there is no result, by the best witness: Slurm's state, the exit status, the end of the log."""
+    """The failure of a job without a result, from Slurm's state, else the exit status and the end of the log."""
     state = _state_in(log, end) if end.job is None else end.job.state
-    if state in _STATES and failure_of(log, 1, False, limit_s).status != "oom":
-        return Failure(*_STATES[state])
+    if state in _STATES and failure_of(log, 1, False, limit_s).kind is not FailureKind.OOM:
+        return _STATES[state]
     if end.job is not None and not end.job.ended and end.written is None:
-        return Failure("failed", f"given up after {end.job.restarts} requeues, the last for {end.job.reason}")
+        last = f"given up after {end.job.restarts} requeues, the last for {end.job.reason}"
+        return Failure(FailureKind.CLUSTER, last)
     if end.written is None and end.job is None:
-        return Failure("failed", "Slurm no longer knows the job, and it wrote down no exit status")
+        return Failure(FailureKind.CLUSTER, "Slurm no longer knows the job, and it wrote down no exit status")
     if end.code == 0:
         return _without_result(folder)
     timed_out = end.written is not None and end.code in (124, 137) and end.written.seconds >= limit_s
     if is_full(folder):
         log += "\nNo space left on device"
     failure = failure_of(log, end.code, timed_out, limit_s)
-    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one tells more
+    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one is the cause
     first = _FIRST_TASK.search(log)
-    return Failure("failed", first[1]) if first and failure.reason == f"exit code {end.code}" else failure
+    unknown = failure == Failure(FailureKind.EXIT_CODE, f"exit code {end.code}")
+    return Failure(FailureKind.EXIT_CODE, first[1]) if first and unknown else failure
 
 
 # what slurmstepd writes into the log of a job that it ends
@@ -177,7 +181,7 @@ _STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION"
 
 
 def _state_in(log: str, end: End) -> str:
-    """The state of a job that Slurm has forgotten and that wrote down no end, as its log tells it; else blank."""
+    """The state, by its log, of a job that Slurm has forgotten and that wrote down no end; else blank."""
     found = _ENDED_BY.search(log) if end.written is None else None
     return "" if found is None else _STATE_FOR.get(found[1], "CANCELLED")
 
@@ -187,7 +191,6 @@ _FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILI
 
 def _without_result(folder: Path) -> Failure:
     if is_full(folder):
-        return Failure("failed", f"the disk is full: {folder} has no room for the result")
-    return Failure(
-        "failed", f"the job ended well and left no result in {folder}; do all nodes see that folder?"
-    )
+        return Failure(FailureKind.DISK_FULL, f"the disk is full: {folder} has no room for the result")
+    missing = f"the job ended well and left no result in {folder}; do all nodes see that folder?"
+    return Failure(FailureKind.RESULT, missing)

@@ -1,4 +1,4 @@
-"""The launcher that trains for real, on this machine: the project's own trainer under torchrun."""
+"""The project's own trainer under torchrun, on this machine or on the nodes of a batch system."""
 
 from __future__ import annotations
 
@@ -7,118 +7,84 @@ import json
 import math
 import shlex
 import statistics
-import sys
-import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import LauncherError, PlanError
-from jointopt.core.schema import Columns
-from jointopt.measure.devices.conditions import Conditions, under_plan
-from jointopt.measure.devices.identity import check_devices
-from jointopt.measure.launchers.base import judged, new_log, result_row, with_log
-from jointopt.measure.launchers.failures import failure_of
-from jointopt.measure.launchers.process import files_of_a_run, run_program
+from jointopt.core.errors import LauncherError
+from jointopt.core.facts import Failure, FailureKind, joined_notes
+from jointopt.measure.launchers.local import LocalLauncher
+from jointopt.measure.launchers.program import local_torchrun, node_torchrun
+from jointopt.measure.launchers.rows import failed_row, result_row
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
-DEFAULT_LIMIT_S = 600.0
+_SPEC, _RESULT = "spec.json", "result.json"
+_TRAINER = ("-m", "jointopt.measure.trainer")
+# one thread per process: gloo runs would otherwise compete for cores
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class TorchrunLauncher:
-    """Runs a plan as processes of this machine, one per GPU of the job, or per core (gloo) where that is cpu-core.
+class TorchrunProgram:
+    """The trainer, one process per GPU or core."""
 
-    ``limit_s`` is the longest that a run may take, ``iterations`` are measured after ``warmup_iterations``; the log of
-    each run stays in ``logs`` where a folder is given. GPUs run at the clock of their stage, or at what
-    the driver chooses (``default_clocks``), and energy is measured, of more iterations where these are over too soon.
+    name = "torchrun"
+    environment: Mapping[str, str] = _ENVIRONMENT
+    cwd = None
+    missing = "the training ended well and wrote no result file"
+
+    def __init__(self, iterations: int = 10, warmup_iterations: int = 3) -> None:
+        self.iterations, self.warmup_iterations = iterations, warmup_iterations
+
+    def check(self, job: Job) -> None:
+        """LauncherError for shapes that the trainer does not build."""
+        check_model(job.model)
+
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        return [*node_torchrun(job), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
+
+    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        processes = self.spec(job, plan).processes
+        return [*local_torchrun(processes), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
+        (folder / _SPEC).write_text(self.spec(job, plan, least_s).text(), encoding="utf-8")
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        return read_result(folder / _RESULT, job.model)
+
+    def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
+        """The trainer's input for a plan (plan columns); ``least_s`` as in `TrainSpec`."""
+        return train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
+
+
+class TorchrunLauncher(LocalLauncher):
+    """Runs a plan with the trainer on this machine, one process per GPU of the job, or per core (gloo).
+
+    ``iterations`` are measured after ``warmup_iterations``, and more where these are over too soon for energy counters.
     """
 
     name = "torchrun"
+    program: TorchrunProgram
 
     def __init__(
-        self, limit_s: float = DEFAULT_LIMIT_S, iterations: int = 10, warmup_iterations: int = 3,
-        logs: Path | None = None, default_clocks: bool = False,
+        self, limit_s: float = 600.0, iterations: int = 10, warmup_iterations: int = 3, logs: Path | None = None,
+        default_clocks: bool = False,
     ) -> None:  # fmt: skip
         if importlib.util.find_spec("torch") is None:
             raise LauncherError(
                 "The launcher torchrun needs PyTorch; install it with: pip install 'jointopt[torch]'."
             )
-        self.limit_s, self.iterations, self.warmup_iterations = limit_s, iterations, warmup_iterations
-        self.logs, self.default_clocks = logs, default_clocks
-
-    def candidates(self, job: Job) -> Columns | None:
-        """Any plan; LauncherError where the job needs more than this one machine, or a model that is not built here."""
-        if job.cluster.nodes != 1:
-            raise LauncherError(
-                f"The launcher torchrun runs on one machine, and job {job.name!r} has {job.cluster.nodes} nodes; use "
-                "--launcher slurm."
-            )
-        check_model(job.model)
-        return None
-
-    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The measurement of ``plan``: median time of the measured iterations, memory, or how it failed."""
-        self.candidates(job)
-        check_devices(job)
-        spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
-        with files_of_a_run(), tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-            log = new_log(self.logs or Path(scratch), plan)
-            try:
-                with _conditions(spec, plan, self.default_clocks) as conditions:
-                    row = self._run(
-                        replace(spec, least_s=conditions.measure_s), job.model, Path(scratch), log
-                    )
-            except PlanError as error:  # the GPUs here have no such clock
-                return result_row("failed", str(error))
-            window = row.pop("measured_s", None)
-            return conditions.added_to(row, window, row.pop("iterations", 1))
+        super().__init__(TorchrunProgram(iterations, warmup_iterations), limit_s, logs, default_clocks)
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """What `run` does for ``plan`` but for the GPUs' clocks, as lines of a shell, in a folder of its own."""
+        """The lines of a shell that do what `run` does but for the GPUs' clocks, in a folder of their own."""
         self.candidates(job)
-        spec = train_spec(job, plan, self.iterations, self.warmup_iterations)
-        words = shlex.join(command(spec.processes, Path("spec.json"), Path("result.json")))
+        words = shlex.join(self.program.local_words(job, plan, Path()))
         variables = " ".join(f"{name}={value}" for name, value in _ENVIRONMENT.items())
-        told = f"cat > spec.json <<'END'\n{spec.text()}\nEND"
-        return f'cd "$(mktemp -d)"\n{told}\n{variables} {words}\ncat result.json\n'
-
-    def _run(self, spec: TrainSpec, model: Model, scratch: Path, log: Path) -> dict[str, Any]:
-        told, answer = scratch / "spec.json", scratch / "result.json"
-        spec.write(told)
-        ended = run_program(
-            command(spec.processes, told, answer), log, limit_s=self.limit_s, env=_ENVIRONMENT
-        )
-        whole = ended.code == 0 and not ended.timed_out
-        failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-        row = judged(read_result(answer, model) if whole else None, whole, failure)
-        return with_log(row, log, self.logs is not None)
-
-
-def _conditions(
-    spec: TrainSpec, plan: Mapping[str, Any], default_clocks: bool
-) -> AbstractContextManager[Conditions]:
-    """What a run is measured under; a training on cores neither sets nor reads the GPUs beside them."""
-    return (
-        nullcontext(Conditions(plan, None, None, (), False))
-        if spec.cores
-        else under_plan(plan, default_clocks)
-    )
-
-
-# one thread per process: gloo runs would otherwise compete for cores
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def command(processes: int, spec: Path, answer: Path) -> list[str]:
-    """The torchrun command line of one machine; ports are its own choice, so several can run side by side."""
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
-        "-m", "jointopt.measure.trainer", str(spec), str(answer),
-    ]  # fmt: skip
+        spec = f"cat > {_SPEC} <<'END'\n{self.program.spec(job, plan).text()}\nEND"
+        return f'cd "$(mktemp -d)"\n{spec}\n{variables} {words}\ncat {_RESULT}\n'
 
 
 def read_result(path: Path, model: Model) -> dict[str, Any] | None:
@@ -133,7 +99,8 @@ def read_result(path: Path, model: Model) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        return result_row("failed", f"{path.name} is not what the trainer writes: {error!r}")
+        reason = f"{path.name} is not what the trainer writes: {error!r}"
+        return failed_row(Failure(FailureKind.RESULT, reason))
 
 
 def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
@@ -141,14 +108,14 @@ def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
     seconds, losses = found["iteration_s"], found["loss"]
     middle = statistics.median(seconds)
     spread = (max(seconds) - min(seconds)) / middle
-    notes = f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}"
-    if not all(map(math.isfinite, losses)):
-        notes += "; the loss is not finite"
-    missing = _not_built(model)
-    if missing:
-        notes += f"; not the exact model: trained without its {', '.join(missing)}"
-    notes = "; ".join([notes, *map(str, found.get("remarks", []))])
-    return result_row("ok", notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
+    missing = ", ".join(_not_built(model))
+    notes = joined_notes(
+        f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
+        "" if all(map(math.isfinite, losses)) else "the loss is not finite",
+        f"not the exact model: trained without its {missing}" if missing else "",
+        *map(str, found.get("remarks", [])),
+    )
+    return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
 
 
 def _not_built(model: Model) -> list[str]:
@@ -167,22 +134,26 @@ def _not_built(model: Model) -> list[str]:
     return [part for part, wanted in parts.items() if wanted]
 
 
-def train_spec(job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterations: int) -> TrainSpec:
-    """What the trainer is told of a job and a plan (plan columns)."""
-    m, t = job.model, job.training
-    degrees = {
-        name: int(plan[name])
-        for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage")
-    }
+_OF_MODEL = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim", "vocab_size",
+    "gated_mlp", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
+)  # fmt: skip
+_OF_PLAN = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage")
+
+
+def train_spec(
+    job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterations: int, least_s: float = 0.0
+) -> TrainSpec:
+    """The trainer's input for a job and a plan (plan columns)."""
+    training, gpu = job.training, job.cluster.gpu.id
+    shape: dict[str, Any] = {name: getattr(job.model, name) for name in _OF_MODEL}
+    layout: dict[str, Any] = {name: int(plan[name]) for name in _OF_PLAN}
     return TrainSpec(
-        num_layers=m.num_layers, hidden_size=m.hidden_size, ffn_hidden_size=m.ffn_hidden_size,
-        num_attention_heads=m.num_attention_heads, num_query_groups=m.num_query_groups, head_dim=m.head_dim,
-        vocab_size=m.vocab_size, gated_mlp=m.gated_mlp, num_experts=m.num_experts, moe_router_topk=m.moe_router_topk,
-        moe_ffn_hidden_size=m.moe_ffn_hidden_size, num_shared_experts=m.num_shared_experts,
-        num_dense_layers=m.num_dense_layers, seq_length=t.seq_length, global_batch_size=t.global_batch_size,
-        dtype=t.dtype, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
-        iterations=iterations, warmup_iterations=warmup_iterations, cores=job.cluster.gpu.id == "cpu-core",
-        gpu=job.cluster.gpu.id, selective_share=t.framework.selective_share, **degrees,
+        **shape, **layout, seq_length=training.seq_length, global_batch_size=training.global_batch_size,
+        dtype=training.dtype,
+        sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]), iterations=iterations,
+        warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
+        selective_share=training.framework.selective_share,
     )  # fmt: skip
 
 

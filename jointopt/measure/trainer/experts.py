@@ -63,7 +63,7 @@ class Experts(nn.Module):
         return out.view_as(x)
 
     def _exchanged(self, routed: Tensor, count: Tensor) -> Tensor:
-        """What the experts make of ``routed`` tokens, sorted by expert; ``count`` (experts,) of them each."""
+        """Outputs of the experts for ``routed`` tokens, sorted by expert; ``count`` (experts,) of them each."""
         parts = self.context.ep
         if parts == 1:
             return self.routed(routed, count[None, :])

@@ -95,13 +95,13 @@ def _settle(device: torch.device) -> None:
 
 
 def _slowest(value: float, device: torch.device) -> float:
-    told = torch.tensor([value], device=device)
-    dist.all_reduce(told, dist.ReduceOp.MIN)
-    return float(f"{float(told):.4g}")
+    slowest = torch.tensor([value], device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MIN)
+    return float(f"{float(slowest):.4g}")
 
 
 def main() -> None:
-    """Writes the result where the first argument says, once."""
+    """Write the result into the file of the first argument, once."""
     found = probe()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -150,7 +150,7 @@ def _slowest(values: list[float], device: torch.device) -> list[float]:
 
 
 def _forget_peak(device: torch.device) -> None:
-    """What it took to make the weights is not part of the training."""
+    """Reset the peak: making the weights is not part of the training."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

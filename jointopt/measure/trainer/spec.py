@@ -1,4 +1,4 @@
-"""What a trainer is told, as a JSON file: one model, one plan, how long to run. No torch in this file."""
+"""The input of the trainer, as a JSON file: one model, one plan, how long to run. No torch in this file."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class TrainSpec:
     warmup_iterations: int = 3
     iterations: int = 10
     least_s: float = 0.0  # measure more iterations where these take less
-    gpu: str = (
-        ""  # of the catalogue: training on another one, or on cores, is refused; blank = whatever is there
-    )
+    gpu: str = ""  # of the catalogue: training on another one, or on cores, is refused; blank = any
     cores: bool = False  # train on the processor, whether or not there is a GPU
     selective_share: float = 0.0  # of the layers selective recomputation runs whole; 0: only attention cores
     seed: int = 0
@@ -50,19 +48,19 @@ class TrainSpec:
 
     @property
     def num_micro_batches(self) -> int:
+        """Micro-batches of one data-parallel rank in an iteration."""
         return self.global_batch_size // (self.dp * self.micro_batch_size)
 
     @property
     def processes(self) -> int:
+        """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     def text(self) -> str:
         """The JSON document that `read` reads."""
         return json.dumps(asdict(self), indent=1)
 
-    def write(self, path: Path) -> None:
-        path.write_text(self.text(), encoding="utf-8")
-
     @classmethod
     def read(cls, path: Path) -> TrainSpec:
+        """The spec in a file that holds `text`."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""The plans that a launcher may be asked to run, each with what the physics says of it."""
+"""The plans that a launcher may run, each with its physics."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from jointopt.workflows.propose import priced_problem
 
 MOST = 500  # plans of a job that are kept as candidates, the best by the physics
 _PREDICTED = (*OBJECTIVES, "avg_power_w")
-_CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid cannot be told apart by a run
+_CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid look the same in a run
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Plans that may be run; all columns have one entry per plan."""
 
-    asked: (
-        pd.DataFrame
-    )  # columns of a measurement table without results: what a launcher receives and predict reads
+    rows: pd.DataFrame  # rows of a measurement table without results, for the launcher and for predict
     plans: Columns  # layout columns and stage_clock_mhz, nothing blank
     predicted: Columns  # objectives and avg_power_w, SI
     log_load: Floats  # log of predicted memory over what a GPU has for a run
@@ -41,24 +39,25 @@ class Candidates:
         return plan_records(self.plans, self.plans["stage_clock_mhz"], [index])[0]
 
     def question(self, index: int) -> dict[str, Any]:
-        """What the launcher is asked to run."""
-        return {str(name): value for name, value in self.asked.iloc[index].items()}
+        """The row for the launcher."""
+        return {str(name): value for name, value in self.rows.iloc[index].items()}
 
     @property
     def size(self) -> int:
-        return len(self.asked)
+        """Number of plans."""
+        return len(self.rows)
 
 
-def listed(asked: Mapping[str, Any], job: Job) -> Candidates:
+def listed(listing: Mapping[str, Any], job: Job) -> Candidates:
     """The plans that a launcher lists; rows that no physics can price are left out.
 
-    The table says what software they ran under, ``job`` how much memory they may take. Raises TableError where none
+    The software is that of the table, the memory that they may take that of ``job``. Raises TableError where none
     can be predicted.
     """
-    table = pd.DataFrame(asked)
+    table = pd.DataFrame(listing)
     found, _ = workloads(table)
-    rows = np.concatenate([work.rows for work in found])
-    table = table.iloc[rows].reset_index(drop=True)
+    known = np.concatenate([work.rows for work in found])
+    table = table.iloc[known].reset_index(drop=True)
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
     plans["stage_clock_mhz"] = np.concatenate([_widened(work.stage_clock_mhz, width) for work in found])
@@ -71,11 +70,11 @@ def listed(asked: Mapping[str, Any], job: Job) -> Candidates:
 
 
 def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
-    """(what a GPU has for a run, what the job allows it to take) of runs that are those of ``runs``."""
+    """(memory that a GPU has for a run, memory that ``job`` allows it), for runs of the job ``runs``, in GiB."""
     memory_gib = runs.cluster.gpu.memory_gib
     usual = runs.training.framework.memory_fraction * memory_gib
-    asked = job.constraints.memory_fraction
-    allowed = usual if asked is None else asked * memory_gib
+    limit = job.constraints.memory_fraction
+    allowed = usual if limit is None else limit * memory_gib
     return max(usual, allowed), allowed
 
 
@@ -98,9 +97,8 @@ def searched(job: Job) -> Candidates:
         raise InfeasibleError(
             f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why."
         )
-    goals = [
-        plans[name][feasible] for name in (job.objectives * 2)[:2]
-    ]  # one objective is a front of one plan
+    # one objective is a front of one plan
+    goals = [plans[name][feasible] for name in (job.objectives * 2)[:2]]
     best = feasible[peeled(goals[0], goals[1], MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]

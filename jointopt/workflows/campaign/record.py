@@ -1,4 +1,4 @@
-"""What becomes of every real run, as soon as it ends: a row of the store, and a trial of the study that people see."""
+"""The record of every real run, kept as soon as it ends: a row of the store, and a trial of a study for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.core.schema import STATUSES, Columns
-from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Say, run_all
+from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Report, run_all
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
 
@@ -32,30 +32,31 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A run to be: what the launcher is asked, the plan for people, what is expected, and more about its trial."""
+class Queued:
+    """A run to be: the row for the launcher, the plan as a record, what is expected, and attributes of its trial."""
 
     question: Mapping[str, Any]
     plan: Mapping[str, Any]
     predicted: Mapping[str, float]
     round: int
-    told: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Record:
     """Where the runs of a job are kept; without ``storage`` (a database URL) nowhere.
 
     The store is what counts: where it cannot be written a run says so in `Done.trouble`. The study is a view for
-    people: where it cannot be written, ``say`` is told once and runs go on.
+    people: where it cannot be written, ``note`` is called once and runs go on.
     """
 
-    def __init__(self, job: Job, storage: str | None, origin: str, say: Callable[[str], None]) -> None:
-        self._job, self._url, self._origin, self._say = job, storage, origin, say
+    def __init__(self, job: Job, storage: str | None, origin: str, note: Callable[[str], None]) -> None:
+        self._job, self._url, self._origin, self._note = job, storage, origin, note
         self.store = _open(storage)
         self._study: MeasuredStudy | None = None
 
     @property
     def study_name(self) -> str | None:
+        """The name of the study; None where there is none."""
         return None if self._study is None else self._study.name
 
     def open_study(
@@ -83,20 +84,20 @@ class Record:
                 study.end(study.begin(plan, {}, round=0), row, broken)
 
     def unfinished(self) -> dict[str, Any] | None:
-        """What an earlier process had told by `progress` and not finished."""
+        """The state that an earlier process left by `progress` and did not finish."""
         return None if self._study is None else self._study.going
 
-    def progress(self, told: Mapping[str, Any]) -> None:
-        """Remember ``told`` in case that this process is killed."""
-        self._seen(lambda study: study.go(told))
+    def progress(self, state: Mapping[str, Any]) -> None:
+        """Remember ``state`` in case that this process is killed."""
+        self._in_study(lambda study: study.go(state))
 
-    def pause(self, told: Mapping[str, Any]) -> None:
-        """Remember ``told`` for whoever continues."""
-        self._seen(lambda study: study.pause(told))
+    def pause(self, state: Mapping[str, Any]) -> None:
+        """Remember ``state`` for the process that continues."""
+        self._in_study(lambda study: study.pause(state))
 
     def finish(self) -> None:
         """Nothing is left to be continued."""
-        self._seen(lambda study: study.go(None))
+        self._in_study(lambda study: study.go(None))
 
     def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
@@ -109,16 +110,16 @@ class Record:
         return [(json.loads(trial.user_attrs["plan"]), dict(trial.user_attrs)) for trial in trials]
 
     def run_all(
-        self, launcher: Launcher, asked: Iterable[Asked], broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
-        say: Say,
+        self, launcher: Launcher, queue: Iterable[Queued],
+        broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]], report: Report,
     ) -> Generator[tuple[int, Done], None, None]:  # fmt: skip
         """Run plans, several at once where the launcher can, and give each with its place as soon as it is kept.
 
-        Each is drawn from ``asked`` when its run begins; what one measured is kept before anything else happens.
+        Each is drawn from ``queue`` when its run begins; its measurement is kept before anything else happens.
         Whatever ends the runs otherwise passes through, with the trials of those that have not ended given up.
         """
-        begun: dict[int, tuple[Asked, int | None]] = {}  # by place, with the trial
-        runs = run_all(launcher, self._job, self._begun(launcher, asked, begun), say)
+        begun: dict[int, tuple[Queued, int | None]] = {}  # by place, with the trial
+        runs = run_all(launcher, self._job, self._begun(launcher, queue, begun), report)
         why, left = "the runs were given up", False
         try:
             for run in runs:
@@ -134,29 +135,34 @@ class Record:
             raise
         finally:
             runs.close()
-            for _, trial in begun.values():
-                if trial is not None:
-                    self._seen(functools.partial(_lose, trial=trial, why=why, left=left))
+            for trial in (trial for _, trial in begun.values() if trial is not None):
+                self._in_study(functools.partial(_lose, trial=trial, why=why, left=left))
 
     def _begun(
-        self, launcher: Launcher, asked: Iterable[Asked], begun: dict[int, tuple[Asked, int | None]]
+        self, launcher: Launcher, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
     ) -> Iterator[Mapping[str, Any]]:
-        """What the launcher is asked, with a trial made of each; ``begun`` is filled."""
-        for place, each in enumerate(asked):
-            told = {"round": each.round, "launcher": launcher.name, "origin": self._origin, **each.told}
-            begun[place] = each, self._seen(functools.partial(_begin, asked=each, told=told))
+        """Rows for the launcher, with a trial made of each; ``begun`` is filled."""
+        for place, each in enumerate(queue):
+            about = {
+                "round": each.round,
+                "launcher": launcher.name,
+                "origin": self._origin,
+                **each.attributes,
+            }
+            begin = functools.partial(_begin, queued=each, attributes=about)
+            begun[place] = each, self._in_study(begin)
             yield each.question
 
     def _kept(
-        self, run: Ended, asked: Asked, trial: int | None,
+        self, run: Ended, queued: Queued, trial: int | None,
         broken_by: Callable[[Mapping[str, Any]], tuple[str, ...]],
     ) -> Done:  # fmt: skip
-        row = {**asked.question, **run.row}
+        row = {**queued.question, **run.row}
         row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
-        trouble = self._stored(row)
+        trouble = self._stored({name: value for name, value in row.items() if name != "failure"})
         if trial is not None:
-            seconds = round_s(run.seconds)
-            self._seen(lambda study: study.end(trial, row, broken_by(row), run_seconds=seconds))
+            seconds = float(np.round(run.seconds, 2))
+            self._in_study(lambda study: study.end(trial, row, broken_by(row), run_seconds=seconds))
         return Done(row, run.seconds, trouble)
 
     def _stored(self, row: Mapping[str, Any]) -> str:
@@ -176,29 +182,24 @@ class Record:
             return str(error)
         return ""
 
-    def _seen(self, act: Callable[[MeasuredStudy], Any]) -> Any:
-        """The answer of the study; None where there is none, or where it cannot be written any more."""
+    def _in_study(self, act: Callable[[MeasuredStudy], Any]) -> Any:
+        """``act`` on the study; None where there is none, or where it cannot be written any more."""
         if self._study is None:
             return None
         try:
             return act(self._study)
         except UsageError as error:
             self._study = None
-            self._say(f"The study shows no further runs, the store keeps them: {error}")
+            self._note(f"The study shows no further runs, the store keeps them: {error}")
             return None
 
 
-def _begin(study: MeasuredStudy, asked: Asked, told: Mapping[str, Any]) -> int:
-    return study.begin(asked.plan, asked.predicted, **told)
+def _begin(study: MeasuredStudy, queued: Queued, attributes: Mapping[str, Any]) -> int:
+    return study.begin(queued.plan, queued.predicted, **attributes)
 
 
 def _lose(study: MeasuredStudy, trial: int, why: str, left: bool) -> None:
     study.lose(trial, why, left)
-
-
-def round_s(seconds: float) -> float:
-    """Seconds as people read them."""
-    return float(np.round(seconds, 2))
 
 
 def _open(storage: str | None) -> Store | None:

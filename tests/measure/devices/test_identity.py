@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from jointopt.measure.devices import identity as devices
 from jointopt.measure.devices.identity import FOR_TESTS, check_devices, remarks, wrong_device
 from jointopt.measure.launchers.base import Launcher
 from jointopt.measure.launchers.megatron import MegatronLauncher
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.measure.launchers.torchrun import TorchrunLauncher, train_spec
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.job import Job
 
@@ -51,7 +53,9 @@ def test_a_gpu_that_the_catalogue_does_not_know_is_told_and_so_is_a_precision_th
     assert remarks("cpu-core", "bf16", "") == ["cores train in fp32, not bf16"]
 
 
-@pytest.mark.parametrize("make", [TorchrunLauncher, lambda: MegatronLauncher(Path(__file__).parent)])
+@pytest.mark.parametrize(
+    "make", [TorchrunLauncher, lambda: MegatronLauncher(Path(__file__).parents[1] / "launchers")]
+)
 def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], job: Job) -> None:
     torch = pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
     if torch.cuda.is_available():
@@ -62,12 +66,10 @@ def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], 
     check_devices(replace(job, cluster=build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2})))
 
 
-def test_the_trainer_itself_refuses_where_a_scheduler_starts_it(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trainer_itself_refuses_where_a_scheduler_starts_it(job: Job, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
-    monkeypatch.setattr(devices, "_seen", lambda: None)  # PyTorch gave no answer before the run
-    here = build_cluster({"gpu": "a100-sxm4-40gb", "nodes": 1, "gpus_per_node": 2})
-    row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(replace(job, cluster=here), PLAN)
-    assert row["status"] == "failed"
-    assert "PyTorch finds no GPU here" in row["notes"]
+    (tmp_path / "spec.json").write_text(train_spec(job, PLAN, 1, 0).text())
+    words = [sys.executable, "-m", "jointopt.measure.trainer", "spec.json", "result.json"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode != 0
+    assert "PyTorch finds no GPU here" in ran.stderr

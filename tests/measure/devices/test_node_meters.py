@@ -12,7 +12,7 @@ import pytest
 from jointopt.core.errors import LauncherError
 from jointopt.measure.devices.node_meters import check_settable, with_readings, write_plan
 from jointopt.measure.devices.reading import Series
-from jointopt.measure.launchers.base import result_row
+from jointopt.measure.launchers.rows import result_row
 
 PLAN: dict[str, Any] = {"dp": 2, "tp": 1, "pp": 2, "cp": 1}
 
@@ -27,11 +27,7 @@ def write_series(folder: Path, node: int, watts: float, clock_mhz: float) -> Non
 
 
 def row(**told: Any) -> dict[str, Any]:
-    return (
-        result_row("ok", "")
-        | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10}
-        | told
-    )
+    return result_row("") | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10} | told
 
 
 def test_energy_of_several_nodes_adds_up_and_the_hottest_counts(tmp_path: Path) -> None:

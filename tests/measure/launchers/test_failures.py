@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.failures import failure_of
 
 LOGS = Path(__file__).parent / "failure_logs"  # of torchrun with 2 or 4 processes and gloo, PyTorch 2.13
@@ -56,7 +57,7 @@ def test_words_of_short_memory_are_oom(log: str) -> None:
 def test_a_line_that_speaks_of_memory_is_not_what_ended_a_run(before: str, error: str) -> None:
     failure = failure_of(f"{before}\n{error}\n", 1, False, 60)
     assert failure.status == "failed"
-    assert "memory" not in failure.reason
+    assert "memory" not in failure.detail
 
 
 def test_the_rank_that_failed_first_tells_whether_memory_ran_out() -> None:
@@ -64,7 +65,7 @@ def test_the_rank_that_failed_first_tells_whether_memory_ran_out() -> None:
     late = f"[rank1]: Traceback (most recent call last):\n{CUDA.replace('rank3', 'rank1')}\n"
     assert failure_of(late + log, 1, False, 60).status == "failed"
     first = log.replace("ValueError: tp 2", "torch.OutOfMemoryError: CUDA out of memory. tp 2")
-    assert failure_of(first, 1, False, 60).reason.startswith("out of memory: torch.OutOfMemoryError: CUDA")
+    assert failure_of(first, 1, False, 60).detail.startswith("out of memory: torch.OutOfMemoryError: CUDA")
 
 
 def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
@@ -91,16 +92,33 @@ def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
 def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
     failure = failure_of(log, 7, False, 60)
     assert failure.status == "failed"
-    assert words in failure.reason
+    assert words in failure.detail
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        (NCCL, FailureKind.NCCL),
+        ("No space left on device", FailureKind.DISK_FULL),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", FailureKind.CUDA),
+        ("train.py: error: unrecognized arguments: --tensor-parallel 2", FailureKind.UNKNOWN_FLAG),
+        ((LOGS / "rank_killed.txt").read_text(), FailureKind.KILLED),
+        ((LOGS / "aborted_while_ending.txt").read_text(), FailureKind.CRASHED),
+        ((LOGS / "error_recorded.txt").read_text(), FailureKind.EXIT_CODE),
+    ],
+    ids=["nccl", "disk", "cuda", "flag", "killed", "crashed", "error"],
+)
+def test_the_kind_of_a_failure_is_read_from_the_log(log: str, kind: FailureKind) -> None:
+    assert failure_of(log, 2, False, 60).kind is kind
 
 
 def test_a_run_without_an_end_is_a_timeout() -> None:
     failure = failure_of("iteration 3", -15, True, 60)
-    assert (failure.status, failure.reason) == ("timeout", "did not end within 60 s")
+    assert (failure.status, failure.detail) == ("timeout", "did not end within 60 s")
 
 
 @pytest.mark.parametrize(
-    ("log", "reason"),
+    ("log", "detail"),
     [
         (
             "one_rank_raises",
@@ -113,9 +131,9 @@ def test_a_run_without_an_end_is_a_timeout() -> None:
         ("aborted_while_ending", "rank 0 crashed (SIGABRT): terminate called without an active exception"),
     ],
 )
-def test_the_process_that_failed_first_is_named_not_torchrun(log: str, reason: str) -> None:
+def test_the_process_that_failed_first_is_named_not_torchrun(log: str, detail: str) -> None:
     text = (LOGS / f"{log}.txt").read_text()
-    assert failure_of(text, 1, False, 60).reason == reason
+    assert failure_of(text, 1, False, 60).detail == detail
 
 
 @given(st.randoms(use_true_random=False))
@@ -126,14 +144,14 @@ def test_lines_of_ranks_in_any_mixture_name_the_same_error(random) -> None:
     mixed = []
     while any(ranks):
         mixed.append(random.choice([rank for rank in ranks if rank]).pop(0))
-    assert "ValueError: tp 2 does not divide" in failure_of("\n".join(mixed + end), 1, False, 60).reason
+    assert "ValueError: tp 2 does not divide" in failure_of("\n".join(mixed + end), 1, False, 60).detail
 
 
 def test_what_torchrun_read_from_an_error_file_is_enough() -> None:
     text = (LOGS / "error_recorded.txt").read_text()
     only = text[text.index("ChildFailedError") :]
     assert (
-        failure_of(only, 1, False, 60).reason == "exit code 1: ValueError: micro batch 3 does not divide 16"
+        failure_of(only, 1, False, 60).detail == "exit code 1: ValueError: micro batch 3 does not divide 16"
     )
 
 
@@ -142,7 +160,7 @@ def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
         "[rank0]:[W1121 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called\n"
         "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'train.py', line 3\n[rank0]: KeyError: 'layers'\n"
     )
-    assert failure_of(log, 1, False, 60).reason == "exit code 1: KeyError: 'layers'"
+    assert failure_of(log, 1, False, 60).detail == "exit code 1: KeyError: 'layers'"
 
 
 @given(
@@ -152,5 +170,5 @@ def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
 def test_any_log_is_one_failure_with_one_line(log: str) -> None:
     failure = failure_of(log, 1, False, 60)
     assert failure.status in ("failed", "oom")
-    assert failure.reason.splitlines() == [failure.reason]
-    assert len(failure.reason) < 400
+    assert failure.detail.splitlines() == [failure.detail]
+    assert len(failure.detail) < 400

@@ -11,8 +11,13 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.megatron import MegatronLauncher, measured, megatron_arguments, read_log
-from jointopt.measure.launchers.program import MegatronProgram
+from jointopt.measure.launchers.megatron import (
+    MegatronLauncher,
+    MegatronProgram,
+    measured,
+    megatron_arguments,
+    read_log,
+)
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
 from jointopt.spec.job import Job

@@ -110,12 +110,6 @@ def test_a_run_that_hangs_is_ended_at_its_limit(make: Make, job: Job, cluster: C
     assert "did not end within 2 s" in row["notes"]
 
 
-def test_the_time_limit_of_slurm_is_a_timeout(make: Make, job: Job) -> None:
-    row = make("sleep 600").run(replace(job, slurm=replace(job.slurm, time_limit_min=1)), PLAN)
-    assert row["status"] == "timeout", row["notes"]
-    assert "slurm.time_limit_min" in row["notes"]
-
-
 def test_waiting_in_the_queue_is_not_running(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "other.sh").write_text("#!/bin/bash\nsleep 600\n")
     other = cluster.run(

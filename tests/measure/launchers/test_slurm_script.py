@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_control import parse_job
 from jointopt.measure.launchers.slurm_script import _quoted
@@ -146,7 +147,7 @@ def test_a_state_is_told_with_its_reason_and_since_when(changes: dict[str, str],
     line = RUNNING
     for old, new in changes.items():
         line = line.replace(old, new, 1)
-    assert parse_job(line).told == words
+    assert parse_job(line).progress == words
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("00:00:04", 4.0), ("1-02:03:04", 93784.0), ("INVALID", 0.0)])
@@ -182,7 +183,20 @@ def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_told_by_its_log(
 ) -> None:
     log = f"step 3\nslurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026-03-01T13:20:34{due} ***\n"
     assert why_failed(End(None, None), log, tmp_path, 60.0).status == status
-    assert "no longer knows the job" in why_failed(End(None, None), "step 3", tmp_path, 60.0).reason
+    assert "no longer knows the job" in why_failed(End(None, None), "step 3", tmp_path, 60.0).detail
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        ("TIMEOUT", FailureKind.TIMEOUT),
+        ("OUT_OF_MEMORY", FailureKind.OOM),
+        ("NODE_FAIL", FailureKind.CLUSTER),
+    ],
+)
+def test_the_end_that_slurm_states_is_the_failure(tmp_path: Path, state: str, kind: FailureKind) -> None:
+    end = End(parse_job(RUNNING.replace("RUNNING", state)), None)
+    assert why_failed(end, "step 3", tmp_path, 60.0).kind is kind
 
 
 def test_only_the_same_run_is_picked_up_again_after_a_kill(job: Job, tmp_path: Path) -> None:

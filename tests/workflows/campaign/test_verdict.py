@@ -56,10 +56,6 @@ def test_the_commonest_reason_is_told_whatever_numbers_and_paths_the_runs_name(j
     assert why_none(job, runs[:1]) == "The only run did not succeed: oom (out of memory on rank 3)."
 
 
-def test_where_nothing_ran_that_is_said(job: Job) -> None:
-    assert "No plan was run" in why_none(job, [])
-
-
 MISSING = {"status": "failed", "notes": "exit code 2: can't open file '/home/a.py'; Slurm job 7 on n0"}
 AGAIN = MISSING | {"notes": "exit code 2: can't open file '/home/b.py'; Slurm job 8 on n1"}
 OOM, OK = {"status": "oom", "notes": "out of memory"}, {"status": "ok", "notes": ""}

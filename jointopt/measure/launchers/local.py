@@ -1,0 +1,90 @@
+"""A training program on this machine: each run under the clocks of its plan, with a meter."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.errors import LauncherError, PlanError
+from jointopt.core.facts import Failure, FailureKind
+from jointopt.core.schema import Columns
+from jointopt.measure.devices.conditions import Conditions, under_plan, unmetered
+from jointopt.measure.devices.identity import check_devices
+from jointopt.measure.launchers.failures import failure_of, is_full
+from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
+from jointopt.measure.launchers.program import LocalProgram
+from jointopt.measure.launchers.rows import WINDOW, failed_row, new_log, outcome, with_log
+from jointopt.spec.job import Job
+
+
+class LocalLauncher:
+    """Runs ``program`` on the GPUs of this machine, or on its cores where the job's GPU is cpu-core.
+
+    ``limit_s`` is the longest that a run may take; logs stay in the folder ``logs`` where one is given. GPUs run at the
+    clock of their stage, or at what the driver chooses (``default_clocks``), and energy is measured.
+    """
+
+    name: str
+
+    def __init__(
+        self, program: LocalProgram, limit_s: float, logs: Path | None, default_clocks: bool
+    ) -> None:
+        self.program, self.limit_s, self.logs = program, limit_s, logs
+        self.default_clocks = default_clocks
+
+    def candidates(self, job: Job) -> Columns | None:
+        """Any plan; LauncherError where the job needs more than this machine, or the program cannot run it."""
+        if job.cluster.nodes != 1:
+            raise LauncherError(
+                f"The launcher {self.name} runs on one machine, and job {job.name!r} has {job.cluster.nodes} nodes; "
+                "use --launcher slurm."
+            )
+        self.program.check(job)
+        return None
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``plan`` with its measurement, or with how it failed."""
+        self.check(job)
+        with files_of_a_run(), self.files(plan) as (folder, log):
+            try:
+                with self.conditions(job, plan) as conditions:
+                    self.program.prepare(job, plan, folder, conditions.measure_s)
+                    row = self._measured(job, plan, folder, log)
+            except PlanError as error:  # the GPUs here have no such clock
+                return dict(plan) | failed_row(Failure(FailureKind.CLOCKS, str(error)))
+            window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
+            return dict(plan) | conditions.added_to(row, window, iterations)
+
+    def check(self, job: Job) -> None:
+        """Raises LauncherError where no run of ``job`` counts here."""
+        self.candidates(job)
+        check_devices(job)
+
+    @contextmanager
+    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
+        """A folder for the files of one run of ``plan``, and its empty log, which stays where ``logs`` is given."""
+        with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
+            yield Path(scratch), new_log(self.logs or Path(scratch), plan)
+
+    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
+        """Clocks and meter of a run; a training on cores neither sets nor reads the GPUs beside them."""
+        on_cores = job.cluster.gpu.id == "cpu-core"
+        return unmetered(plan) if on_cores else under_plan(plan, self.default_clocks)
+
+    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, log: Path) -> dict[str, Any]:
+        program = self.program
+        ended = run_program(
+            program.local_words(job, plan, folder), log, limit_s=self.limit_s, env=program.environment,
+            cwd=program.cwd,
+        )  # fmt: skip
+        whole = ended.code == 0 and not ended.timed_out
+        failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
+        if whole and failure.status == "failed":
+            full = is_full(folder)
+            kind = FailureKind.DISK_FULL if full else FailureKind.RESULT
+            failure = Failure(kind, program.missing + (", the disk is full" if full else ""))
+        row = outcome(program.results(job, folder, whole_log(log)), whole, failure)
+        return with_log(row, log, self.logs is not None)

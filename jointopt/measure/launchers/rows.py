@@ -1,0 +1,93 @@
+"""Rows of the measurement table: results of a run, its failure, and where its log is."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.facts import Failure, joined_notes
+from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.spec.plans.clocks import parse_stage_clocks
+
+RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
+# of a row while it is being made: start and end of the measured iterations, in s since 1970, and their number
+WINDOW = ("measured_s", "iterations")
+
+
+def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan columns of ``plan`` that are not blank, as JSON has them; equal for equal plans, however written."""
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "int": int,
+        "bool": bool,
+        "float": float,
+        "str": str,
+        "clocks": _clocks,
+    }
+    columns = [
+        column for column in COLUMNS.values() if column.role == "plan" and not is_blank(plan.get(column.name))
+    ]
+    return {column.name: kinds[column.dtype](plan[column.name]) for column in columns}
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell holds nothing: None, NaN or NA."""
+    return value is None or (np.ndim(value) == 0 and bool(pd.isna(value)))
+
+
+def _clocks(value: Any) -> list[float]:
+    return parse_stage_clocks(value.tolist() if isinstance(value, np.ndarray) else value)
+
+
+def result_row(notes: str, **known: float) -> dict[str, Any]:
+    """The result columns of a run that succeeded, NaN but for what is ``known``."""
+    return dict.fromkeys(RESULTS, math.nan) | {"status": STATUSES[0], "notes": notes} | known
+
+
+def failed_row(failure: Failure) -> dict[str, Any]:
+    """The result columns of a run without a result; ``failure`` stands beside them and is no column."""
+    return result_row(failure.detail) | {"status": failure.status, "failure": failure}
+
+
+def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
+    """The result columns of a run: what it ``reported``, unless its end contradicts that.
+
+    ``whole``: it ended well; ``failure`` is what its end and its log say if not. A log that speaks of short memory
+    counts more than a result that does not: that may be half written.
+    """
+    if reported is not None and (whole or (reported["status"] != "ok" and failure.status != "oom")):
+        return dict(reported)
+    return failed_row(failure)
+
+
+def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
+    """``row`` with the place of its ``log`` in the notes, where the run failed and the log is ``kept``.
+
+    Of a run out of memory no log is missed.
+    """
+    where = ""
+    if row["status"] != STATUSES[0] and kept and log.is_file():
+        where = f"log: {log.absolute()}"
+    elif row["status"] in ("failed", "timeout") and not kept:
+        where = "no log is kept without --logs"
+    return dict(row) | {"notes": joined_notes(row["notes"], where)}
+
+
+def label(plan: Mapping[str, Any]) -> str:
+    """A plan's layout as the beginning of a file's name: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
+    degrees = "".join(f"{name}{plan[name]}-" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
+    return f"{degrees}mbs{plan['micro_batch_size']}-zero{plan['zero_stage']}-{plan['recompute']}-"
+
+
+def new_log(folder: Path, plan: Mapping[str, Any]) -> Path:
+    """An empty file in ``folder`` for the log of one run of ``plan``; logs of earlier runs stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(prefix=label(plan), suffix=".log", dir=folder)
+    os.close(handle)
+    return Path(path)

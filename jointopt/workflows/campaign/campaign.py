@@ -1,0 +1,132 @@
+"""Real runs of a job, as tune and validate share them: kept as they end, and begun until there is a reason to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import DeviceError, LauncherError
+from jointopt.measure.launchers.base import Launcher
+from jointopt.report.results import MeasuredRun
+from jointopt.report.runs_text import TERMINATED
+from jointopt.spec.job import Job
+from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
+from jointopt.workflows.campaign.outlook import broken_bounds
+from jointopt.workflows.campaign.record import Done, Queued, Record
+from jointopt.workflows.campaign.verdict import same_cause
+
+_log = logging.getLogger(__name__)
+_UNITS = {"iteration_time_s": "s", "energy_j": "J"}
+
+
+class Campaign:
+    """Runs of ``job`` by ``launcher``, kept in ``storage`` (a database URL, None: nowhere).
+
+    ``verb`` is the command that asks for them, ``retry`` its option that runs plans which failed again.
+    """
+
+    def __init__(self, job: Job, launcher: Launcher, storage: str | None, verb: str, retry: str) -> None:
+        self.job, self.launcher = job, launcher
+        self.notes: list[str] = []  # sentences for the result
+        self.reason = ""  # why no other run is begun
+        self.unstored = 0
+        self.record = Record(job, storage, f"{verb} {launcher.name} {job.name}", self.note)
+        self._retry = retry
+        self._ended: list[Mapping[str, Any]] = []  # rows, in the order in which they ended
+
+    def note(self, text: str) -> None:
+        """A sentence for the result, logged at once."""
+        self.notes.append(text)
+        _log.info(text)
+
+    def earlier(self, candidates: pd.DataFrame) -> Earlier:
+        """The stored measurements of the ``candidates`` (rows), and of other jobs on their cluster."""
+        store = self.record.store
+        return Earlier() if store is None else earlier_runs(candidates, store.read())
+
+    def note_unread(self, earlier: Earlier) -> None:
+        """Note that stored runs are not used, where one of them cannot be read."""
+        if earlier.unread:
+            self.note(f"{UNREAD} {earlier.unread}")
+
+    def broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the job's constraints that a measured run does not keep."""
+        return broken_bounds(self.job, row)
+
+    def run_all(
+        self, queue: Iterable[Queued], name: Callable[[int], str]
+    ) -> Generator[tuple[int, Done], None, None]:
+        """Run the plans of ``queue``, each given with its place as soon as it is kept.
+
+        None is drawn once there is a reason to stop. ``name`` is how the run at a place is called in words.
+        """
+
+        def drawn() -> Iterator[Queued]:
+            for each in queue:
+                yield each
+                if self.reason:
+                    return
+
+        def report(place: int, text: str) -> None:
+            _log.info("%s: %s", name(place), text)
+
+        return self.record.run_all(self.launcher, drawn(), self.broken_by, report)
+
+    def judge(self, done: Done, run: str) -> None:
+        """Find a reason to stop after a run, called ``run`` in sentences: a full store, or failures for one cause."""
+        self._ended.append(done.row)
+        if done.trouble:
+            self.unstored += 1
+            self.give_up(f"{run} is not stored: {done.trouble}")
+        elif not self.reason and (cause := same_cause(self._ended, self.launcher, self._retry)):
+            self.give_up(cause)
+
+    def give_up(self, reason: str) -> None:
+        """Begin no other run; the first reason counts, every one is noted."""
+        self.reason = self.reason or reason
+        self.note(reason)
+
+    def until_the_end(self, work: Callable[[], str], has_begun: Callable[[], bool]) -> str:
+        """Do ``work`` and return why it ended: its answer, interrupted (SIGINT), or failed.
+
+        Raises LauncherError where no run ``has_begun``.
+        """
+        try:
+            return work()
+        except KeyboardInterrupt:
+            return "interrupted"
+        except SystemExit:
+            _log.info(TERMINATED)
+            raise
+        except (LauncherError, DeviceError) as error:
+            if not has_begun():
+                raise
+            self.give_up(f"No further run could be started: {error}")
+            return "failed"
+
+
+def outcome(run: MeasuredRun) -> str:
+    """The results of a run beside what was expected, or how it failed, in one line."""
+    if run.status != "ok":
+        return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
+    parts = []
+    for name in _UNITS:
+        measured, expected = run.result(name), run.predicted.get(name, float("nan"))
+        if np.isfinite(measured):
+            beside = f" ({figure(expected, name)} expected)" if np.isfinite(expected) else ""
+            parts.append(f"{figure(measured, name)}{beside}")
+    return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
+
+
+def figure(value: float, name: str) -> str:
+    """A time or an energy with its unit."""
+    return f"{value:.4g} {_UNITS[name]}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
