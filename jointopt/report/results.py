@@ -40,6 +40,7 @@ class Proposal:
     evaluated_plans: int = 0  # plans whose time and energy were really computed
     study_name: str | None = None
     storage: str | None = None  # Optuna storage URL
+    record: Columns | None = None  # every plan that the search evaluated, where a study was stored
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
     assumed: tuple[str, ...] = ()  # sentences: what no source states and what stands in for it
 

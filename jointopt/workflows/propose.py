@@ -313,13 +313,13 @@ def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> 
 def _stored(
     proposal: Proposal, problem: Problem, seen: Columns, storage: str, study: str | None, watch: _Stopwatch
 ) -> Proposal:
-    """The proposal with its study written to ``storage``, an Optuna URL."""
+    """The proposal with its study written to ``storage``, an Optuna URL, and every plan that was evaluated."""
     from jointopt.search.studies.saving import save_study
 
-    job_text = dump_job(proposal.job)
+    job_text, plans = dump_job(proposal.job), problem.describe(seen)
     with watch.phase("store", "storing the study"):
         name = save_study(
-            problem.describe(seen),
+            plans,
             storage,
             name=study or proposal.job.name,
             versioned=study is None,
@@ -328,4 +328,7 @@ def _stored(
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
         )
-    return replace(proposal, study_name=name, storage=without_password(storage), seconds=watch.seconds)
+    record = {name: values for name, values in plans.items() if name not in ("layout_index", "clock_index")}
+    return replace(
+        proposal, study_name=name, storage=without_password(storage), record=record, seconds=watch.seconds
+    )

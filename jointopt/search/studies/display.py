@@ -120,7 +120,8 @@ def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict
 
 
 def show(
-    storage: BaseStorage, study: str, plans: Columns, note: str, numbers: Sequence[int], background: Columns | None = None
+    storage: BaseStorage, study: str, plans: Columns, note: str, numbers: Sequence[int],
+    background: Columns | None = None,
 ) -> None:  # fmt: skip
     """Set what optuna-dashboard shows of a study beside its trials, which have these ``numbers``.
 

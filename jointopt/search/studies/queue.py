@@ -124,7 +124,7 @@ class Queue:
         values: list[float] | None = None,
     ) -> bool:  # fmt: skip
         storage, trial_id = self._storage.rdb, self._trial_id(number)
-        if storage.get_trial(trial_id).user_attrs[WORKER] != self.worker:
+        if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
             return False
         try:
             for key, value in attributes.items():

@@ -66,7 +66,9 @@ def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
     """The plans that `save_study` kept for a choice."""
     storage = open_storage(url)
     attributes = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
-    numbered = {int(key.removeprefix(PLANS)): text for key, text in attributes.items() if key.startswith(PLANS)}
+    numbered = {
+        int(key.removeprefix(PLANS)): text for key, text in attributes.items() if key.startswith(PLANS)
+    }
     if not numbered:
         raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
     columns = json.loads("".join(numbered[number] for number in sorted(numbered)))

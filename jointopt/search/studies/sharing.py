@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import TrialState
 
 from jointopt.core.errors import JointOptError, LauncherError
-from jointopt.core.schema import Columns
+from jointopt.core.schema import Columns, Ints
 from jointopt.runs.database import database_errors
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
@@ -57,7 +57,9 @@ def share(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        worker = _Worker(problem, Queue(url, name, identity, lease_s=lease_s), trials, seed, batch, start, progress)
+        worker = _Worker(
+            problem, Queue(url, name, identity, lease_s=lease_s), trials, seed, batch, start, progress
+        )
         worker.run()
         finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
         plans = problem.describe(worker.plans(finished))
@@ -150,17 +152,24 @@ class _Worker:
         self._seen.add(new["layout_index"], new["stage_clock_mhz"])
         self._marked = count
         rng = np.random.default_rng((self.seed, count))
+        genes = self._genes(trials, size, rng)
+        layout, clock, slack, _ = unseen(self._genome, genes, Seen(set(self._seen.keys)), rng)
+        chosen = rng.permutation(len(layout))[:size]
+        bred = {"layout_index": layout[chosen], "clock_index": clock[chosen], "slack": slack[chosen]}
+        return self._running(bred) if len(chosen) else []
+
+    def _genes(self, trials: list[FrozenTrial], size: int, rng: np.random.Generator) -> Ints:
+        """Genes to choose the next ``size`` plans from: at first those that all workers begin with, then children."""
+        count = len(trials)
+        if count < POPULATION:
+            start = first(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
+            return start[count : count + size]
         plans = self.plans([trial for trial in trials if trial.state == TrialState.COMPLETE])
-        if count >= POPULATION and len(plans["slack"]):
-            genes = breed(self._genome, take(plans, elite(plans, POPULATION)), size, rng)
-            done = count / self.trials
-            genes = half_local(self._genome, plans, front_of(plans), self._seen, genes, done, rng)
-        else:  # the same plans for all workers, of which each takes its share
-            rng = np.random.default_rng(self.seed)
-            genes = first(self._genome, min(POPULATION, self.trials), self.start, rng)[count : count + size]
-        layout, clock, slack, _ = unseen(self._genome, genes, self._seen, rng)
-        bred = {"layout_index": layout, "clock_index": clock, "slack": slack}
-        return self._running(bred) if len(layout) else []
+        if not len(plans["slack"]):
+            return self._genome.random(POPULATION, rng)
+        children = breed(self._genome, take(plans, elite(plans, POPULATION)), POPULATION, rng)
+        done, front = count / self.trials, front_of(plans)
+        return half_local(self._genome, plans, front, self._seen, children, done, rng)
 
     def _running(self, genes: Columns) -> list[FrozenTrial]:
         stages = self.problem.decode_clocks(genes["layout_index"], genes["clock_index"], genes["slack"])
@@ -188,7 +197,7 @@ class _Worker:
 
 
 def space_hash(problem: Problem) -> str:
-    """A hash of the layouts and clocks that the genes in a shared study number; equal for equal spaces in equal order."""
+    """A hash of the layouts and clocks, in their order, that the genes of a shared study number."""
     hashed = hashlib.sha256()
     for name in sorted(problem.layouts):
         hashed.update(name.encode())

@@ -31,7 +31,7 @@ def prepare_storage(url: str) -> bool:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
         storage = Storage(url)
-        if _is_sqlite(url) and sa.engine.make_url(url).database in (None, "", ":memory:"):
+        if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
             return False
         with storage.alone("jointopt-probe"):
             name = f"jointopt-probe-{uuid4()}"
@@ -40,8 +40,11 @@ def prepare_storage(url: str) -> bool:
     return True
 
 
-def _is_sqlite(url: str) -> bool:
-    return sa.engine.make_url(url).get_backend_name() == "sqlite"
+def _parsed(url: str) -> sa.URL:
+    try:
+        return sa.engine.make_url(url)
+    except ValueError as error:  # for example a port that is not a number
+        raise OSError(f"the URL makes no sense ({error})") from error
 
 
 class _OneTransaction(sqlite3.Connection):
@@ -67,10 +70,10 @@ class _OneTransaction(sqlite3.Connection):
 
 
 class Storage:
-    """An RDB storage of Optuna (``rdb``) whose steps can be joined: to one transaction, or to turns between processes."""
+    """An RDB storage of Optuna (``rdb``) whose steps can be joined to one transaction, or taken in turns."""
 
     def __init__(self, url: str) -> None:
-        self.dialect = sa.engine.make_url(url).get_backend_name()
+        self.dialect = _parsed(url).get_backend_name()
         self._connections: list[_OneTransaction] = []
         self._turns: sa.Engine | None = None
         if self.dialect == "sqlite":
@@ -132,8 +135,6 @@ def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBSt
     while True:
         try:
             return RDBStorage(url, engine_kwargs)
-        except ValueError as error:  # for example a port that is not a number
-            raise OSError(f"the URL makes no sense ({error})") from error
         except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
             # Optuna looks whether a table or its version is there and makes it, which is not one step.
             if not _made_meanwhile(error):
@@ -157,4 +158,8 @@ def _made_meanwhile(error: BaseException) -> bool:
     """Whether another process was faster at making the tables, or holds the lock while it does."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
     reason = str(getattr(cause, "orig", cause)).lower()
-    return isinstance(cause, (IntegrityError, AssertionError)) or "already exists" in reason or "locked" in reason
+    return (
+        isinstance(cause, (IntegrityError, AssertionError))
+        or "already exists" in reason
+        or "locked" in reason
+    )

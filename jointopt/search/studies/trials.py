@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 LARGE = 1e9  # stands for an infinite violation, which JSON does not know
-# The attribute in which optuna-dashboard looks for constraints: a list, at most 0 where feasible. Optuna 5 reads it too,
-# but optuna-dashboard 0.21 does not read what `create_trial(constraints=)` writes.
+# The attribute in which optuna-dashboard looks for constraints: a list, at most 0 where feasible. Optuna 5 reads it
+# too, but optuna-dashboard 0.21 does not read what `create_trial(constraints=)` writes.
 CONSTRAINTS = "constraints"
 PLAN = "plan"  # attribute: the plan as JSON text, as `jointopt explain --plan` takes it
 RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
@@ -37,20 +37,21 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     clocks = plans["clock_mhz"]
     made["clock_mhz"] = FloatDistribution(float(clocks.min()), float(clocks.max()))
     if "slack" in plans:
-        made["slack"] = FloatDistribution(0.0, float(np.nan_to_num(plans["slack"]).max() > 0.0))
+        made["slack"] = FloatDistribution(0.0, 1.0)
     return made
 
 
 def searched(plans: Columns) -> dict[str, BaseDistribution]:
     """The distributions of those columns that have more than one value: every parameter costs when it is written."""
-    return {name: kind for name, kind in distributions_of(plans).items() if not kind.single()}
+    varied = {name for name, values in plans.items() if np.ptp(np.nan_to_num(values).astype(float)) > 0.0}
+    return {name: kind for name, kind in distributions_of(plans).items() if name in varied}
 
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
     if name == "recompute":
-        return CategoricalDistribution([RECOMPUTE_NAMES[code] for code in np.unique(values)])
+        return CategoricalDistribution(RECOMPUTE_NAMES)
     if name == "sequence_parallel":
-        return CategoricalDistribution(np.unique(values).astype(bool).tolist())
+        return CategoricalDistribution((False, True))
     low, high = int(values.min()), int(values.max())
     return IntDistribution(low, high, log=name != "zero_stage")
 
