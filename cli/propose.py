@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @common.model_options("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for proposal.json, front.csv, proposal.txt."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.",
 )
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")

@@ -52,6 +52,7 @@ class Proposal(Result):
     evaluated_plans: int = 0  # plans whose time and energy were really computed
     study_name: str | None = None
     storage: str | None = None  # Optuna storage URL
+    record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
     assumed: tuple[
         object, ...

@@ -97,6 +97,9 @@ class _Sampler(optuna.samplers.NSGAIISampler):
         self._archive = breeder.archive
         self._chosen: dict[int, list[FrozenTrial]] = {0: []}
 
+    def get_trial_generation(self, study: optuna.Study, trial: FrozenTrial) -> int:
+        return len(self._archive.ends)  # only trials of a generation to come are inquired about
+
     def get_population(self, study: optuna.Study, generation: int) -> list[FrozenTrial]:
         return study.get_trials(deepcopy=False)[self._archive.numbers(generation)]
 
@@ -104,9 +107,6 @@ class _Sampler(optuna.samplers.NSGAIISampler):
         if generation not in self._chosen:
             self._chosen[generation] = self.select_parent(study, generation)
         return self._chosen[generation]
-
-
-GENERATION_KEY = _Sampler._get_generation_key()  # where Optuna looks up to which generation a trial belongs
 
 
 def search(
@@ -188,7 +188,7 @@ class _Run:
             if not count(plans):
                 break  # nothing within reach that was not seen: the space is exhausted
             archive.add(plans)
-            study.add_trials(_finished(plans, generation))
+            study.add_trials(_finished(plans))
             front = merge(front, plans)
             done, generation = done + count(plans), generation + 1
             if self.progress is not None:
@@ -198,7 +198,7 @@ class _Run:
     def _ask(self, study: optuna.Study, sampler: _Sampler, generation: int, size: int) -> Ints:
         if generation == 0:
             return first(self.breeder.archive.genome, size, self.start, self.breeder.rng)
-        return _children(study, sampler, generation)[:size]
+        return _children(study, sampler)[:size]
 
     def _half_local(self, front: Columns, asked: Ints, share_done: float) -> Ints:
         archive = self.breeder.archive
@@ -224,23 +224,20 @@ def _no_plans(problem: Problem) -> Columns:
     return problem.plans(none, none, np.zeros(0))
 
 
-def _children(study: optuna.Study, sampler: _Sampler, generation: int) -> Ints:
+def _children(study: optuna.Study, sampler: _Sampler) -> Ints:
     """Genes of a generation bred from the parents that Optuna's sampler picks by rank and crowding."""
-    asking = optuna.trial.create_trial(
-        state=optuna.trial.TrialState.RUNNING, system_attrs={GENERATION_KEY: generation}
-    )
+    asking = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
     children: Ints = sampler.sample_relative(study, asking, {})["genes"]
     return children
 
 
-def _finished(plans: Columns, generation: int) -> list[FrozenTrial]:
+def _finished(plans: Columns) -> list[FrozenTrial]:
     """Finished trials of one generation, with their violation as Optuna's constraint."""
     rows = zip(*(plans[name].tolist() for name in (*OBJECTIVES, "violation")), strict=True)
     return [
         optuna.trial.create_trial(
             values=[time_s, energy_j],
             constraints={"violation": violation},
-            system_attrs={GENERATION_KEY: generation},
         )
         for time_s, energy_j, violation in rows
     ]

@@ -103,9 +103,12 @@ def propose(
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
         seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
-    if not (storage and kept):
-        return proposal
-    return _stored(proposal, problem, seen | _bounds(answer, len(seen["slack"])), storage, study, watch)
+    described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
+    record = {
+        name: values for name, values in described.items() if name not in ("layout_index", "clock_index")
+    }
+    proposal = replace(proposal, record=record)
+    return _stored(proposal, described, storage, study, watch) if storage and kept else proposal
 
 
 def _can_keep(storage: str, watch: _Stopwatch) -> bool:
@@ -223,15 +226,15 @@ def _reference(physics: CostModel) -> Columns:
 
 
 def _stored(
-    proposal: Proposal, problem: Problem, seen: Columns, storage: str, study: str | None, watch: _Stopwatch
+    proposal: Proposal, plans: Columns, storage: str, study: str | None, watch: _Stopwatch
 ) -> Proposal:
-    """The proposal with its study written to ``storage``, an Optuna URL."""
+    """The proposal with the study of its described ``plans`` written to ``storage``, an Optuna URL."""
     from jointopt.search.studies.saving import save_study
 
     job_text = dump_job(proposal.job)
     with watch.phase("store", "storing the study"):
         name = save_study(
-            problem.describe(seen),
+            plans,
             storage,
             name=study or proposal.job.name,
             versioned=study is None,

@@ -64,7 +64,7 @@ def work(
         identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS},
         note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=progress and _Ticker(progress, name).tick,
     )  # fmt: skip
-    finished = len(worked.trial_ids)
+    finished = len(worked.plans["slack"])
     return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,17 @@ def test_the_front_as_csv_has_the_columns_of_a_measurement_table(
     assert table.recompute.tolist() == ["none", "none"]
     assert table.stage_clock_mhz.tolist() == ["1410;1410", "1395;1395"]
     np.testing.assert_allclose(table.energy_j, proposal.front["energy_j"])
+
+
+def test_every_plan_that_was_evaluated_is_in_the_record_until_a_proposal_has_none(
+    make_proposal: Callable[..., Proposal], tmp_path: Path
+) -> None:
+    proposal = make_proposal(2)
+    record = proposal.front | {"violation": np.array([-0.5, 0.25])}
+    write_proposal(dataclasses.replace(proposal, record=record), tmp_path)
+    assert pd.read_csv(tmp_path / "record.csv.gz").violation.tolist() == [-0.5, 0.25]
+    write_proposal(proposal, tmp_path)
+    assert not (tmp_path / "record.csv.gz").exists()
 
 
 def test_a_folder_that_can_be_made_is_checked_without_making_it(tmp_path: Path) -> None:

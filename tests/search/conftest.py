@@ -26,7 +26,6 @@ def _run(command):
 @pytest.fixture(scope="session")
 def postgres():
     """The folder of a running server's socket: no TCP port, its own data, ended with the tests."""
-    pytest.importorskip("psycopg", reason=MISSING)
     bin_, folder = _binaries(), tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a socket's path must be short
     if bin_ is None:
         pytest.skip(MISSING)
@@ -45,8 +44,7 @@ def shared_url(request, tmp_path):
     """An empty database that several processes may write to."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/shared.db"
-    import psycopg
-
+    psycopg = pytest.importorskip("psycopg", reason=MISSING)
     folder = request.getfixturevalue("postgres")
     name = f"t{os.getpid()}_{abs(hash(str(tmp_path)))}"
     with psycopg.connect(host=folder, user="jointopt", dbname="postgres", autocommit=True) as connection:

@@ -39,14 +39,14 @@ def url(tmp_path, monkeypatch):
 
 def test_the_physics_answers_unless_told_otherwise(url):
     job = jointopt.load_job(JOB)
-    found = work(job, url, trials=50)
-    assert (found.evaluated, found.finished, found.failed) == (50, 50, 0)
+    found = work(job, url, trials=10)
+    assert (found.evaluated, found.finished, found.failed) == (10, 10, 0)
     again = jointopt.explain(job, plan_text(found.front, 0))
     assert again.iteration_time_s == pytest.approx(found.front["iteration_time_s"][0])
 
 
 def test_a_function_of_the_users_answers_instead(url):
-    found = work(jointopt.load_job(JOB), url, trials=50, evaluate="a_simulator:run")
+    found = work(jointopt.load_job(JOB), url, trials=10, evaluate="a_simulator:run")
     time_s, energy_j = objectives(found.front)
     np.testing.assert_allclose(time_s * energy_j, 200.0)
     trials = optuna.load_study(study_name=found.study_name, storage=url).trials
@@ -55,10 +55,10 @@ def test_a_function_of_the_users_answers_instead(url):
 
 def test_constraints_of_the_job_judge_what_the_function_says(url):
     job = replace(jointopt.load_job(JOB), constraints=Constraints(iteration_time_s=1.5))
-    found = work(job, url, trials=60, evaluate="a_simulator:run")
+    found = work(job, url, trials=20, evaluate="a_simulator:run")
     assert (found.front["iteration_time_s"] <= 1.5).all()
     trials = optuna.load_study(study_name=found.study_name, storage=url).trials
-    assert any(trial.constraints["violation"] > 0 for trial in trials)
+    assert any(max(trial.constraints.values()) > 0 for trial in trials)
 
 
 def test_another_way_to_evaluate_is_another_study(url):

@@ -1,10 +1,10 @@
-"""What a person reads of a study: its front in words and as a plot, plans explained, and where a dashboard looks."""
+"""Notes and plots of a study for optuna-dashboard: the front in words and as a figure, and its plans explained."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.search.pareto import OBJECTIVES, evenly, front_order, objectives, take
 from jointopt.spec.plans.parse import format_plan
 
-TOLD = 8  # plans of the front in the study's note
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+LISTED = 12  # plans of the front in the study's note, each with a note of its own
 DRAWN = 400  # plans beside the front in the plot, so that it stays small
-EXPLAINED = 200  # plans of the front that get a note of their own
-METRIC_NAMES_KEY = "study:metric_names"  # as Optuna's `Study.set_metric_names` does
+PIECE = 20_000  # characters of an attribute: escaped, they fit into the smallest text column of any database
 FIT_NOTE = "peak_memory_gib", "avg_power_w"
 
 
@@ -32,13 +34,13 @@ def plan_text(plans: Columns, row: int) -> str:
 
 
 def front_note(plans: Columns) -> str:
-    """The front in words, in Markdown: its plans (at most `TOLD`, evenly) and what each costs beside the fastest."""
+    """The front in words, in Markdown: its plans (at most `LISTED`, evenly) and what each costs beside the fastest."""
     rows = front_rows(plans)
     if not len(rows):
         return "## The front\n\nNo plan of this study keeps its constraints.\n"
-    told = rows[evenly(take(plans, rows), TOLD)]
+    listed = rows[evenly(take(plans, rows), LISTED)]
     lines = [f"| {plans[OBJECTIVES[0]][row]:.4g} | {plans[OBJECTIVES[1]][row]:.6g} | {_relative(plans, row, rows[0])} "
-             f"| `{plan_text(plans, row)}` |" for row in told.tolist()]  # fmt: skip
+             f"| `{plan_text(plans, row)}` |" for row in listed.tolist()]  # fmt: skip
     return "\n".join(
         [
             f"## The front: {len(rows)} plans that no other one beats in both time and energy",
@@ -53,9 +55,8 @@ def front_note(plans: Columns) -> str:
     )
 
 
-def plan_note(plans: Columns, row: int) -> str:
-    """One plan of the front explained, in Markdown."""
-    fastest = int(front_rows(plans)[0])
+def plan_note(plans: Columns, row: int, fastest: int) -> str:
+    """One plan of the front explained beside the ``fastest``, in Markdown."""
     known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
     return "\n".join(
         [
@@ -118,28 +119,38 @@ def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict
     return {"type": "scatter", "x": x, "y": y, "name": name, "mode": mode, "marker": {"color": color}}
 
 
-def shown(plans: Columns, note: str, trial_ids: list[int]) -> Iterator[tuple[str, Any]]:
-    """What Optuna and its dashboard show of a study beside its trials."""
-    yield METRIC_NAMES_KEY, list(OBJECTIVES)
-    yield from note_attributes(f"{note}\n{front_note(plans)}".strip())
-    yield from plot_attributes(front_figure(plans), "front")
-    for row in front_rows(plans)[:EXPLAINED].tolist():
-        yield from note_attributes(plan_note(plans, row), trial_ids[row])
+def show(
+    storage: BaseStorage, study: str, plans: Columns, note: str, numbers: Sequence[int],
+    background: Columns | None = None,
+) -> None:  # fmt: skip
+    """Set what optuna-dashboard shows of a study beside its trials, which have these ``numbers``.
+
+    The figure draws the ``background``, by default the ``plans`` themselves.
+    """
+    study_id = storage.get_study_id_from_name(study)
+    attributes = dict(note_attributes(f"{note}\n{front_note(plans)}".strip()))
+    attributes |= dict(plot_attributes(front_figure(plans if background is None else background), "front"))
+    front = front_rows(plans)
+    for row in front[evenly(take(plans, front), LISTED)].tolist():
+        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, numbers[row])
+        attributes |= dict(note_attributes(plan_note(plans, row, front[0]), trial_id))
+    for key, value in attributes.items():
+        storage.set_study_system_attr(study_id, key, value)
 
 
 def note_attributes(body: str, trial_id: int | None = None) -> Iterator[tuple[str, Any]]:
     """The study attributes in which optuna-dashboard looks for a note (Markdown) of the study or of a trial."""
     owner = "" if trial_id is None else f"{trial_id}:"
-    yield from _pieces(f"dashboard:{owner}note_str:", body)
+    yield from pieces(f"dashboard:{owner}note_str:", body)
     yield f"dashboard:{owner}note_ver", 1
 
 
 def plot_attributes(figure: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     """The study attributes in which optuna-dashboard looks for a plotly figure of its own."""
-    yield from _pieces(f"dashboard:plot_data:{name}:", json.dumps(figure))
+    yield from pieces(f"dashboard:plot_data:{name}:", json.dumps(figure))
 
 
-def _pieces(prefix: str, text: str) -> Iterator[tuple[str, str]]:
-    """Text in pieces of at most 2045 characters, the most that an attribute holds everywhere."""
-    for number, start in enumerate(range(0, len(text), 2045)):
-        yield f"{prefix}{number}", text[start : start + 2045]
+def pieces(prefix: str, text: str) -> Iterator[tuple[str, str]]:
+    """Numbered attributes that hold a text together, of at most `PIECE` characters each."""
+    for number, start in enumerate(range(0, len(text), PIECE)):
+        yield f"{prefix}{number}", text[start : start + PIECE]

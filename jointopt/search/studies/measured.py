@@ -7,7 +7,6 @@ from the moment its run begins. The store holds the measurements; this is a view
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import socket
@@ -22,11 +21,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.runs.database import database_errors
-from jointopt.search.studies.bulk import CONSTRAINT_KEYS, distributions_of
-from jointopt.search.studies.display import METRIC_NAMES_KEY, note_attributes, plot_attributes
-from jointopt.search.studies.storage import open_storage
+from jointopt.search.studies.display import note_attributes, plot_attributes
+from jointopt.search.studies.storage import made_study, open_storage
+from jointopt.search.studies.trials import CONSTRAINTS, PLAN, distributions_of, plan_key
 
-RESULTS = (
+MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
     "notes",
 )  # fmt: skip
@@ -59,8 +58,10 @@ class MeasuredStudy:
         self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
         self._text, self._job = text, job
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
-        made = distributions_of(plans, np.nanmax(plans["stage_clock_mhz"], axis=1))
-        self._distributions = {name: kind for name, kind in made.items() if name != "slack"}
+        columns = {name: plans[name] for name in LAYOUT_COLUMNS}
+        self._distributions = distributions_of(
+            columns | {"clock_mhz": np.nanmax(plans["stage_clock_mhz"], axis=1)}
+        )
         self.objectives = objectives
         with self._errors():
             self._storage = open_storage(url)
@@ -73,43 +74,43 @@ class MeasuredStudy:
 
     @property
     def going(self) -> dict[str, Any] | None:
-        """What a process that has ended without saying so had told by `go`."""
+        """The message of `go` of a process that has ended without taking it back."""
         with self._errors():
-            told: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-            return None if told is None or _lives(told[_PROCESS]) else told
+            message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
+            return None if message is None or _lives(message[_PROCESS]) else message
 
-    def go(self, told: Mapping[str, Any] | None) -> None:
-        """Remember ``told`` (JSON values) until this is called again; None where nothing is to be continued."""
+    def go(self, message: Mapping[str, Any] | None) -> None:
+        """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
         with self._errors():
-            value = None if told is None else {**told, _PROCESS: _process()}
+            value = None if message is None else {**message, _PROCESS: _process()}
             self._study.set_user_attr(_GOING, value)
 
-    def pause(self, told: Mapping[str, Any]) -> None:
-        """Remember ``told`` for whoever continues, this process or another."""
+    def pause(self, message: Mapping[str, Any]) -> None:
+        """Remember a message for whoever continues, this process or another."""
         with self._errors():
-            self._study.set_user_attr(_GOING, {**told, _PROCESS: ""})
+            self._study.set_user_attr(_GOING, {**message, _PROCESS: ""})
 
     def holds(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
         with self._errors():
             trials = self._study.get_trials(deepcopy=False)
-        mine = _plan_key(plan)
-        return any(trial.user_attrs.get("plan") == mine and not _is_lost(trial) for trial in trials)
+        mine = plan_key(plan)
+        return any(trial.user_attrs.get(PLAN) == mine and not _is_lost(trial) for trial in trials)
 
     def left(self, origin: str) -> list[FrozenTrial]:
-        """Trials of ``origin`` that nobody ended, and whose plans have not been run since: their runs may go on."""
+        """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
         with self._errors():
             trials = self._study.get_trials(deepcopy=False)
-        last = {trial.user_attrs.get("plan"): trial for trial in trials}
+        last = {trial.user_attrs.get(PLAN): trial for trial in trials}
         return [
             trial
             for trial in last.values()
             if trial.user_attrs.get(_LEFT) and trial.user_attrs.get("origin") == origin
         ]
 
-    def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **told: Any) -> int:
-        """A running trial; returns its id. ``predicted`` are columns without the prefix, ``told`` other attributes."""
-        attributes = {"plan": _plan_key(plan), _PROCESS: _process(), **told}
+    def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
+        """A running trial; returns its id. ``predicted`` are columns without the prefix."""
+        attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more}
         attributes |= {
             f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)
         }
@@ -118,19 +119,18 @@ class MeasuredStudy:
             user_attrs=attributes,
         )  # fmt: skip
         with self._errors():
-            return self._storage.create_new_trial(self._study._study_id, template_trial=trial)
+            study_id = self._storage.get_study_id_from_name(self.name)
+            return self._storage.create_new_trial(study_id, template_trial=trial)
 
-    def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **told: Any) -> None:
+    def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
         with self._errors():
             trial_id = self._moved.get(trial_id, trial_id)
             if row["status"] == "ok":
                 trial_id = self._suited(trial_id, row)
-            for name, value in {**_results(row), **told}.items():
+            for name, value in {**_results(row), **more}.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
-            violation: list[Any] = [[float(len(broken))], float(len(broken))]
-            for key, value in zip(CONSTRAINT_KEYS, violation, strict=True):
-                self._storage.set_trial_system_attr(trial_id, key, value)
+            self._storage.set_trial_system_attr(trial_id, CONSTRAINTS, [float(len(broken))])
             values = [_number(row.get(name)) for name in self.objectives]
             good = row["status"] == "ok" and all(map(math.isfinite, values))
             self._note(trial_id, broken)
@@ -167,33 +167,36 @@ class MeasuredStudy:
                     return study
 
     def _made(self, name: str) -> optuna.Study:
-        minimise = [optuna.study.StudyDirection.MINIMIZE] * len(self.objectives)
-        study = optuna.create_study(storage=self._storage, study_name=name, directions=minimise)
+        study = made_study(self._storage, name, self.objectives)
         facts = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives), "job": self._job}
         for key, value in facts.items():
             study.set_user_attr(key, value)
-        self._set(
-            study, [(METRIC_NAMES_KEY, list(self.objectives)), *note_attributes(self._text + _EXPLANATION)]
-        )
+        self._set(name, note_attributes(self._text + _EXPLANATION))
         return study
 
-    def _set(self, study: optuna.Study, attributes: Iterable[tuple[str, Any]]) -> None:
+    def _set(self, name: str, attributes: Iterable[tuple[str, Any]]) -> None:
+        study_id = self._storage.get_study_id_from_name(name)
         for key, value in attributes:
-            self._storage.set_study_system_attr(study._study_id, key, value)
+            self._storage.set_study_system_attr(study_id, key, value)
+
+    def _trial_id(self, trial: FrozenTrial) -> int:
+        study_id = self._storage.get_study_id_from_name(self.name)
+        return self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
 
     def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
-        """A trial in a study of what is measured: before the first success nobody knows whether there is a meter."""
+        """A trial in a study of what is measured: before the first success it is open whether there is a meter."""
         measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or _TIME
         trials = self._study.get_trials(deepcopy=False)
         if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
             return trial_id
-        told, old = self._study.user_attrs.get(_GOING), self._study
+        going, old = self._study.user_attrs.get(_GOING), [self._trial_id(trial) for trial in trials]
+        optuna.delete_study(study_name=self.name, storage=self._storage)
         self.objectives = measured
-        optuna.delete_study(study_name=old.study_name, storage=self._storage)
         self._study = self._opened()
-        self._study.set_user_attr(_GOING, told)
-        new = [self._storage.create_new_trial(self._study._study_id, template_trial=t) for t in trials]
-        self._moved |= {trial._trial_id: moved for moved, trial in zip(new, trials, strict=True)}
+        self._study.set_user_attr(_GOING, going)
+        study_id = self._storage.get_study_id_from_name(self.name)
+        new = [self._storage.create_new_trial(study_id, template_trial=trial) for trial in trials]
+        self._moved |= dict(zip(old, new, strict=True))
         for moved, trial in zip(new, trials, strict=True):
             if trial.state.is_finished():  # failed runs: notes are found by the trial's id
                 self._note(moved, ())
@@ -203,15 +206,15 @@ class MeasuredStudy:
         """Trials whose process was killed do not run any more."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _lives(trial.user_attrs.get(_PROCESS, "")):
-                self.lose(trial._trial_id, "the process that waited for the run was killed", left=True)
+                self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
 
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
         trial = self._storage.get_trial(trial_id)
-        self._set(self._study, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
+        self._set(self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
 
     def _draw(self) -> None:
         trials = [t.user_attrs | {"number": t.number} for t in self._study.get_trials(deepcopy=False)]
-        self._set(self._study, plot_attributes(_figure(trials), "measured"))
+        self._set(self.name, plot_attributes(_figure(trials), "measured"))
 
 
 @contextmanager
@@ -225,17 +228,12 @@ def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
     return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
 
 
-def _plan_key(plan: Mapping[str, Any]) -> str:
-    """The plan as text; what tells trials apart, since two plans may share all parameters."""
-    return json.dumps(dict(plan), sort_keys=True)
-
-
 def _process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
 
 
 def _lives(process: str) -> bool:
-    """Whether the process is there still; of another machine nobody here can tell, so it is taken to be."""
+    """Whether the process is there still; one of another machine is taken to be."""
     if not process:
         return False
     host, pid, born = process.rsplit(":", 2)
@@ -254,7 +252,7 @@ def _is_lost(trial: FrozenTrial) -> bool:
 def _results(row: Mapping[str, Any]) -> dict[str, Any]:
     """Result columns that the row knows, as JSON."""
     known: dict[str, Any] = {}
-    for name in RESULTS:
+    for name in MEASURED:
         value = row.get(name)
         if isinstance(value, str) and value:
             known[name] = value
@@ -297,13 +295,13 @@ def _figure(trials: list[dict[str, Any]]) -> dict[str, Any]:
     good = [trial for trial in trials if trial.get("status") == "ok" and trial.get(name)]
     numbers = [trial["number"] for trial in good]
     measured = [trial[name] for trial in good]
-    told = [trial for trial in good if f"predicted_{name}" in trial]
-    predicted = [trial[f"predicted_{name}"] for trial in told]
-    above = [t.get(f"predicted_{name}_high", p) - p for t, p in zip(told, predicted, strict=True)]
-    below = [p - t.get(f"predicted_{name}_low", p) for t, p in zip(told, predicted, strict=True)]
+    expected = [trial for trial in good if f"predicted_{name}" in trial]
+    predicted = [trial[f"predicted_{name}"] for trial in expected]
+    above = [t.get(f"predicted_{name}_high", p) - p for t, p in zip(expected, predicted, strict=True)]
+    below = [p - t.get(f"predicted_{name}_low", p) for t, p in zip(expected, predicted, strict=True)]
     bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
     traces: list[dict[str, Any]] = [
-        {"x": [t["number"] for t in told], "y": predicted, "error_y": bars, "mode": "markers", "name": "predicted"},
+        {"x": [t["number"] for t in expected], "y": predicted, "error_y": bars, "mode": "markers", "name": "predicted"},
         {"x": numbers, "y": measured, "mode": "markers", "name": "measured"},
         {"x": numbers, "y": list(itertools.accumulate(measured, min)), "mode": "lines", "name": "best so far",
          "line": {"shape": "hv"}},

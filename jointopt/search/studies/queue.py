@@ -1,167 +1,146 @@
-"""The database side of a study that several workers share: plans are queued, leased, told, each of them once.
+"""The database side of a study that several workers share: every plan is a trial of one worker at a time.
 
-A trial is an ordinary trial of Optuna, waiting, running or finished. Beside it stands a row of a small table of our
-own until it is finished: who works on it, and until when that is believed. A worker that dies stops renewing, and
-whoever asks next takes its trials over. Every step is one transaction, so that a worker may be killed anywhere.
+A worker takes trials for as long as its lease runs, which it renews while it lives; of a worker whose lease is over
+the others take the trials over. Taking trials is done in turns (`Storage.alone`), so that each worker sees what the
+others have taken; all else is Optuna's own.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sqlalchemy as sa
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from jointopt.core.errors import UsageError
-from jointopt.runs.database import make_table, open_database, without_password
+from jointopt.core.schema import Columns
+from jointopt.runs.database import without_password
 from jointopt.search.pareto import OBJECTIVES
-from jointopt.search.studies.bulk import (
-    CONSTRAINT_KEYS,
-    TrialRows,
-    insert_details,
-    insert_study,
-    insert_trials,
-    lock_study,
-    pinned_tables,
-    set_study_attributes,
-)
-from jointopt.search.studies.display import METRIC_NAMES_KEY
-from jointopt.search.studies.storage import engine_of, open_storage
+from jointopt.search.studies.display import show
+from jointopt.search.studies.storage import Storage, made_study
+from jointopt.search.studies.trials import CONSTRAINTS, constraint, objective_values, results
 
-PLAN_KEY = "plan"  # attribute of a trial: layout index, clock index, share of slack
-IDS_PER_STATEMENT = 500
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
-_QUEUE = sa.Table(
-    "jointopt_queue",
-    sa.MetaData(),
-    sa.Column("trial_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("study_id", sa.Integer, nullable=False, index=True),
-    sa.Column("worker", sa.String(128)),
-    # Seconds since 1970 by the database's clock; 0: waiting.
-    sa.Column("expires_at", sa.Float(53), nullable=False),
-)
-
-Genes = tuple[int, int, float]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A trial's objective values and its violation."""
-
-    values: tuple[float, ...]
-    violation: float
+WORKER = "worker"  # attribute of a trial: who evaluates it
+LEASE = "jointopt:lease:"  # attributes of the study, by worker: until when its trials are its own, seconds since 1970
+UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 
 
 class Queue:
     """One worker's view of a shared study. ``lease_s``: how long a silent worker keeps its trials."""
 
     def __init__(self, url: str, name: str, identity: Mapping[str, Any], *, lease_s: float = 60.0) -> None:
-        self.name, self.lease_s = name, lease_s
+        self.name, self.lease_s, self._url = name, lease_s, url
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        tables = pinned_tables(engine_of(open_storage(url)))
-        if tables is None:
+        self._storage = Storage(url)
+        if self._storage.dialect not in ("sqlite", "postgresql"):
             raise UsageError(
                 f"Workers cannot share a study in {without_password(url)!r}; expected a PostgreSQL URL such as "
                 f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
             )
-        self._tables, self._engine = tables, open_database(url, lock_first=True)
-        make_table(self._engine, _QUEUE)
-        self.study_id = self._join(identity)
+        with self._storage.alone(name):
+            self.study = self._joined(identity)
+            self._study_id = self._storage.rdb.get_study_id_from_name(name)
+            self._renew(self._storage)
 
-    def _join(self, identity: Mapping[str, Any]) -> int:
-        """The id of the study of this name, made where it is missing; UsageError where it is of another search."""
+    def _joined(self, identity: Mapping[str, Any]) -> optuna.Study:
+        """The study of this name, made where it is missing; UsageError where it is of another search."""
         try:
-            with self._engine.begin() as connection:
-                study_id = insert_study(connection, self._tables, self.name, identity)
-                names = {METRIC_NAMES_KEY: list(OBJECTIVES)}
-                set_study_attributes(connection, self._tables["study_system_attributes"], study_id, names)
-                return study_id
-        except IntegrityError:  # there before, or made by another worker just now
-            pass
-        table = self._tables["studies"]
-        with self._engine.begin() as connection:
-            wanted = sa.select(table.c.study_id).where(table.c.study_name == self.name)
-            study_id = int(connection.scalar(wanted) or 0)
-            if self._attributes(connection, study_id, identity) != dict(identity):
-                raise UsageError(
-                    f"The study {self.name!r} is of another search (another version of jointopt, or another way "
-                    f"to evaluate); give the workers a name of their own with --study."
-                )
-        return study_id
+            study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
+        except KeyError:
+            study = made_study(self._storage.rdb, self.name, OBJECTIVES)
+            for key, value in identity.items():
+                study.set_user_attr(key, value)
+        if not dict(identity).items() <= study.user_attrs.items():
+            raise UsageError(
+                f"The study {self.name!r} is of another search (another version of jointopt, or another way "
+                f"to evaluate); give the workers a name of their own with --study."
+            )
+        return study
 
-    def _attributes(
-        self, connection: sa.Connection, study_id: int, wanted: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        table = self._tables["study_user_attributes"]
-        chosen = sa.select(table.c.key, table.c.value_json).where(
-            table.c.study_id == study_id, table.c.key.in_(list(wanted))
-        )
-        return {row.key: json.loads(row.value_json) for row in connection.execute(chosen)}
+    def trials(self) -> list[FrozenTrial]:
+        """All trials by number; of the finished ones only new ones are read from the database."""
+        return self.study.get_trials(deepcopy=False)
 
-    def claim(self, count: int) -> dict[int, Genes]:
-        """At most ``count`` plans to evaluate, by trial id: waiting ones, or those of a worker that fell silent."""
-        q, trials = _QUEUE.c, self._tables["trials"]
-        with self._engine.begin() as connection:
-            now = _now(connection)
-            free = sa.select(q.trial_id).where(q.study_id == self.study_id, q.expires_at < now)
-            locked = free.order_by(q.trial_id).limit(count).with_for_update(skip_locked=True)
-            ids = [int(row.trial_id) for row in connection.execute(locked)]
-            if not ids:
-                return {}
-            leased = sa.update(_QUEUE).where(q.trial_id.in_(ids))
-            connection.execute(leased.values(worker=self.worker, expires_at=now + self.lease_s))
-            running = sa.update(trials).where(trials.c.trial_id.in_(ids))
-            connection.execute(running.values(state=TrialState.RUNNING, datetime_start=_utc(now)))
-            return self._plans(connection, ids)
+    def claim(self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]]) -> list[FrozenTrial]:
+        """At most ``count`` trials to evaluate: those of workers that fell silent or left, else new ones.
 
-    def _plans(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, Genes]:
-        table = self._tables["trial_system_attributes"]
-        chosen = sa.select(table.c.trial_id, table.c.value_json).where(
-            table.c.trial_id.in_(ids), table.c.key == PLAN_KEY
-        )
-        found = {int(row.trial_id): _genes(row.value_json) for row in connection.execute(chosen)}
-        return {trial: found[trial] for trial in ids}
-
-    def tell(self, ids: Sequence[int], rows: TrialRows, *, failed: bool = False) -> int:
-        """Writes what came out of claimed trials, in the order of ``ids``; how many of them were still ours to tell.
-
-        What another worker has taken over meanwhile is left to that worker.
+        ``breed(trials)`` makes new ones, given all trials so far; no other worker does so meanwhile.
         """
-        q, trials = _QUEUE.c, self._tables["trials"]
-        with self._engine.begin() as connection:
-            done = sa.delete(_QUEUE).where(q.trial_id.in_(ids), q.worker == self.worker)
-            ours = {int(row.trial_id) for row in connection.execute(done.returning(q.trial_id))}
-            for row, trial in enumerate(ids):
-                if trial in ours:
-                    insert_details(connection, [trial], rows, slice(row, row + 1))
-            state = TrialState.FAIL if failed else TrialState.COMPLETE
-            ended = sa.update(trials).where(trials.c.trial_id.in_(ours))
-            connection.execute(ended.values(state=state, datetime_complete=_utc(_now(connection))))
-        return len(ours)
+        with self._storage.alone(self.name):
+            trials = self.trials()
+            if free := self._free(trials)[:count]:
+                for trial in free:
+                    trial_id = self._trial_id(trial.number)
+                    self._storage.rdb.set_trial_state_values(trial_id, TrialState.RUNNING)
+                    self._storage.rdb.set_trial_user_attr(trial_id, WORKER, self.worker)
+                return free
+            bred = breed(trials)[:count]
+            for trial in bred:
+                trial.user_attrs[WORKER] = self.worker
+            self.study.add_trials(bred)
+            return self.trials()[len(trials) :]
 
-    def give_back(self) -> None:
-        """Everything that this worker holds waits again; for a worker that is told to stop."""
-        q, trials = _QUEUE.c, self._tables["trials"]
-        with self._engine.begin() as connection:
-            held = sa.update(_QUEUE).where(q.worker == self.worker).values(worker=None, expires_at=0.0)
-            ids = [int(row.trial_id) for row in connection.execute(held.returning(q.trial_id))]
-            waiting = sa.update(trials).where(trials.c.trial_id.in_(ids))
-            connection.execute(waiting.values(state=TrialState.WAITING, datetime_start=None))
+    def _free(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        unfinished = [trial for trial in trials if trial.state in UNFINISHED]
+        if all(trial.user_attrs[WORKER] == self.worker for trial in unfinished):
+            return unfinished
+        known, now = self._storage.rdb.get_study_system_attrs(self._study_id), self._storage.now()
+        return [
+            trial
+            for trial in unfinished
+            if trial.state == TrialState.WAITING or known.get(LEASE + trial.user_attrs[WORKER], 0.0) < now
+        ]
+
+    def finish(self, numbers: Sequence[int], plans: Columns) -> int:
+        """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's.
+
+        Trials that another worker has taken over meanwhile are left to that worker.
+        """
+        done = 0
+        with self._storage.together():
+            for row, number in enumerate(numbers):
+                attributes, values = results(plans, row), objective_values(plans, row)
+                done += self._end(number, TrialState.COMPLETE, attributes, constraint(plans, row), values)
+        return done
+
+    def fail(self, number: int, error: str) -> int:
+        """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
+        with self._storage.together():
+            return int(self._end(number, TrialState.FAIL, {"error": error}))
+
+    def _end(
+        self, number: int, state: TrialState, attributes: Mapping[str, Any], violation: list[float] | None = None,
+        values: list[float] | None = None,
+    ) -> bool:  # fmt: skip
+        storage, trial_id = self._storage.rdb, self._trial_id(number)
+        if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
+            return False
+        try:
+            for key, value in attributes.items():
+                storage.set_trial_user_attr(trial_id, key, value)
+            if violation is not None:
+                storage.set_trial_system_attr(trial_id, CONSTRAINTS, violation)
+            return storage.set_trial_state_values(trial_id, state, values)
+        except UpdateFinishedTrialError:  # taken over and finished between looking and writing
+            return False
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.rdb.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Renews this worker's leases in the background, and gives back what is left at the end."""
+        """Renews this worker's lease in the background, and gives back what is left at the end."""
         stop = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(stop,), daemon=True)
         thread.start()
@@ -172,108 +151,27 @@ class Queue:
             thread.join()
             self.give_back()
 
+    def give_back(self) -> None:
+        """Lets everything that this worker holds wait for others; for a worker that leaves."""
+        with self._storage.alone(self.name):
+            for trial in self.trials():
+                if trial.state == TrialState.RUNNING and trial.user_attrs[WORKER] == self.worker:
+                    self._storage.rdb.set_trial_state_values(self._trial_id(trial.number), TrialState.WAITING)
+
     def _renew_until(self, stop: threading.Event) -> None:
+        storage = None
         while not stop.wait(self.lease_s / 4.0):
             try:
-                self.renew()
-            except SQLAlchemyError:  # it may be back before the lease ends; if not, others take over
-                continue
+                storage = storage or Storage(self._url)
+                with storage.together():
+                    self._renew(storage)
+            except (SQLAlchemyError, OSError, optuna.exceptions.OptunaError):
+                continue  # it may be back before the lease ends; if not, others take over
 
-    def renew(self) -> None:
-        """Keeps the trials that this worker holds for another lease, but for those that it is telling just now.
+    def _renew(self, storage: Storage) -> None:
+        storage.rdb.set_study_system_attr(self._study_id, LEASE + self.worker, storage.now() + self.lease_s)
 
-        Waits for nobody: two transactions that wait for each other's rows would end one of them.
-        """
-        q = _QUEUE.c
-        with self._engine.begin() as connection:
-            held = sa.select(q.trial_id).where(q.worker == self.worker).with_for_update(skip_locked=True)
-            ids = [int(row.trial_id) for row in connection.execute(held)]
-            kept = sa.update(_QUEUE).where(q.trial_id.in_(ids))
-            connection.execute(kept.values(expires_at=_now(connection) + self.lease_s))
-
-    def extend(self, breed: Callable[[sa.Connection, int], TrialRows | None]) -> bool:
-        """Queues new plans where none waits; whether there are plans to claim now.
-
-        ``breed(connection, trials)`` makes them, given the number of trials so far; nobody else does so meanwhile.
-        """
-        q, trials = _QUEUE.c, self._tables["trials"]
-        with self._engine.begin() as connection:
-            lock_study(connection, self.study_id)
-            free = sa.select(sa.func.count()).where(
-                q.study_id == self.study_id, q.expires_at < _now(connection)
-            )
-            if connection.scalar(free):
-                return True
-            of_study = sa.select(sa.func.count()).where(trials.c.study_id == self.study_id)
-            count = int(connection.scalar(of_study) or 0)
-            rows = breed(connection, count)
-            if rows is None:
-                return False
-            ids = insert_trials(connection, self.study_id, rows, first_number=count, state="WAITING")
-            queued = [{"trial_id": trial, "study_id": self.study_id, "expires_at": 0.0} for trial in ids]
-            connection.execute(sa.insert(_QUEUE), queued)
-            return True
-
-    def show(self, attributes: Mapping[str, Any]) -> None:
-        """Sets what Optuna's dashboard shows of the study, in place of what was there under the same keys."""
-        table = self._tables["study_system_attributes"]
-        with self._engine.begin() as connection:
-            lock_study(connection, self.study_id)
-            old = sa.delete(table).where(table.c.study_id == self.study_id, table.c.key.in_(list(attributes)))
-            connection.execute(old)
-            set_study_attributes(connection, table, self.study_id, attributes)
-
-    def unfinished(self) -> int:
-        """How many trials wait or run."""
-        with self._engine.begin() as connection:
-            left = sa.select(sa.func.count()).where(_QUEUE.c.study_id == self.study_id)
-            return int(connection.scalar(left) or 0)
-
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
-        """A transaction for `plans_from` and `finished`."""
-        with self._engine.begin() as connection:
-            yield connection
-
-    def plans_from(self, connection: sa.Connection, number: int) -> dict[int, Genes]:
-        """The plans of all trials from this number on, by trial id, in order."""
-        trials, table = self._tables["trials"], self._tables["trial_system_attributes"]
-        of_study = (trials.c.study_id == self.study_id, trials.c.number >= number, table.c.key == PLAN_KEY)
-        chosen = sa.select(trials.c.trial_id, table.c.value_json).join_from(trials, table).where(*of_study)
-        rows = connection.execute(chosen.order_by(trials.c.number))
-        return {int(row.trial_id): _genes(row.value_json) for row in rows}
-
-    def finished(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, Finished]:
-        """What is known of these trials, where they are complete."""
-        values, table = self._tables["trial_values"], self._tables["trial_system_attributes"]
-        told: dict[int, dict[int, float]] = {}
-        violation: dict[int, float] = {}
-        for start in range(0, len(ids), IDS_PER_STATEMENT):
-            some = ids[start : start + IDS_PER_STATEMENT]
-            chosen = sa.select(values.c.trial_id, values.c.objective, values.c.value)
-            for row in connection.execute(chosen.where(values.c.trial_id.in_(some))):
-                told.setdefault(int(row.trial_id), {})[row.objective] = row.value
-            kept = sa.select(table.c.trial_id, table.c.value_json).where(
-                table.c.trial_id.in_(some), table.c.key == CONSTRAINT_KEYS[1]
-            )
-            violation |= {int(row.trial_id): json.loads(row.value_json) for row in connection.execute(kept)}
-        return {
-            trial: Finished(tuple(found[n] for n in range(len(OBJECTIVES))), violation[trial])
-            for trial, found in told.items()
-        }
-
-
-def _genes(text: str) -> Genes:
-    layout, clock, slack = json.loads(text)
-    return int(layout), int(clock), float(slack)
-
-
-def _now(connection: sa.Connection) -> float:
-    """Seconds since 1970 by the one clock that all workers share: the database's, or that of the only machine."""
-    if connection.dialect.name == "sqlite":
-        return time.time()
-    return float(connection.scalar(sa.text("SELECT EXTRACT(EPOCH FROM clock_timestamp())")) or 0.0)
-
-
-def _utc(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).replace(tzinfo=None)
+    def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:
+        """Sets what the dashboard shows of the study: its note, and these finished plans."""
+        with self._storage.alone(self.name):
+            show(self._storage.rdb, self.name, plans, note, numbers)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.runs.database import database_errors, has_table, without_password
 from jointopt.search.pareto import OBJECTIVES
-from jointopt.search.studies.measured import KIND
-from jointopt.search.studies.measured import RESULTS as MEASURED
+from jointopt.search.studies.measured import KIND, MEASURED
+from jointopt.search.studies.saving import COMPLETE, PLANS
 from jointopt.search.studies.storage import open_storage
-from jointopt.spec.plans.clocks import plain_number
+from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS
+from jointopt.spec.plans.clocks import format_stage_clocks
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(feasible plans of a study that `save_study` or workers wrote, each as a mapping, and the study's attributes).
 
-    A mapping holds the layout, the stage clocks as text, both objectives and what else is known of the plan. Of real
-    runs (attribute ``kind``) it holds what was measured, for those that succeeded and kept the job's bounds. UsageError
-    where the storage or the study is missing, or where the study is another kind of study.
+    A mapping holds the layout, the stage clocks as text, both objectives and what else is known of the plan. Of a
+    proposal these are the whole front and the trials. Of real runs (attribute ``kind``) it holds what was measured, for
+    those that succeeded and kept the job's bounds. UsageError where the storage or the study is missing, or where the
+    study is another kind of study.
     """
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
         study = _known_study(url, name)
@@ -36,13 +37,12 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
             raise UsageError(
                 f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
             )
-        shared = (
-            "evaluate" in attributes
-        )  # by workers, who may still be at it: what they have finished is there
-        if not (shared or attributes.get("complete")):
+        if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
+            trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+            return [_shared_plan(trial) for trial in trials if _is_feasible(trial)], attributes
+        if not attributes.get(COMPLETE):
             raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
-        trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-        return [_plan_of(trial) for trial in trials if _is_feasible(trial)], attributes
+        return _proposed_plans(url, name), attributes
 
 
 def _known_study(url: str, name: str) -> optuna.Study:
@@ -62,6 +62,19 @@ def _known_study(url: str, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=storage)
 
 
+def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
+    """The plans that `save_study` kept for a choice."""
+    storage = open_storage(url)
+    attributes = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
+    numbered = {
+        int(key.removeprefix(PLANS)): text for key, text in attributes.items() if key.startswith(PLANS)
+    }
+    if not numbered:
+        raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
+    columns = json.loads("".join(numbered[number] for number in sorted(numbered)))
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     """The fastest run of each plan, all results that it measured."""
     runs = [
@@ -72,20 +85,20 @@ def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     runs.sort(key=lambda trial: float(trial.user_attrs["iteration_time_s"]))
     best: dict[str, FrozenTrial] = {}
     for trial in runs:
-        best.setdefault(trial.user_attrs["plan"], trial)
-    return [_measured_plan(json.loads(plan), trial) for plan, trial in best.items()]
+        best.setdefault(trial.user_attrs[PLAN], trial)
+    names = [name for name in MEASURED if name not in ("status", "notes")]
+    return [_plan_of(trial) | {name: trial.user_attrs.get(name) for name in names} for trial in best.values()]
 
 
-def _measured_plan(plan: dict[str, Any], trial: FrozenTrial) -> dict[str, Any]:
-    clocks = ";".join(map(plain_number, plan["stage_clock_mhz"]))
-    measured = {name: trial.user_attrs.get(name) for name in MEASURED if name not in ("status", "notes")}
-    return {**plan, "stage_clock_mhz": clocks, **measured}
-
-
-def _is_feasible(trial: FrozenTrial) -> bool:
-    return all(violation <= 0.0 for violation in trial.system_attrs.get("constraints", ()))
+def _shared_plan(trial: FrozenTrial) -> dict[str, Any]:
+    known = dict(zip(OBJECTIVES, trial.values, strict=True))
+    return _plan_of(trial) | known | {name: trial.user_attrs.get(name) for name in RESULTS}
 
 
 def _plan_of(trial: FrozenTrial) -> dict[str, Any]:
-    layout = {name: trial.params.get(name) for name in LAYOUT_COLUMNS}
-    return layout | dict(zip(OBJECTIVES, trial.values, strict=True)) | trial.user_attrs
+    plan: dict[str, Any] = json.loads(trial.user_attrs[PLAN])
+    return {**plan, "stage_clock_mhz": format_stage_clocks(plan["stage_clock_mhz"])}
+
+
+def _is_feasible(trial: FrozenTrial) -> bool:
+    return all(violation <= 0.0 for violation in trial.system_attrs.get(CONSTRAINTS, ()))

@@ -1,13 +1,12 @@
-"""One worker of a search that many processes share: claim plans, evaluate them, tell, and breed where none wait.
+"""One worker of a search that many processes share: claim plans, evaluate them, write results, until all are done.
 
-Breeding is that of the search in one process, with parents from everything that is finished by then. A lone worker
-that is killed and started again once its lease is over goes on as if nothing had happened.
+Where no plans wait, new ones are bred as in the search in one process, with parents from everything that is finished by
+then. A lone worker that is killed and started again once its lease is over goes on as if nothing had happened.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,39 +14,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
+from optuna.trial import TrialState
 
 from jointopt.core.errors import JointOptError, LauncherError
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Columns, Ints
 from jointopt.runs.database import database_errors
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import OBJECTIVES, front_of, take
 from jointopt.search.problem import Problem, Progress
-from jointopt.search.studies.bulk import (
-    TrialRows,
-    constraint_attributes,
-    distributions_of,
-    parameters,
-    result_attributes,
-)
-from jointopt.search.studies.display import shown
-from jointopt.search.studies.queue import PLAN_KEY, Finished, Genes, Queue
+from jointopt.search.studies.queue import UNFINISHED, Queue
+from jointopt.search.studies.trials import CONSTRAINTS, searched, trials_of
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
-PAUSE_S = 0.2  # between looks at a queue that is empty while others still work
+GENES = "jointopt:genes"  # attribute of a trial: layout index, clock index, share of slack
+PAUSE_S = 0.2  # between looks at a study where others still work
 FAILURES_IN_A_ROW = 5  # plans; after so many it is not they that are to blame
 
 
 @dataclass(frozen=True)
 class Worked:
-    """What a worker did, and what the study knew when it left: its finished plans, described."""
+    """The work of one worker, and the finished plans (described) that the study had when it left."""
 
     evaluated: int
     failed: int
     plans: Columns
-    trial_ids: list[int]
 
 
 def share(
@@ -61,17 +55,22 @@ def share(
     loses its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
     LauncherError where one plan after the other cannot be evaluated.
     """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        queue = Queue(url, name, identity, lease_s=lease_s)
-        worked = _Worker(problem, queue, trials, seed, batch, start, progress).run()
-        if len(worked.trial_ids):
-            queue.show(dict(shown(worked.plans, note, worked.trial_ids)))
-    return worked
+        worker = _Worker(
+            problem, Queue(url, name, identity, lease_s=lease_s), trials, seed, batch, start, progress
+        )
+        worker.run()
+        finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
+        plans = problem.describe(worker.plans(finished))
+        if finished:
+            worker.queue.show(plans, note, [trial.number for trial in finished])
+    return Worked(worker.evaluated, worker.failed, plans)
 
 
 @dataclass
 class _Worker:
-    """A problem, a queue, and a mirror of all that the study holds."""
+    """A problem, a queue, and the plans that the study has seen."""
 
     problem: Problem
     queue: Queue
@@ -80,133 +79,128 @@ class _Worker:
     batch: int = 1
     start: Columns | None = None
     progress: Progress | None = None
-    _genome: Genome = field(init=False)
-    _seen: Seen = field(init=False, default_factory=Seen)
-    _genes: dict[int, Genes] = field(init=False, default_factory=dict)
-    _finished: dict[int, Finished] = field(init=False, default_factory=dict)
-    _done: int = field(init=False, default=0)
-    _failed: int = field(init=False, default=0)
-    _failures: int = field(init=False, default=0)  # in a row
+    evaluated: int = 0
+    failed: int = 0
+    _failed_in_a_row: int = 0
+    _seen: Seen = field(default_factory=Seen)
+    _marked: int = 0  # trials whose plans are in _seen
 
     def __post_init__(self) -> None:
         self._genome = Genome.of(self.problem)
+        self._distributions: dict[str, BaseDistribution] = searched(
+            self.problem.layouts | {"clock_mhz": self.problem.clocks_mhz, "slack": np.array([0.0, 1.0])}
+        )
 
-    def run(self) -> Worked:
+    def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
         with self.queue.held():
             while self._step():
                 pass
-        with self.queue.reading() as connection:
-            self._look(connection)
-        trials = sorted(self._finished)
-        return Worked(self._done, self._failed, self.problem.describe(self._plans(trials)), trials)
 
     def _step(self) -> bool:
-        """One batch, or one look for more to do; False where nothing is left to do for anybody."""
-        claimed = self.queue.claim(self.batch)
-        if claimed:
+        """One batch, or one look for more to do; False where nothing is left to do for any worker."""
+        if claimed := self.queue.claim(self.batch, self._breed):
             self._work(claimed)
-        elif not self.queue.extend(self._breed):
-            if not self.queue.unfinished():
-                return False
+        elif any(trial.state in UNFINISHED for trial in self.queue.trials()):
             time.sleep(PAUSE_S)
+        else:
+            return False
         return True
 
-    def _work(self, claimed: dict[int, Genes]) -> None:
+    def _work(self, claimed: list[FrozenTrial]) -> None:
         try:
-            plans = self._evaluated(list(claimed.values()))
+            plans = self._evaluated(claimed)
         except JointOptError:
             raise
         except Exception as error:
             self._fail(claimed, error)
             return
-        rows = TrialRows({}, {}, result_attributes(plans), constraint_attributes(plans["violation"]),
-                         tuple(plans[name].tolist() for name in OBJECTIVES))  # fmt: skip
-        self._done += self.queue.tell(list(claimed), rows)
-        self._failures = 0
+        self.evaluated += self.queue.finish([trial.number for trial in claimed], plans)
+        self._failed_in_a_row = 0
         if self.progress is not None:
-            self.progress(self._done, self.trials, 0)
+            self.progress(self.evaluated, self.trials, 0)
 
-    def _evaluated(self, genes: list[Genes]) -> Columns:
-        layout, clock, slack = (np.array(column) for column in zip(*genes, strict=True))
-        plans = self.problem.describe(
-            self.problem.plans(layout.astype(np.int64), clock.astype(np.int64), slack.astype(float))
-        )
+    def _evaluated(self, claimed: list[FrozenTrial]) -> Columns:
+        bare = self._bare(claimed)
+        plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
         for name in OBJECTIVES:
             if not np.isfinite(plans[name]).all():
                 raise ValueError(f"{name} is not a finite number")
         return plans
 
-    def _fail(self, claimed: dict[int, Genes], error: Exception) -> None:
+    def _fail(self, claimed: list[FrozenTrial], error: Exception) -> None:
         """One plan that cannot be evaluated must not take the others of its batch along."""
         if len(claimed) > 1:
-            for trial, genes in claimed.items():
-                self._work({trial: genes})
+            for trial in claimed:
+                self._work([trial])
             return
-        text: list[str | None] = [json.dumps(f"{type(error).__name__}: {error}")]
-        self._failed += self.queue.tell(list(claimed), TrialRows({}, {}, {"error": text}, {}), failed=True)
-        self._failures += 1
-        if self._failures >= FAILURES_IN_A_ROW:
+        self.failed += self.queue.fail(claimed[0].number, f"{type(error).__name__}: {error}")
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             raise LauncherError(
                 f"{FAILURES_IN_A_ROW} plans in a row could not be evaluated, the last one because of "
                 f"{type(error).__name__}: {error}; put right what evaluates them, and start the worker again."
             ) from error
 
-    def _breed(self, connection: sa.Connection, count: int) -> TrialRows | None:
-        """The next plans to queue; None where the study has its trials, or nothing unseen is within reach."""
-        size = min(POPULATION, self.trials - count)
+    def _breed(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        """The next running trials; none where the study has its trials, or nothing unseen is within reach."""
+        count = len(trials)
+        size = min(self.batch, self.trials - count)
         if size <= 0:
-            return None
-        self._look(connection)
+            return []
+        new = self._bare(trials[self._marked :])
+        self._seen.add(new["layout_index"], new["stage_clock_mhz"])
+        self._marked = count
         rng = np.random.default_rng((self.seed, count))
-        plans = self._plans(sorted(self._finished))
-        if count and len(plans["slack"]):
-            children = breed(self._genome, take(plans, elite(plans, POPULATION)), size, rng)
-            share = count / self.trials
-            genes = half_local(self._genome, plans, front_of(plans), self._seen, children, share, rng)
-        else:
-            genes = first(self._genome, size, None if count else self.start, rng)
-        layout, clock, slack, _ = unseen(self._genome, genes, self._seen, rng)
-        return self._rows(layout, clock, slack) if len(layout) else None
+        genes = self._genes(trials, size, rng)
+        layout, clock, slack, _ = unseen(self._genome, genes, Seen(set(self._seen.keys)), rng)
+        chosen = rng.permutation(len(layout))[:size]
+        bred = {"layout_index": layout[chosen], "clock_index": clock[chosen], "slack": slack[chosen]}
+        return self._running(bred) if len(chosen) else []
 
-    def _rows(self, layout: Ints, clock: Ints, slack: Floats) -> TrialRows:
-        described = self.problem.describe({"layout_index": layout, "clock_index": clock, "slack": slack})
-        params, kinds = parameters(described, distributions_of(self.problem.layouts, self.problem.clocks_mhz))
-        genes = zip(layout.tolist(), clock.tolist(), slack.tolist(), strict=True)
-        return TrialRows(params, kinds, {}, {PLAN_KEY: [json.dumps(row) for row in genes]})
+    def _genes(self, trials: list[FrozenTrial], size: int, rng: np.random.Generator) -> Ints:
+        """Genes to choose the next ``size`` plans from: at first those that all workers begin with, then children."""
+        count = len(trials)
+        if count < POPULATION:
+            start = first(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
+            return start[count : count + size]
+        plans = self.plans([trial for trial in trials if trial.state == TrialState.COMPLETE])
+        if not len(plans["slack"]):
+            return self._genome.random(POPULATION, rng)
+        children = breed(self._genome, take(plans, elite(plans, POPULATION)), POPULATION, rng)
+        done, front = count / self.trials, front_of(plans)
+        return half_local(self._genome, plans, front, self._seen, children, done, rng)
 
-    def _look(self, connection: sa.Connection) -> None:
-        """Brings the mirror up to what the database holds; reads only what is new."""
-        new = self.queue.plans_from(connection, len(self._genes))
-        self._genes |= new
-        if new:
-            plans = self._bare(list(new))
-            self._seen.add(plans["layout_index"], plans["stage_clock_mhz"])
-        unknown = [trial for trial in self._genes if trial not in self._finished]
-        self._finished |= self.queue.finished(connection, unknown)
+    def _running(self, genes: Columns) -> list[FrozenTrial]:
+        stages = self.problem.decode_clocks(genes["layout_index"], genes["clock_index"], genes["slack"])
+        plans = self.problem.describe(genes | {"stage_clock_mhz": stages})
+        trials = trials_of(plans, self._distributions, TrialState.RUNNING)
+        rows = zip(*(values.tolist() for values in genes.values()), strict=True)
+        for trial, row in zip(trials, rows, strict=True):
+            trial.system_attrs[GENES] = list(row)
+        return trials
 
-    def _bare(self, trials: list[int]) -> Columns:
-        """The plans of these trials without what came out."""
-        genes = [self._genes[trial] for trial in trials]
-        layout = np.array([row[0] for row in genes], dtype=np.int64)
-        clock = np.array([row[1] for row in genes], dtype=np.int64)
-        slack = np.array([row[2] for row in genes], dtype=float)
+    def _bare(self, trials: list[FrozenTrial]) -> Columns:
+        """The plans of these trials without their results."""
+        genes = np.array([trial.system_attrs[GENES] for trial in trials], dtype=float).reshape(-1, 3)
+        layout, clock, slack = genes[:, 0].astype(np.int64), genes[:, 1].astype(np.int64), genes[:, 2]
         stages = self.problem.decode_clocks(layout, clock, slack)
         return {"layout_index": layout, "clock_index": clock, "slack": slack, "stage_clock_mhz": stages}
 
-    def _plans(self, trials: list[int]) -> Columns:
-        plans = self._bare(trials)
-        told = [self._finished[trial] for trial in trials]
+    def plans(self, finished: list[FrozenTrial]) -> Columns:
+        """The plans of these trials with objectives and violation."""
+        plans = self._bare(finished)
         for number, name in enumerate(OBJECTIVES):
-            plans[name] = np.array([one.values[number] for one in told], dtype=float)
-        return plans | {"violation": np.array([one.violation for one in told], dtype=float)}
+            plans[name] = np.array([trial.values[number] for trial in finished], dtype=float)
+        violation = [trial.system_attrs[CONSTRAINTS][0] for trial in finished]
+        return plans | {"violation": np.array(violation, dtype=float)}
 
 
 def space_hash(problem: Problem) -> str:
-    """What the numbers of layouts and clocks in a shared study mean: equal for equal spaces in equal order."""
-    told = hashlib.sha256()
+    """A hash of the layouts and clocks, in their order, that the genes of a shared study number."""
+    hashed = hashlib.sha256()
     for name in sorted(problem.layouts):
-        told.update(name.encode())
-        told.update(np.ascontiguousarray(problem.layouts[name]).tobytes())
-    told.update(problem.clocks_mhz.tobytes())
-    return told.hexdigest()[:16]
+        hashed.update(name.encode())
+        hashed.update(np.ascontiguousarray(problem.layouts[name]).tobytes())
+    hashed.update(problem.clocks_mhz.tobytes())
+    return hashed.hexdigest()[:16]

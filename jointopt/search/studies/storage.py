@@ -1,54 +1,140 @@
-"""Where studies live: a storage of Optuna's, opened by URL, whoever else is making it."""
+"""Where studies live: an Optuna storage by its URL, and steps in it that belong together."""
 
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
 
 import optuna
 import sqlalchemy as sa
+from optuna.storages import RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.runs.database import database_errors
+from jointopt.runs.database import database_errors, open_database
 
+LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
 ATTEMPTS = 8  # at tables that another process makes at the same moment
 
 
 def prepare_storage(url: str) -> bool:
     """Make the storage ready for a study; False where it lives in memory, so that nothing would stay.
 
-    Does what a later `saving.save_study` needs: opens the database, makes its tables where it is new,
-    and asks for the right to write without writing. UsageError where one of these fails.
+    Does what a later `saving.save_study` needs: opens the database, makes its tables where it is new, and begins a
+    study that is not kept. UsageError where one of these fails.
     """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        engine = engine_of(open_storage(url))
-        if _in_memory(url):
+        storage = Storage(url)
+        if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
             return False
-        if engine is not None:
-            with engine.begin() as connection:
-                connection.execute(sa.text("UPDATE studies SET study_name = study_name WHERE 1 = 0"))
+        with storage.alone("jointopt-probe"):
+            name = f"jointopt-probe-{uuid4()}"
+            optuna.create_study(storage=storage.rdb, study_name=name)
+            optuna.delete_study(storage=storage.rdb, study_name=name)
     return True
 
 
-def _in_memory(url: str) -> bool:
-    parsed = sa.engine.make_url(url)
-    return parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:")
+def _parsed(url: str) -> sa.URL:
+    try:
+        return sa.engine.make_url(url)
+    except ValueError as error:  # for example a port that is not a number
+        raise OSError(f"the URL makes no sense ({error})") from error
 
 
-def engine_of(storage: optuna.storages.BaseStorage) -> sa.Engine | None:
-    """The database under a storage; None where there is none."""
-    engine: sa.Engine | None = getattr(getattr(storage, "_backend", storage), "engine", None)
-    return engine
+class _OneTransaction(sqlite3.Connection):
+    """A connection whose transactions begin and end where `Storage.together` says, and not with each of Optuna's steps.
+
+    A step that fails undoes them all, so that the commit at the end fails; but where nothing is written yet, nothing is
+    to be undone (Optuna's answer to a study that does not exist).
+    """
+
+    begun_at = 0  # rows changed by this connection before the transaction
+
+    def begin(self) -> None:
+        self.begun_at = self.total_changes
+        self.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Leave the transaction open."""
+
+    def rollback(self) -> None:
+        """Undo the whole transaction."""
+        if self.total_changes != self.begun_at:
+            super().rollback()
 
 
-def open_storage(url: str) -> optuna.storages.BaseStorage:
+class Storage:
+    """An RDB storage of Optuna (``rdb``) whose steps can be joined to one transaction, or taken in turns."""
+
+    def __init__(self, url: str) -> None:
+        self.dialect = _parsed(url).get_backend_name()
+        self._connections: list[_OneTransaction] = []
+        self._turns: sa.Engine | None = None
+        if self.dialect == "sqlite":
+            self.rdb = open_storage(url, {
+                "poolclass": sa.pool.StaticPool,
+                "pool_reset_on_return": None,
+                "connect_args": {"factory": self._connected, "isolation_level": None, "timeout": LOCK_WAIT_S},
+            })  # fmt: skip
+        else:
+            self.rdb = open_storage(url)
+        if self.dialect == "postgresql":
+            self._turns = open_database(url)
+
+    def _connected(self, *arguments: Any, **named: Any) -> _OneTransaction:
+        self._connections.append(_OneTransaction(*arguments, **named))
+        return self._connections[-1]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """On SQLite one transaction around all steps, with the write lock from its beginning; elsewhere nothing."""
+        if self.dialect != "sqlite":
+            yield
+            return
+        connection = self._connections[-1]
+        connection.begin()
+        try:
+            yield
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """`together`, while other processes that want to be alone with the same ``name`` wait.
+
+        That is the database's write lock on SQLite and an advisory lock on PostgreSQL, which both end with the process
+        that holds them. Other databases have neither.
+        """
+        if self._turns is None:
+            with self.together():
+                yield
+            return
+        with self._turns.begin() as connection:
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
+            yield
+
+    def now(self) -> float:
+        """Seconds since 1970 by the one clock that all workers share: the database's, or that of the only machine."""
+        if self._turns is None:
+            return time.time()
+        with self._turns.connect() as connection:
+            return float(connection.scalar(sa.text("SELECT EXTRACT(EPOCH FROM clock_timestamp())")) or 0.0)
+
+
+def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
     attempt = 1
     while True:
         try:
-            return optuna.storages.get_storage(url)
-        except ValueError as error:  # for example a port that is not a number
-            raise OSError(f"the URL makes no sense ({error})") from error
+            return RDBStorage(url, engine_kwargs)
         except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
             # Optuna looks whether a table or its version is there and makes it, which is not one step.
             if not _made_meanwhile(error):
@@ -59,8 +145,21 @@ def open_storage(url: str) -> optuna.storages.BaseStorage:
         attempt += 1
 
 
+def made_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[str]) -> optuna.Study:
+    """A new study that minimises the ``objectives``; DuplicatedStudyError where the name is taken."""
+    study = optuna.create_study(storage=storage, study_name=name, directions=["minimize"] * len(objectives))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(list(objectives))
+    return study
+
+
 def _made_meanwhile(error: BaseException) -> bool:
     """Whether another process was faster at making the tables, or holds the lock while it does."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    told = str(getattr(cause, "orig", cause)).lower()
-    return isinstance(cause, (IntegrityError, AssertionError)) or "already exists" in told or "locked" in told
+    reason = str(getattr(cause, "orig", cause)).lower()
+    return (
+        isinstance(cause, (IntegrityError, AssertionError))
+        or "already exists" in reason
+        or "locked" in reason
+    )

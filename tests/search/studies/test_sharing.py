@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
-import sqlalchemy as sa
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.search.fake import fake_problem
@@ -37,7 +36,7 @@ def problem():
     return fake_problem(1, 32, 24)
 
 
-def work(problem, url, trials=60, **changes):
+def work(problem, url, trials=16, **changes):
     return share(
         problem, url, **({"name": "s", "identity": IDENTITY, "trials": trials, "batch": 4} | changes)
     )
@@ -48,11 +47,16 @@ def process(url, trials):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def queued(problem, url, lease_s=60.0):
-    """A worker whose study has a first generation waiting."""
-    worker = _Worker(problem, Queue(url, "s", IDENTITY, lease_s=lease_s), 40)
-    assert worker.queue.extend(worker._breed)
-    return worker
+def a_worker(problem, url, lease_s=60.0):
+    return _Worker(problem, Queue(url, "s", IDENTITY, lease_s=lease_s), 20, batch=5)
+
+
+def claimed_by(worker):
+    return worker.queue.claim(5, worker._breed)
+
+
+def numbers(trials):
+    return {trial.number for trial in trials}
 
 
 def plans_of(url):
@@ -65,113 +69,100 @@ def plans_of(url):
 def test_a_lone_worker_finishes_every_trial_and_no_plan_twice(problem, shared_url):
     done = work(problem, shared_url)
     study, states, rows = plans_of(shared_url)
-    assert done.evaluated == len(study.trials) == len(rows) == 60
+    assert done.evaluated == len(study.trials) == len(rows) == 16
     assert set(states) == {"COMPLETE"}
-    assert [trial.number for trial in study.trials] == list(range(60))
+    assert [trial.number for trial in study.trials] == list(range(16))
     np.testing.assert_array_equal([t.values for t in study.trials], np.column_stack(objectives(done.plans)))
     assert study.metric_names == ["iteration_time_s", "energy_j"]
 
 
 def test_optuna_and_its_dashboard_see_the_constraints_of_shared_trials(shared_url):
-    problem = fake_problem(1, 32, 24, feasible_share=0.3)
+    problem = fake_problem(1, 32, 24, feasible_share=0.6)
     done = work(problem, shared_url)
     study, _, _ = plans_of(shared_url)
-    told = [trial.system_attrs["constraints"] for trial in study.trials]
-    np.testing.assert_array_equal(told, done.plans["violation"][:, None])
+    constraints = [trial.system_attrs["constraints"] for trial in study.trials]
+    np.testing.assert_array_equal(constraints, done.plans["violation"][:, None])
     best = sorted(trial.values for trial in study.best_trials)
     np.testing.assert_array_equal(best, np.column_stack(objectives(front_of(done.plans))))
 
 
 def test_workers_at_once_claim_different_plans(problem, shared_url):
-    worker, claimed = queued(problem, shared_url), []
+    claimed = []
 
     def claim():
-        mine = Queue(shared_url, "s", IDENTITY)
-        while got := mine.claim(3):
+        mine = a_worker(problem, shared_url)
+        while got := mine.queue.claim(3, mine._breed):
             claimed.extend(got)
+            mine.queue.finish([trial.number for trial in got], mine._evaluated(got))
 
     threads = [threading.Thread(target=claim) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(claimed) == len(set(claimed)) == 40
-    assert worker.queue.unfinished() == 40
+    assert len(claimed) == len(numbers(claimed)) == len({trial.user_attrs["plan"] for trial in claimed}) == 20
 
 
-def test_plans_of_a_silent_worker_are_taken_over_and_what_it_says_later_is_ignored(problem, shared_url):
-    silent = queued(problem, shared_url, lease_s=0.05)
-    lost = silent.queue.claim(5)
+def test_plans_of_a_silent_worker_are_taken_over_and_its_late_results_are_ignored(problem, shared_url):
+    silent = a_worker(problem, shared_url, lease_s=0.05)
+    lost = claimed_by(silent)
     time.sleep(0.1)
-    other = Queue(shared_url, "s", IDENTITY)
-    assert other.claim(5) == lost
+    assert numbers(claimed_by(a_worker(problem, shared_url))) == numbers(lost)
     silent._work(lost)
-    assert silent._done == 0
-    assert other.unfinished() == 40
+    assert silent.evaluated == 0
+    assert {trial.state.name for trial in silent.queue.trials()} == {"RUNNING"}
 
 
 def test_a_worker_that_renews_keeps_its_plans(problem, shared_url):
-    worker = queued(problem, shared_url, lease_s=0.4)
+    worker = a_worker(problem, shared_url, lease_s=0.4)
     with worker.queue.held():
-        held = worker.queue.claim(5)
+        held = claimed_by(worker)
         time.sleep(0.8)
-        assert not held.keys() & Queue(shared_url, "s", IDENTITY).claim(40).keys()
+        assert not numbers(held) & numbers(claimed_by(a_worker(problem, shared_url)))
 
 
-@pytest.mark.parametrize("shared_url", ["postgresql"], indirect=True)
-def test_a_renewal_waits_for_no_plan_that_is_being_told(problem, shared_url):
-    worker = queued(problem, f"{shared_url}&options=-c%20lock_timeout%3D1000")
-    kept, told = worker.queue.claim(2)
-    until = f"SELECT expires_at FROM jointopt_queue WHERE trial_id = {kept}"
-    with sa.create_engine(shared_url).begin() as telling:
-        before = telling.scalar(sa.text(until))
-        telling.execute(sa.text(f"DELETE FROM jointopt_queue WHERE trial_id = {told}"))
-        worker.queue.renew()
-        assert telling.scalar(sa.text(until)) > before
-
-
-def test_a_worker_that_ends_gives_back_what_it_has_not_told(problem, shared_url):
-    worker = queued(problem, shared_url)
+def test_a_worker_that_ends_gives_back_what_it_has_not_finished(problem, shared_url):
+    worker = a_worker(problem, shared_url)
     with worker.queue.held():
-        held = worker.queue.claim(5)
-    assert Queue(shared_url, "s", IDENTITY).claim(5) == held
+        held = claimed_by(worker)
+    assert numbers(claimed_by(a_worker(problem, shared_url))) == numbers(held)
 
 
 def test_two_processes_share_the_work_and_one_that_is_killed_loses_nothing(problem, shared_url):
-    doomed, other = process(shared_url, 120), process(shared_url, 120)
+    doomed, other = process(shared_url, 32), process(shared_url, 32)
     doomed.stdout.readline()
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
     assert other.wait() == 0
     other.stdout.close()
     study, states, rows = plans_of(shared_url)
-    assert len(study.trials) == len(rows) == 120
+    assert len(study.trials) == len(rows) == 32
     assert set(states) == {"COMPLETE"}
 
 
 def test_a_lone_worker_that_was_killed_goes_on_as_if_nothing_had_happened(problem, tmp_path):
     url, whole = f"sqlite:///{tmp_path}/cut.db", f"sqlite:///{tmp_path}/whole.db"
-    doomed = process(url, 120)
-    for _ in range(15):
+    doomed = process(url, 52)
+    for _ in range(11):
         doomed.stdout.readline()
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
     time.sleep(1.1)  # its lease
-    goes_on = work(problem, url, 120)
-    assert 0 < goes_on.evaluated < 120
-    assert goes_on.plans["energy_j"].tolist() == work(problem, whole, 120).plans["energy_j"].tolist()
+    goes_on = work(problem, url, 52)
+    assert 0 < goes_on.evaluated < 52
+    assert goes_on.plans["energy_j"].tolist() == work(problem, whole, 52).plans["energy_j"].tolist()
 
 
 def test_a_plan_that_cannot_be_evaluated_fails_alone(problem, shared_url):
     def picky(layout, clocks):
-        if (layout % 7 == 0).any():
+        if (layout % 5 == 0).any():
             raise RuntimeError("out of luck")
         return problem.evaluate(layout, clocks)
 
     done = work(replace(problem, evaluate=picky), shared_url)
     study, states, _ = plans_of(shared_url)
     assert done.failed == states.count("FAIL") > 0
-    assert done.evaluated == states.count("COMPLETE") == 60 - done.failed
+    assert done.evaluated == states.count("COMPLETE") == 16 - done.failed
     assert "out of luck" in next(t for t in study.trials if t.state.name == "FAIL").user_attrs["error"]
 
 
@@ -197,12 +188,12 @@ def test_a_storage_that_cannot_be_shared_is_one_sentence(problem):
 
 
 def test_more_trials_go_on_where_fewer_ended(problem, shared_url):
-    work(problem, shared_url, 40)
-    assert work(problem, shared_url, 60).evaluated == 20
+    work(problem, shared_url, 8)
+    assert work(problem, shared_url, 12).evaluated == 4
 
 
 def test_a_space_that_is_smaller_than_the_trials_is_evaluated_once(tmp_path):
-    problem = fake_problem(0, 2, 3, drop=0.8, per_stage_clocks=False)
+    problem = fake_problem(0, 2, 1, drop=0.8, per_stage_clocks=False)
     size = problem.num_layouts * problem.num_clocks
-    done = work(problem, f"sqlite:///{tmp_path}/small.db", 20 * size)
+    done = work(problem, f"sqlite:///{tmp_path}/small.db", 20 * size, batch=24)
     assert 0.9 * size <= done.evaluated <= size

@@ -1,0 +1,113 @@
+"""Plans as Optuna's trials: parameters, what is known of a plan, and its constraint."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
+from jointopt.search.pareto import OBJECTIVES
+from jointopt.spec.plans.parse import plan_records
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+LARGE = 1e9  # stands for an infinite violation, which JSON does not know
+# The attribute in which optuna-dashboard looks for constraints: a list, at most 0 where feasible. Optuna 5 reads it
+# too, but optuna-dashboard 0.21 does not read what `create_trial(constraints=)` writes.
+CONSTRAINTS = "constraints"
+PLAN = "plan"  # attribute: the plan as JSON text, as `jointopt explain --plan` takes it
+RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
+
+
+def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
+    """One parameter per plan column: degrees on a log scale, clock_mhz in MHz, and slack as a share where it is there.
+
+    The columns need not be of equal length.
+    """
+    made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in LAYOUT_COLUMNS}
+    clocks = plans["clock_mhz"]
+    made["clock_mhz"] = FloatDistribution(float(clocks.min()), float(clocks.max()))
+    if "slack" in plans:
+        made["slack"] = FloatDistribution(0.0, 1.0)
+    return made
+
+
+def searched(plans: Columns) -> dict[str, BaseDistribution]:
+    """The distributions of those columns that have more than one value: every parameter costs when it is written."""
+    varied = {name for name, values in plans.items() if np.ptp(np.nan_to_num(values).astype(float)) > 0.0}
+    return {name: kind for name, kind in distributions_of(plans).items() if name in varied}
+
+
+def _distribution(name: str, values: Any) -> BaseDistribution:
+    if name == "recompute":
+        return CategoricalDistribution(RECOMPUTE_NAMES)
+    if name == "sequence_parallel":
+        return CategoricalDistribution((False, True))
+    low, high = int(values.min()), int(values.max())
+    return IntDistribution(low, high, log=name != "zero_stage")
+
+
+def plan_key(plan: Mapping[str, Any]) -> str:
+    """The plan as text; tells trials apart, since two plans may share all parameters."""
+    return json.dumps(dict(plan), sort_keys=True)
+
+
+def trials_of(
+    plans: Columns, distributions: Mapping[str, BaseDistribution], state: TrialState = TrialState.COMPLETE
+) -> list[FrozenTrial]:
+    """A trial per described plan (`jointopt.search.problem.Problem.describe`); of finished ones also what came out."""
+    count = len(plans["clock_mhz"])
+    keys = [plan_key(plan) for plan in plan_records(plans, plans["stage_clock_mhz"], range(count))]
+    columns = {name: _external(name, plans[name]) for name in distributions}
+    finished = state == TrialState.COMPLETE
+    return [
+        create_trial(
+            state=state,
+            params={name: values[row] for name, values in columns.items()},
+            distributions=dict(distributions),
+            values=objective_values(plans, row) if finished else None,
+            user_attrs={PLAN: keys[row]} | (results(plans, row) if finished else {}),
+            system_attrs={CONSTRAINTS: constraint(plans, row)} if finished else {},
+        )
+        for row in range(count)
+    ]
+
+
+def _external(name: str, values: Any) -> list[Any]:
+    if name == "recompute":
+        return [RECOMPUTE_NAMES[code] for code in values]
+    listed: list[Any] = (np.nan_to_num(values) if name == "slack" else values).tolist()
+    return listed
+
+
+def objective_values(plans: Columns, row: int) -> list[float]:
+    """Both objectives of a plan."""
+    return [float(plans[name][row]) for name in OBJECTIVES]
+
+
+def results(plans: Columns, row: int) -> dict[str, float]:
+    """Those of `RESULTS` that are known of a plan."""
+    known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
+    return {name: value for name, value in known.items() if math.isfinite(value)}
+
+
+def constraint(plans: Columns, row: int) -> list[float]:
+    """The violation of a plan in the form of `CONSTRAINTS`."""
+    return [float(np.clip(plans["violation"][row], -LARGE, LARGE))]
+
+
+def spread_in_time(trials: list[FrozenTrial]) -> None:
+    """Let the trials start a second after one another, up to now: the timeline shows nothing of shorter ones."""
+    end, second = datetime.datetime.now().replace(microsecond=0), datetime.timedelta(seconds=1)
+    for before, trial in enumerate(reversed(trials)):
+        trial.datetime_complete = end - before * second
+        trial.datetime_start = trial.datetime_complete - second
