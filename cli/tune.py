@@ -31,12 +31,12 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     "--retry-failed", is_flag=True,
     help="Plans that failed or timed out before may run again, their cause gone; out of memory stays known.",
 )  # fmt: skip
-@common.storage("what is measured, and of the study that shows it")
+@common.model_options("what is measured, and of the study that shows it")
 @common.as_json
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
-    batch: int, seed: int, retry_failed: bool, storage: str | None, as_json: bool, **options: Any,
+    batch: int, seed: int, retry_failed: bool, basis: dict[str, Any], as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
 
@@ -60,7 +60,7 @@ def tune(
     launching.heed_sigterm(launcher)
     found = run(
         common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
-        retry_failed=retry_failed, storage=storage, **launching.given(options),
+        retry_failed=retry_failed, **basis, **launching.given(options),
     )  # fmt: skip
     click.echo(json_text(found.to_dict()) if as_json else found.text())
     launching.end(ctx, found.stopped, found.fault)

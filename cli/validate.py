@@ -17,13 +17,12 @@ from jointopt.cli import common, launching
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
 )
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
-@common.surrogate
-@common.storage("what is measured, and of the study that shows it")
+@common.model_options("what is measured, and of the study that shows it")
 @common.as_json
 @click.pass_context
 def validate(
-    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, surrogate: str,
-    storage: str | None, as_json: bool, **options: Any,
+    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool,
+    basis: dict[str, Any], as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
 
@@ -42,7 +41,7 @@ def validate(
     common.offer_restore()
     launching.heed_sigterm(launcher)
     found = run(
-        common.job_of(job, {}), launcher, top, seed=seed, surrogate=surrogate, storage=storage, again=again,
+        common.job_of(job, {}), launcher, top, seed=seed, again=again, **basis,
         **launching.given(options),
     )  # fmt: skip
     click.echo(json_text(found.to_dict()) if as_json else found.text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Any
 
 import click
 
@@ -12,10 +13,7 @@ from jointopt.cli import common
 
 @click.command(short_help="Join the workers that search a job together.")
 @click.argument("job")
-@click.option(
-    "--storage", default="sqlite:///jointopt.db", show_default=True,
-    help="Database that all workers share; of several machines: postgresql+psycopg://user@host/name.",
-)  # fmt: skip
+@common.model_options("all workers; of several machines: postgresql+psycopg://user@host/name")
 @click.option(
     "--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Plans by all workers."
 )
@@ -32,7 +30,7 @@ from jointopt.cli import common
 )
 @click.option("--study", help="Name of the shared study; by default the job's name and version.")
 def work(
-    job: str, storage: str, trials: int, batch: int, evaluate: str | None, lease_s: float, seed: int,
+    job: str, basis: dict[str, Any], trials: int, batch: int, evaluate: str | None, lease_s: float, seed: int,
     study: str | None,
 ) -> None:  # fmt: skip
     """Evaluate plans of JOB until all workers together have --trials of them; start as many workers as you like.
@@ -50,8 +48,10 @@ def work(
     from jointopt.workflows.work import work as run
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is in flight is given back on the way out
+    if basis["storage"] is None:
+        raise click.UsageError("--storage: workers need a database that they share; got none.")
     found = run(
-        common.job_of(job, {}), storage, trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
-        study=study, progress=common.progress,
+        common.job_of(job, {}), trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
+        study=study, **basis,
     )  # fmt: skip
-    click.echo(shared_text(found, storage))
+    click.echo(shared_text(found, basis["storage"]))

@@ -72,6 +72,13 @@ class JobModel:
             self, evidence=Evidence.joined([runs.evidence(self.job, HERE) for runs in measurements])
         )
 
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal for models of one job that learned from the same runs; blank where nothing corrects."""
+        if self._correction is None or not (self._correction.moves_time or self.evidence.counts):
+            return ""
+        return f"{self.evidence.counts} {self.evidence.residual.sum():.6g} {self.evidence.power.factor:.6g}"
+
     @functools.cached_property
     def _correction(self) -> Correction | None:
         fitted = self.job.training.framework.fitted

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
@@ -20,7 +21,10 @@ from jointopt.report.runs_text import differing, gain_words, plan_words
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
@@ -38,27 +42,34 @@ _START_S = 120.0
 
 
 def tune(
-    job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, storage: str | None = None,
-    batch: int = 1, retry_failed: bool = False, spread: Spread | None = None, **options: Any,
+    job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    storage: str | None = None, batch: int = 1, retry_failed: bool = False, spread: Spread | None = None,
+    **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
     ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time, whose runs are on their way together where the
-    launcher is one of `ManyAtOnce`. Every run is stored in ``storage`` (a database URL), and a trial of a study there,
-    as soon as it ends; an interrupt (SIGINT) loses what is on its way and returns the others. A plan is run at most
-    once, failed or not (``retry_failed``: those that failed before may run again, unless for want of memory), and what
-    ``storage`` holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an
-    interrupt or a kill, or where three runs in a row failed for one cause and none succeeded, which ends it too, the
-    same call goes on with what is left of the budget; runs that a killed process has left to a cluster come first.
+    default less on CPU cores); ``surrogate``, ``measured``, ``calibration`` as in `JobModel.of`; ``batch`` plans
+    are chosen at a time, whose runs are on their way together where the launcher is one of `ManyAtOnce`. Every run
+    is stored in ``storage`` (a database URL), and a trial of a study there, as soon as it ends; an interrupt
+    (SIGINT) loses what is on its way and returns the others. A plan is run at most once, failed or not
+    (``retry_failed``: those that failed before may run again, unless for want of memory), and what ``storage``
+    holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an interrupt or a
+    kill, or where three runs in a row failed for one cause and none succeeded, which ends it too, the same call
+    goes on with what is left of the budget; runs that a killed process has left to a cluster come first.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
-    job = replace(job, objectives=job.measured_objectives)
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    runs = None if measured is None else Measurements.given(measured)
+    model = JobModel.of(
+        replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage
+    )
+    job = model.job
     listing = chosen.candidates(job)
-    candidates = searched(job) if listing is None else listed(listing, job)
+    candidates = searched(model) if listing is None else listed(listing, job, calibration)
     usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
-    loop = _Loop(job, chosen, candidates, seed, storage, spread or usual, retry_failed)
+    loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)
@@ -76,10 +87,10 @@ class _Loop(Campaign):
     """The runs so far, and what follows from them for the candidates that are left."""
 
     def __init__(
-        self, job: Job, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None, spread: Spread,
-        retry_failed: bool,
+        self, model: JobModel, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None,
+        measured: Measurements | None, spread: Spread, retry_failed: bool,
     ) -> None:  # fmt: skip
-        super().__init__(job, launcher, storage, "tune", "--retry-failed")
+        super().__init__(model, launcher, storage, measured, "tune", "--retry-failed")
         self.candidates = candidates
         self.runs: list[TunedRun] = []
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
@@ -89,7 +100,7 @@ class _Loop(Campaign):
         self._rng = np.random.default_rng(seed)
         earlier = self.earlier(candidates.rows)
         self._remember(earlier, retry_failed)
-        self._outlook = Outlook(job, candidates, earlier, spread, self._rng)
+        self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng)
         self._basis = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
         self.record.open_study(candidates.plans, self.objectives(), known)

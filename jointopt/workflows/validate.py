@@ -17,10 +17,12 @@ from jointopt.measure.launchers.base import Launcher, load_launcher
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.report.runs_text import differing, plan_words
 from jointopt.search.pareto import front_order, take
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.campaign import Campaign, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import Earlier
@@ -45,20 +47,30 @@ class _Chosen:
 
 def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, again: bool = False, **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
-    Where one objective or no power is known, or the launcher lists its plans, these are the plans that are predicted
-    best of the job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one made with
-    ``options``. Every run is stored in ``storage`` (a database URL), and a trial of a study there, as soon as it ends;
-    plans that it has measured are not run again, unless ``again``. An interrupt (SIGINT) keeps what was measured.
+    Where one objective or no power is known, or the launcher lists its plans, these are the plans that are
+    predicted best of the job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one
+    made with ``options``; ``surrogate``, ``measured`` and ``calibration`` as in `JobModel.of`. Every run is stored
+    in ``storage`` (a database URL), and a trial of a study there, as soon as it ends; plans that it has measured
+    are not run again, unless ``again``. An interrupt (SIGINT) keeps what was measured.
     Raises LauncherError where nothing could be run, InfeasibleError where nothing is proposed.
     """
-    job = replace(job, objectives=job.measured_objectives)
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
-    plans = _choose(job, chosen.candidates(job), top, seed, surrogate, storage)
-    bench = _Bench(job, chosen, plans, storage)
+    runs = None if measured is None else Measurements.given(measured)
+    model = JobModel.of(
+        replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage
+    )
+    job, listing = model.job, chosen.candidates(model.job)
+    if listing is None:
+        plans = _choose(model, top, seed, storage)
+    else:
+        found = listed(listing, job, calibration)
+        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage), job, top)
+    bench = _Bench(model, chosen, plans, storage, runs)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
     return Validated(
@@ -72,8 +84,15 @@ def validate(
 class _Bench(Campaign):
     """Runs of chosen plans, several at once where the launcher can."""
 
-    def __init__(self, job: Job, launcher: Launcher, plans: _Chosen, storage: str | None) -> None:
-        super().__init__(job, launcher, storage, "validate", "--again")
+    def __init__(
+        self,
+        model: JobModel,
+        launcher: Launcher,
+        plans: _Chosen,
+        storage: str | None,
+        measured: Measurements | None,
+    ) -> None:
+        super().__init__(model, launcher, storage, measured, "validate", "--again")
         self.plans = plans
         self._runs: dict[int, ValidatedRun] = {}
 
@@ -166,20 +185,17 @@ def _joined(
     return replace(chosen, rows=rows, columns=_stacked(chosen.columns, columns))
 
 
-def _choose(
-    job: Job, listing: Columns | None, top: int, seed: int, surrogate: str, storage: str | None
-) -> _Chosen:
-    if listing is not None:
-        return _of_list(listed(listing, job), job, top, surrogate)
+def _choose(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen:
+    job = model.job
     if len(job.objectives) > 1 and job.cluster.gpu.power is not None:
-        return _of_front(job, top, seed, surrogate, storage)
+        return _of_front(model, top, seed, storage)
     _log.info("predicting the job's plans ...")
-    return _of_space(job, top, surrogate, storage)
+    return _of_space(model, top)
 
 
-def _of_front(job: Job, top: int, seed: int, surrogate: str, storage: str | None) -> _Chosen:
+def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen:
     """Plans spread along the front of `propose`, both ends among them, then the default reference."""
-    proposal = propose(job, seed=seed, surrogate=surrogate, storage=storage)
+    proposal = propose(model, seed=seed, storage=storage)
     front = proposal.front
     some = take(front, spread(len(front["pp"]), top))
     records = list(_plans(some))
@@ -188,7 +204,7 @@ def _of_front(job: Job, top: int, seed: int, surrogate: str, storage: str | None
         columns, at = some, records.index(reference)
     else:
         columns, at = _stacked(some, proposal.reference), len(records)
-    return _Chosen(measurement_columns(job, columns), columns, at, len(front["pp"]))
+    return _Chosen(measurement_columns(model.job, columns), columns, at, len(front["pp"]))
 
 
 def _plans(columns: Columns) -> Iterator[dict[str, Any]]:
@@ -207,10 +223,9 @@ def _stacked(first: Columns, second: Columns) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in first if name in second}
 
 
-def _of_space(job: Job, top: int, surrogate: str, storage: str | None) -> _Chosen:
+def _of_space(model: JobModel, top: int) -> _Chosen:
     """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
-    candidates = searched(job)
-    model = JobModel.of(job, surrogate, storage=storage)
+    candidates = searched(model)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     physics = model.cost_model(layouts)
     clocks = candidates.plans["stage_clock_mhz"]
@@ -218,12 +233,11 @@ def _of_space(job: Job, top: int, surrogate: str, storage: str | None) -> _Chose
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
     columns = model.intervals(plain)
     fits = np.flatnonzero(values["violation"] <= 0)
-    return _best(candidates, columns, fits, job, top)
+    return _best(candidates, columns, fits, model.job, top)
 
 
-def _of_list(candidates: Candidates, job: Job, top: int, surrogate: str) -> _Chosen:
-    """The best of the plans that a launcher lists."""
-    answers = predict(candidates.rows, surrogate)
+def _of_list(candidates: Candidates, answers: pd.DataFrame, job: Job, top: int) -> _Chosen:
+    """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     columns["in_domain"] = answers["in_domain"].to_numpy(bool)
     fits = np.flatnonzero(answers["predicted_fits"].to_numpy(bool))

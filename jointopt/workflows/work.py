@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,12 +20,19 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, front_of
 from jointopt.search.problem import Problem
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
+from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import CONSTRAINED, SECONDS_BETWEEN_TICKS, priced_problem
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from jointopt.surrogate.measurements import Measurements
+
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 PHYSICS = "physics"
 
 
@@ -40,29 +48,33 @@ class Shared:
 
 
 def work(
-    job: Job, storage: str, *, trials: int = 1000, batch: int = 8, seed: int = 0, evaluate: str | None = None,
-    lease_s: float = 60.0, study: str | None = None, progress: Say | None = None,
+    job: Job | JobModel, storage: str, *, trials: int = 1000, batch: int = 8, seed: int = 0,
+    evaluate: str | None = None, lease_s: float = 60.0, study: str | None = None, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
 ) -> Shared:  # fmt: skip
     """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
 
     ``evaluate`` names the function that answers, ``module:function``: called with the job and at most ``batch`` plans
-    (columns), it returns their iteration_time_s and energy_j; None is the physics. The study is made by whoever comes
-    first; its name holds the job's version. A worker that is silent for ``lease_s`` seconds loses its plans to others.
+    (columns), it returns their iteration_time_s and energy_j; None is the job's model: ``surrogate``, ``measured``,
+    ``calibration`` and the measurements of ``storage`` as in `JobModel.of`. The study is made by whoever comes first;
+    its name holds the version of job and evidence. A worker that is silent for ``lease_s`` seconds loses its plans to others.
     Raises UsageError for a storage that cannot be shared or a function that is none, InfeasibleError as `propose` does.
     """
     from jointopt.search.studies.sharing import share, space_hash
 
-    predicted = priced_problem(job)
+    model = JobModel.of(job, surrogate, measured, calibration, storage)
+    job, predicted = model.job, priced_problem(model)
     problem = predicted if evaluate is None else _answered(job, predicted, load_function(evaluate))
     start = exact_front_of_profiles(predicted).front
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
-    name = study or f"{job.name}-{hashlib.sha256((text + (evaluate or '')).encode()).hexdigest()[:8]}-shared"
+    version = hashlib.sha256((text + (evaluate or "") + model.fingerprint).encode()).hexdigest()[:8]
+    name = study or f"{job.name}-{version}-shared"
     worked = share(
         problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
-        identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS},
-        note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=progress and _Ticker(progress, name).tick,
+        identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS, "evidence": model.fingerprint},
+        note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=_Ticker(name).tick,
     )  # fmt: skip
     finished = len(worked.plans["slack"])
     return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
@@ -70,16 +82,15 @@ def work(
 
 @dataclass
 class _Ticker:
-    """A word about once a second."""
+    """Logs how far the search has come, about once a second."""
 
-    say: Say
     study: str
-    said: float = -np.inf
+    logged: float = -np.inf
 
     def tick(self, done: int, total: int, _: int) -> None:
-        if time.monotonic() - self.said >= SECONDS_BETWEEN_TICKS:
-            self.said = time.monotonic()
-            self.say(f"{self.study}: {done:,} plans evaluated here, {total:,} wanted by all workers")
+        if time.monotonic() - self.logged >= SECONDS_BETWEEN_TICKS:
+            self.logged = time.monotonic()
+            _log.info(f"{self.study}: {done:,} plans evaluated here, {total:,} wanted by all workers ...")
 
 
 def load_function(name: str) -> Answer:

@@ -13,7 +13,8 @@ from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.measure.launchers.base import Launcher
 from jointopt.report.results import MeasuredRun
 from jointopt.report.runs_text import TERMINATED
-from jointopt.spec.job import Job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_bounds
 from jointopt.workflows.campaign.record import Done, Queued, Record
@@ -24,17 +25,22 @@ _UNITS = {"iteration_time_s": "s", "energy_j": "J"}
 
 
 class Campaign:
-    """Runs of ``job`` by ``launcher``, kept in ``storage`` (a database URL, None: nowhere).
+    """Runs of the job of ``model`` by ``launcher``, kept in ``storage`` (a database URL, None: nowhere).
 
-    ``verb`` is the command that asks for them, ``retry`` its option that runs plans which failed again.
+    ``measured``: runs at hand, which count as those of the storage do. ``verb`` is the command that starts the runs,
+    ``retry`` its option that runs plans which failed again.
     """
 
-    def __init__(self, job: Job, launcher: Launcher, storage: str | None, verb: str, retry: str) -> None:
-        self.job, self.launcher = job, launcher
+    def __init__(
+        self, model: JobModel, launcher: Launcher, storage: str | None, measured: Measurements | None, verb: str,
+        retry: str,
+    ) -> None:  # fmt: skip
+        self.model, self.job, self.launcher = model, model.job, launcher
         self.notes: list[str] = []  # sentences for the result
         self.reason = ""  # why no other run is begun
         self.unstored = 0
-        self.record = Record(job, storage, f"{verb} {launcher.name} {job.name}", self.note)
+        self.record = Record(self.job, storage, f"{verb} {launcher.name} {self.job.name}", self.note)
+        self._given = [] if measured is None else [measured.table]
         self._retry = retry
         self._ended: list[Mapping[str, Any]] = []  # rows, in the order in which they ended
 
@@ -44,9 +50,12 @@ class Campaign:
         _log.info(text)
 
     def earlier(self, candidates: pd.DataFrame) -> Earlier:
-        """The stored measurements of the ``candidates`` (rows), and of other jobs on their cluster."""
-        store = self.record.store
-        return Earlier() if store is None else earlier_runs(candidates, store.read())
+        """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster."""
+        tables = [*self._given, *([] if self.record.store is None else [self.record.store.read()])]
+        known = [table for table in tables if len(table)]
+        if not known:
+            return Earlier()
+        return earlier_runs(candidates, pd.concat(known, ignore_index=True), self.model.surrogate)
 
     def note_unread(self, earlier: Earlier) -> None:
         """Note that stored runs are not used, where one of them cannot be read."""

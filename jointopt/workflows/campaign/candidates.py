@@ -13,13 +13,15 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
 from jointopt.runs.workloads import workloads
 from jointopt.search.pareto import front_order
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.plans.clocks import stage_clocks_to_text
 from jointopt.spec.plans.parse import plan_records
+from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import priced_problem
 
-MOST = 500  # plans of a job that are kept as candidates, the best by the physics
+MOST = 500  # plans of a job that are kept as candidates, the best by its model
 _PREDICTED = (*OBJECTIVES, "avg_power_w")
 _CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid look the same in a run
 
@@ -48,7 +50,7 @@ class Candidates:
         return len(self.rows)
 
 
-def listed(listing: Mapping[str, Any], job: Job) -> Candidates:
+def listed(listing: Mapping[str, Any], job: Job, calibration: Calibration | None = None) -> Candidates:
     """The plans that a launcher lists; rows that no physics can price are left out.
 
     The software is that of the table, the memory that they may take that of ``job``. Raises TableError where none
@@ -63,7 +65,7 @@ def listed(listing: Mapping[str, Any], job: Job) -> Candidates:
     plans["stage_clock_mhz"] = np.concatenate([_widened(work.stage_clock_mhz, width) for work in found])
     limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
     has, allowed = np.concatenate(limits).T
-    answers = predict(table)
+    answers = predict(table, calibration=calibration)
     predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
     return Candidates(table, plans, predicted, load, np.log(allowed / has))
@@ -82,12 +84,14 @@ def _widened(clocks: Floats, width: int) -> Floats:
     return np.pad(clocks, ((0, 0), (0, width - clocks.shape[1])), constant_values=np.nan)
 
 
-def searched(job: Job) -> Candidates:
-    """The best plans of a job's own space: Pareto front after Pareto front of the physics, at uniform clocks.
+def searched(job: Job | JobModel) -> Candidates:
+    """The best plans of a job's own space: Pareto front after Pareto front of its model, at uniform clocks.
 
-    Raises InfeasibleError where no plan keeps the constraints.
+    What is predicted of them is that of the physics alone, which measured runs then correct. Raises InfeasibleError
+    where no plan keeps the constraints.
     """
-    problem = priced_problem(job)
+    model = job if isinstance(job, JobModel) else JobModel(job)
+    job, problem = model.job, priced_problem(model)
     grid = np.unique(np.linspace(0, problem.num_clocks - 1, _CLOCKS).round().astype(np.int64))
     grid = grid if "energy_j" in job.objectives else grid[-1:]
     layout = np.repeat(np.arange(problem.num_layouts), len(grid))
@@ -101,10 +105,11 @@ def searched(job: Job) -> Candidates:
     goals = [plans[name][feasible] for name in (job.objectives * 2)[:2]]
     best = feasible[peeled(goals[0], goals[1], MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
-    columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
-    predicted = {name: plans[name][best] for name in _PREDICTED}
+    clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
+    physics = model.physics(columns).evaluate(np.arange(len(best)), clocks)
+    predicted = {name: physics[name] for name in _PREDICTED}
     has, allowed = _limits_gib(job, job)
-    load = np.log(plans["peak_memory_gib"][best] / has)
+    load = np.log(physics["peak_memory_gib"] / has)
     return Candidates(
         measurement_columns(job, columns), columns, predicted, load, np.full(len(best), np.log(allowed / has))
     )

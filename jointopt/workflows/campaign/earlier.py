@@ -11,13 +11,15 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.schema import STATUSES, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.surrogate.correction import Correction, load_surrogate
+from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source
 from jointopt.surrogate.feasibility import MemoryEvidence
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from jointopt.surrogate.model import Surrogate
 
 UNREAD = "What the store holds of earlier runs is not used, as one of them cannot be read:"
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
@@ -35,18 +37,18 @@ class Earlier:
     unread: str = ""  # why stored runs are not used at all; blank where they are
 
 
-def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "default") -> Earlier:
-    """What ``stored`` measurements say of the candidates ``asked`` (rows of a table without results).
+def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surrogate | None) -> Earlier:
+    """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
 
     Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics cannot tell from a
     candidate is that plan; from all others the surrogate predicts as `jointopt predict --measured` does.
     """
     import pandas as pd
 
-    rows = _comparable(asked, stored)
+    rows = _comparable(queried, stored)
     if rows.empty:
         return Earlier()
-    both = pd.concat([asked.drop(columns="source", errors="ignore"), rows], ignore_index=True)
+    both = pd.concat([queried.drop(columns="source", errors="ignore"), rows], ignore_index=True)
     try:
         table = with_results(both)
         priced = price(table)
@@ -54,10 +56,10 @@ def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "de
         # candidates are sound: some stored cell is not, and earlier runs are no condition
         return Earlier(unread=str(error))
     place = np.argsort(priced.rows)
-    new = place[priced.rows[place] < len(asked)]
-    old = place[priced.rows[place] >= len(asked)]
+    new = place[priced.rows[place] < len(queried)]
+    old = place[priced.rows[place] >= len(queried)]
     old = old[np.isin(priced.runs.source[old], priced.runs.source[new])]
-    if not len(old) or len(new) < len(asked):
+    if not len(old) or len(new) < len(queried):
         return Earlier()
     plan_of = {key: i for i, key in enumerate(_keys(priced, new))}
     matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old)], np.int64)
@@ -69,11 +71,11 @@ def earlier_runs(asked: pd.DataFrame, stored: pd.DataFrame, surrogate: str = "de
     return Earlier(tuple(known), tuple(best), log_factor, memory, count)
 
 
-def _comparable(asked: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
+def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
     """Stored rows with a result, on the candidates' GPU, without columns that say where they came from."""
-    if stored.empty or "gpu" not in stored or "gpu" not in asked:
+    if stored.empty or "gpu" not in stored or "gpu" not in queried:
         return stored.iloc[:0]
-    here = {gpu_id(name) for name in asked["gpu"].unique()}
+    here = {gpu_id(name) for name in queried["gpu"].unique()}
     rows = stored[
         stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)
     ]
@@ -105,17 +107,18 @@ def _fastest(table: pd.DataFrame, rows: Ints, matched: Ints) -> dict[int, int]:
     return best
 
 
-def _moved(candidates: Priced, evidence: Mapping[str, Evidence], surrogate: str) -> tuple[Floats | None, int]:
+def _moved(
+    candidates: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate | None
+) -> tuple[Floats | None, int]:
     """(log of the factor on every candidate's time, runs behind it); none where no other job was timed."""
     count = sum(len(part.residual) for part in evidence.values())
-    learned = load_surrogate(surrogate) if count else None
-    if learned is None:
+    if surrogate is None or not count:
         return None, 0
     out, sources = np.empty(len(candidates.rows)), candidates.runs.source
     for source in np.unique(sources):
         own = np.flatnonzero(sources == source).astype(np.int64)
         correction = Correction(
-            learned, str(source), bool(candidates.fitted[own[0]]), evidence.get(str(source), Evidence())
+            surrogate, str(source), bool(candidates.fitted[own[0]]), evidence.get(str(source), Evidence())
         )
         out[own] = correction.log_factor(candidates.runs.take(own))
     return out, count

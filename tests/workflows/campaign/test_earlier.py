@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.campaign.earlier import earlier_runs
 
 
@@ -14,10 +15,12 @@ def test_a_stored_cell_that_cannot_be_is_no_silence_about_the_other_rows(
 ) -> None:
     stored = synthetic_runs(rows=4)
     asked = stored.drop(columns=["status", "iteration_time_s"])
-    found = earlier_runs(asked, stored)
+    found = earlier_runs(asked, stored, load_surrogate("default"))
     assert (len(found.rows), found.unread) == (len(stored), "")
     stored.loc[0, "seq_length"] = -1
-    assert "seq_length must be a whole number" in earlier_runs(asked, stored).unread
+    assert (
+        "seq_length must be a whole number" in earlier_runs(asked, stored, load_surrogate("default")).unread
+    )
 
 
 def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(synthetic_runs) -> None:
@@ -25,5 +28,8 @@ def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(syntheti
     stored = asked.assign(
         gpu="NVIDIA A100-SXM4-80GB" if "80gb" in asked["gpu"][0] else "NVIDIA A100-SXM4-40GB"
     )
-    assert earlier_runs(asked, stored).index == earlier_runs(asked, asked).index
-    assert len(earlier_runs(asked, stored).index) == 4
+    assert (
+        earlier_runs(asked, stored, load_surrogate("default")).index
+        == earlier_runs(asked, asked, load_surrogate("default")).index
+    )
+    assert len(earlier_runs(asked, stored, load_surrogate("default")).index) == 4
