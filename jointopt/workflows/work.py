@@ -57,8 +57,9 @@ def work(
     ``evaluate`` names the function that answers, ``module:function``: called with the job and at most ``batch`` plans
     (columns), it returns their iteration_time_s and energy_j; None is the job's model: ``surrogate``, ``measured``,
     ``calibration`` and the measurements of ``storage`` as in `JobModel.of`. The study is made by whoever comes first;
-    its name holds the version of job and evidence. A worker that is silent for ``lease_s`` seconds loses its plans to others.
-    Raises UsageError for a storage that cannot be shared or a function that is none, InfeasibleError as `propose` does.
+    its name holds the version of job and evidence. A worker that is silent for ``lease_s`` seconds loses its plans to
+    others. Raises UsageError for a storage that cannot be shared or a function that is none, InfeasibleError as
+    `propose` does.
     """
     from jointopt.search.studies.sharing import share, space_hash
 
@@ -71,9 +72,10 @@ def work(
     text = dump_job(job)
     version = hashlib.sha256((text + (evaluate or "") + model.fingerprint).encode()).hexdigest()[:8]
     name = study or f"{job.name}-{version}-shared"
+    evidence = {"evidence": model.fingerprint} if model.fingerprint else {}
     worked = share(
         problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
-        identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS, "evidence": model.fingerprint},
+        identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS} | evidence,
         note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=_Ticker(name).tick,
     )  # fmt: skip
     finished = len(worked.plans["slack"])

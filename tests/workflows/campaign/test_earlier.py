@@ -9,18 +9,18 @@ import pandas as pd
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.campaign.earlier import earlier_runs
 
+DEFAULT = load_surrogate("default")
+
 
 def test_a_stored_cell_that_cannot_be_is_no_silence_about_the_other_rows(
     synthetic_runs: Callable[..., pd.DataFrame],
 ) -> None:
     stored = synthetic_runs(rows=4)
     asked = stored.drop(columns=["status", "iteration_time_s"])
-    found = earlier_runs(asked, stored, load_surrogate("default"))
+    found = earlier_runs(asked, stored, DEFAULT)
     assert (len(found.rows), found.unread) == (len(stored), "")
     stored.loc[0, "seq_length"] = -1
-    assert (
-        "seq_length must be a whole number" in earlier_runs(asked, stored, load_surrogate("default")).unread
-    )
+    assert "seq_length must be a whole number" in earlier_runs(asked, stored, DEFAULT).unread
 
 
 def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(synthetic_runs) -> None:
@@ -28,8 +28,5 @@ def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(syntheti
     stored = asked.assign(
         gpu="NVIDIA A100-SXM4-80GB" if "80gb" in asked["gpu"][0] else "NVIDIA A100-SXM4-40GB"
     )
-    assert (
-        earlier_runs(asked, stored, load_surrogate("default")).index
-        == earlier_runs(asked, asked, load_surrogate("default")).index
-    )
-    assert len(earlier_runs(asked, stored, load_surrogate("default")).index) == 4
+    assert earlier_runs(asked, stored, DEFAULT).index == earlier_runs(asked, asked, DEFAULT).index
+    assert len(earlier_runs(asked, stored, DEFAULT).index) == 4
