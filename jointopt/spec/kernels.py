@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jointopt.core.facts import Assumption
 from jointopt.core.units import GB, MICRO
 from jointopt.spec.cluster import Cluster
 
@@ -71,11 +72,11 @@ class CollectiveConstants:
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """All kernel constants of one GPU; ``assumed`` names what was not measured on it, one sentence each."""
+    """All kernel constants of one GPU; ``assumed`` names what was not measured on it."""
 
     gemm: GemmConstants
     collectives: CollectiveConstants
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jointopt.report.polish_results import Polished, PolishedPoint
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.check import check_plan
-from jointopt.spec.plans.parse import ParsedPlan, assumed_sentences, parse_plan, plan_records
+from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.surrogate.job_model import Informed, inform_from
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def polish(
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=informed.told,
         seconds=time.perf_counter() - started,
-        assumed=(*assumed_sentences(parsed), *job.cluster.assumed, *schedule.assumed),
+        assumed=tuple(map(str, (*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed))),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.parse import assumed_sentences, parse_plan, plan_records
+from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import Informed, inform_from
@@ -246,7 +246,7 @@ def _assumptions(job: Job) -> tuple[str, ...]:
     power = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
-    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)
+    return tuple(map(str, (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)))
 
 
 def explain(
@@ -277,7 +277,7 @@ def explain(
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
-        assumed=(*assumed_sentences(parsed), *_assumptions(job)),
+        assumed=(*map(str, plan_assumptions(parsed)), *_assumptions(job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), surrogate=surrogate, informed_by=informed.told,
     )  # fmt: skip

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import jointopt
 from jointopt.core.errors import JobError, JointOptError, UsageError
-from jointopt.spec.abilities import check_abilities
 from jointopt.spec.clocks import clock_grid_mhz
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import ATTENTIONS, OBJECTIVES, Job, Search, Training
 from jointopt.spec.jobfile import dump_job, job_from_options, load_job, parse_job, shipped_job, shipped_jobs
+from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL: dict[str, Any] = {

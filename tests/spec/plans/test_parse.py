@@ -13,7 +13,7 @@ from jointopt.core.errors import PlanError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
 from jointopt.spec.plans.check import check_plan
-from jointopt.spec.plans.parse import PLAN_KEYS, assumed_sentences, format_plan, parse_plan, plan_records
+from jointopt.spec.plans.parse import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL = (
@@ -177,7 +177,7 @@ def test_what_the_table_prints_for_no_is_no(make_job):
 
 
 def test_what_stands_in_for_an_absent_key_is_said_with_its_value(make_job):
-    said = assumed_sentences(
+    said = plan_assumptions(
         parse_plan("tp=2 pp=2 micro_batch_size=1 recompute=full zero_stage=1", make_job())
     )
     assert said[:2] == ("dp is not given; 2 is assumed", "cp is not given; 1 is assumed")
