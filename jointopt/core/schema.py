@@ -142,4 +142,5 @@ def column_of(name: str) -> Column:
 
 def num_gpus(layouts: Columns) -> Ints:
     """GPUs of each layout, (n,): the product of its degrees."""
-    return np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0)
+    gpus: Ints = np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0)
+    return gpus

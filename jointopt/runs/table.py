@@ -102,7 +102,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
     The file is there when it is whole.
     """
-    packed = "gzip" if path.name.endswith(".gz") else None
+    packed: Literal["gzip"] | None = "gzip" if path.name.endswith(".gz") else None
     try:
         with replacing(path) as part:
             table.to_csv(part, index=False, compression=packed, lineterminator="\n", quoting=_quoting(table))
@@ -112,7 +112,9 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
     """All text in quotes where some holds a carriage return, which Python before 3.13 writes bare."""
-    texts = (value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells))
+    texts = (
+        value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells)
+    )
     names = map(str, table.columns)
     returns = any("\r" in text for text in (*names, *filter(lambda value: isinstance(value, str), texts)))
     return csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL

@@ -25,6 +25,7 @@ from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import (
     FUSED_NORM,
     DefaultPlan,
+    canonical,
     default_attention,
     default_dtype,
     default_plan,
@@ -334,7 +335,9 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 
 def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
     """The layouts of the rows of one job, blanks filled."""
-    given = {name: _cells(rows, name) for name in LAYOUT_COLUMNS if name != "recompute"}
+    given: dict[str, npt.ArrayLike] = {
+        name: _cells(rows, name) for name in LAYOUT_COLUMNS if name != "recompute"
+    }
     if "recompute" in rows:
         given["recompute"] = rows["recompute"].map(RECOMPUTE_CODES).to_numpy(float)
     training = job.training
@@ -346,9 +349,9 @@ def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
         training.seq_length,
         training.global_batch_size,
     )
-    # ZeRO and recompute without effect stay as the row has them: the shipped surrogate was trained on them so
-    on = default.layouts["sequence_parallel"] & (default.layouts["tp"] > 1)
-    return replace(default, layouts=default.layouts | {"sequence_parallel": on})
+    # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
+    kept = {"zero_stage": default.layouts["zero_stage"]}
+    return replace(default, layouts=canonical(training, default.layouts) | kept)
 
 
 def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:

@@ -140,7 +140,7 @@ def _default_vpp(framework: Framework, model: Model, layouts: Columns, batch: in
 def _default_sequence_parallel(framework: Framework, layouts: Columns, seq_length: int) -> Bools:
     """On where the framework turns it on with tensor parallelism and tp divides the tokens of a cp rank."""
     even = seq_length // layouts["cp"] % layouts["tp"] == 0
-    return even & (layouts["tp"] > 1) & framework.default_sequence_parallel
+    return np.asarray(even & (layouts["tp"] > 1) & framework.default_sequence_parallel)
 
 
 def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
