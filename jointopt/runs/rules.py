@@ -13,7 +13,7 @@ from jointopt.runs.cells import is_known, spelled
 
 @dataclass(frozen=True)
 class Rule:
-    """What the cells of one run must agree on. ``broken`` is false wherever a cell that it needs is blank."""
+    """A rule that the cells of one run must keep. ``broken`` is false wherever a cell that it needs is blank."""
 
     columns: tuple[str, ...]  # the first one is blamed
     expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
@@ -21,7 +21,7 @@ class Rule:
     may_fail: bool = False  # no contradiction where the run failed: that may be just why
 
     def complaint(self, run: pd.Series) -> str:
-        """What was expected, and the cells that contradict it."""
+        """The expectation, and the cells that contradict it."""
         cells = (
             f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name])
         )

@@ -142,7 +142,7 @@ def _read_text(path: Path) -> str:
 
 
 def _kind(raw: bytes) -> str:
-    """What a file is that people take for a CSV file; empty where that is not known."""
+    """The kind of a file that is mistaken for a CSV file; empty where unknown."""
     return next((what for start, what in _OTHER_FILES.items() if raw.startswith(start)), "")
 
 

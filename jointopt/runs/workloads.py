@@ -85,9 +85,10 @@ class Workload:
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
-    Blank cells get the framework's habit; those of a model's shape the catalogue's, where it knows the name. A row
-    is left out, by position and with the reason, where it names no known GPU, lacks what nothing stands in for, or
-    could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond the GPU's).
+    Blank cells get the defaults of `jointopt.spec.defaults`, those of a model's shape the catalogue's where it knows
+    the name. A row is left out, by position and with the reason, where it names no known GPU, lacks what nothing
+    stands in for, or could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond
+    the GPU's).
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
@@ -114,7 +115,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
 
 
 def _shape_hint(runs: pd.DataFrame) -> str:
-    """What stands for a column of the model's shape, and why the table's own models do not."""
+    """A hint at the catalogue names that stand for a column of the model's shape."""
     names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
     if not names:
         return " (a catalogue name in the column model stands for it)"
@@ -240,7 +241,7 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
     """Whether nothing stands in for a row's precision, nor for an attention kernel that it names.
 
     A blank precision is none: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for bf16: median
-    error 35 % instead of 5 %). A blank kernel is a habit; recorded runs that leave it blank are covered.
+    error 35 % instead of 5 %). A blank kernel is a default; recorded runs that leave it blank are covered.
     """
     if named_dtype(str(row.get("dtype", ""))) != training.dtype:
         return False
@@ -249,7 +250,7 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
 
 
 def _named(assumed: list[str], bits: Ints) -> list[str]:
-    """What every row assumes: names common to all rows, then those of its ``bits``."""
+    """The assumed fields of every row as text: names common to all rows, then those of its ``bits``."""
     codes, distinct = pd.factorize(bits)
     words = [
         " ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()
@@ -335,23 +336,12 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 
 def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
     """The layouts of the rows of one job, blanks filled."""
-    given: dict[str, npt.ArrayLike] = {
-        name: _cells(rows, name) for name in LAYOUT_COLUMNS if name != "recompute"
-    }
-    if "recompute" in rows:
-        given["recompute"] = rows["recompute"].map(RECOMPUTE_CODES).to_numpy(float)
-    training = job.training
-    default = default_plan(
-        training.framework,
-        job.model,
-        given,
-        job.cluster.num_gpus,
-        training.seq_length,
-        training.global_batch_size,
-    )
+    codes = rows.assign(recompute=rows["recompute"].map(RECOMPUTE_CODES)) if "recompute" in rows else rows
+    given = {name: _cells(codes, name) for name in LAYOUT_COLUMNS}
+    default = default_plan(job, given)
     # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
     kept = {"zero_stage": default.layouts["zero_stage"]}
-    return replace(default, layouts=canonical(training, default.layouts) | kept)
+    return replace(default, layouts=canonical(job.training, default.layouts) | kept)
 
 
 def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:

@@ -1,4 +1,4 @@
-"""What `calibrate` learned of a GPU: its file, and a job that uses it."""
+"""The constants that `calibrate` fitted to a GPU: their file, and a job that uses them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
     """The job with the GPU's static, waiting and board power and voltage curve as calibrated; itself for ``None``.
 
     Energy per operation and byte and the times of kernels stay: a profile does not say how many operations it ran.
-    The board's limit replaces one that nobody stated (the GPU's rated power). Raises UsageError for another GPU.
+    The board's limit replaces one that no input states (the GPU's rated power). Raises UsageError for another GPU.
     """
     if calibration is None:
         return job

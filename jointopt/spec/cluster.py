@@ -1,4 +1,4 @@
-"""What is known of a GPU and of a cluster: frozen objects, blank cells are ``None``."""
+"""A GPU and a cluster as frozen objects; blank cells are ``None``."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class Cluster:
     power_limit_w: float  # per GPU
     name: str = ""
     assumed: tuple[Assumption, ...] = ()  # what was not stated anywhere and what stands in for it
-    carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = nobody asks for carbon
-    price_per_kwh: float | None = None  # in ``currency``; None = nobody asks for money
+    carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = carbon is not reported
+    price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
     currency: str = ""
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
 

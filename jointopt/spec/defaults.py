@@ -25,7 +25,7 @@ from jointopt.core.schema import (
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import Training
+from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
@@ -45,28 +45,26 @@ class DefaultPlan:
     assumed: Mapping[str, Bools]
 
 
-def default_plan(
-    framework: Framework, model: Model, given: Mapping[str, npt.ArrayLike], num_gpus: int, seq_length: int,
-    global_batch_size: int,
-) -> DefaultPlan:  # fmt: skip
-    """The layouts that n plans with blank fields mean under a framework.
+def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
+    """The layouts that n plans with blank fields mean for a job: by its framework, model, batch and number of GPUs.
 
     ``given`` has float arrays (n,) by layout column, NaN where blank; a missing column is blank in all rows;
     ``recompute`` by code. What is given stays as it is, sense or not: `jointopt.spec.plans.check` judges it.
     """
+    framework, model, training = job.training.framework, job.model, job.training
     size = max((np.size(values) for values in given.values()), default=1)
     raw = {
         name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size)
         for name in LAYOUT_COLUMNS
     }
     blank = {name: np.isnan(values) for name, values in raw.items()}
-    filled, guessed = fill_degrees(raw, np.full(size, float(num_gpus)))
+    filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
     filled["ep"] = _filled(raw["ep"], 1)  # experts lie whole on every rank unless a plan spreads them
     filled["micro_batch_size"] = _filled(raw["micro_batch_size"], 1)  # fits wherever anything does
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
     defaults = {
-        "vpp": _default_vpp(framework, model, layouts, global_batch_size),
-        "sequence_parallel": _default_sequence_parallel(framework, layouts, seq_length),
+        "vpp": _default_vpp(framework, model, layouts, training.global_batch_size),
+        "sequence_parallel": _default_sequence_parallel(framework, layouts, training.seq_length),
         "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
         "zero_stage": _default_zero_stage(framework, layouts["pp"]),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COUNTS, RECOMPUTE_NAMES
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES, Column
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
@@ -42,9 +42,8 @@ JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "ob
 _TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
-_PANDAS_ROW = (
-    "object"  # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables do it
-)
+# `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
+_PANDAS_ROW = "object"
 _MOST_GPUS = 10_000_000
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
 
@@ -221,9 +220,8 @@ def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) ->
 
 def _dtype(training: Section, gpu: Gpu) -> str:
     """The job's precision; the GPU's own 16-bit format where none is stated."""
-    if training.values.get("dtype") == _PANDAS_ROW:
-        return default_dtype(gpu)
-    return training.choice("dtype", DTYPES, default_dtype(gpu))
+    usual = default_dtype(gpu)
+    return usual if training.values.get("dtype") == _PANDAS_ROW else training.choice("dtype", DTYPES, usual)
 
 
 def _cluster(section: Section) -> Cluster:
@@ -239,17 +237,28 @@ def _cluster(section: Section) -> Cluster:
 
 
 def _search(section: Section, clocks: tuple[float, ...]) -> Search:
-    allowed: dict[str, Any] = {key: _wholes(section, key, 1, 10_000_000) for key in LAYOUT_COUNTS}
-    return Search(
-        **allowed,
-        zero_stage=_wholes(
-            section, "zero_stage", int(COLUMNS["zero_stage"].low), int(COLUMNS["zero_stage"].high)
-        ),
-        sequence_parallel=_flags(section, "sequence_parallel"),
-        recompute=_words(section, "recompute"),
-        clock_mhz=clocks,
-        per_stage_clocks=section.flag("per_stage_clocks", True),
-    )
+    allowed: dict[str, Any] = {name: _allowed(section, name) for name in LAYOUT_COLUMNS}
+    return Search(**allowed, clock_mhz=clocks, per_stage_clocks=section.flag("per_stage_clocks", True))
+
+
+_KINDS = {"int": "a whole number", "bool": "true or false", "str": "a recompute mode"}
+
+
+def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
+    """The values that the job allows for a layout column, in order, each once; None where it lists none."""
+    if not section.has(name):
+        return None
+    column = COLUMNS[name]
+    values = {_allowed_value(item, column) for item in _items(section, name, _KINDS[column.dtype])}
+    return tuple(sorted(values, key=RECOMPUTE_NAMES.index if column.dtype == "str" else None))
+
+
+def _allowed_value(item: Section, column: Column) -> Any:
+    if column.dtype == "bool":
+        return item.flag(column.name)
+    if column.dtype == "str":
+        return item.choice(column.name, RECOMPUTE_NAMES)
+    return item.whole(column.name, int(column.low), int(min(column.high, _MOST_GPUS)))
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:
@@ -261,36 +270,13 @@ def _items(section: Section, key: str, expected: str) -> list[Section]:
     return [Section({key: v}, section.where) for v in values]
 
 
-def _wholes(section: Section, key: str, low: int, high: int) -> tuple[int, ...] | None:
-    if not section.has(key):
-        return None
-    items = _items(section, key, "a whole number")
-    return tuple(sorted({item.whole(key, low, high) for item in items}))
-
-
-def _flags(section: Section, key: str) -> tuple[bool, ...] | None:
-    if not section.has(key):
-        return None
-    return tuple(sorted({item.flag(key) for item in _items(section, key, "true or false")}))
-
-
-def _words(section: Section, key: str) -> tuple[str, ...] | None:
-    """Recompute modes, in the order of `RECOMPUTE_NAMES`."""
-    if not section.has(key):
-        return None
-    chosen = {item.choice(key, RECOMPUTE_NAMES) for item in _items(section, key, "a recompute mode")}
-    return tuple(mode for mode in RECOMPUTE_NAMES if mode in chosen)
-
-
 def _constraints(section: Section, gpu: Gpu) -> Constraints:
     bounds = section.section("constraints", _CONSTRAINT_KEYS)
     for key in _OF_POWER:
         if bounds.has(key) and gpu.power is None:
             raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
-    highest = {"memory_fraction": 1.0}
-    return Constraints(
-        **{key: bounds.number(key, highest.get(key, 1e15)) for key in _CONSTRAINT_KEYS if bounds.has(key)}
-    )
+    highest = {key: 1.0 if key == "memory_fraction" else 1e15 for key in _CONSTRAINT_KEYS if bounds.has(key)}
+    return Constraints(**{key: bounds.number(key, high) for key, high in highest.items()})
 
 
 def _objectives(section: Section, gpu: Gpu) -> tuple[str, ...]:
@@ -342,7 +328,7 @@ def _training_mapping(training: Training) -> dict[str, Any]:
 
 
 def _slurm_mapping(slurm: Slurm) -> dict[str, Any]:
-    """What differs from a section that says nothing."""
+    """The keys that differ from those of a section without any."""
     usual = _filled(Slurm())
     return {key: value for key, value in _filled(slurm).items() if value != usual.get(key)}
 

@@ -21,7 +21,7 @@ class TileKind:
 
 @dataclass(frozen=True)
 class GemmConstants:
-    """What `jointopt.physics.gemm` needs of one GPU; times and rates at the maximum SM clock, in bf16."""
+    """Constants of one GPU for `jointopt.physics.gemm`; times and rates at the maximum SM clock, in bf16."""
 
     peak_flops: float  # dense bf16, per second
     hbm_bytes_per_s: float
@@ -60,7 +60,7 @@ class NetworkProtocol:
 
 @dataclass(frozen=True)
 class CollectiveConstants:
-    """What `jointopt.physics.collectives` needs of one GPU's collective library (NCCL, RCCL)."""
+    """Constants of one GPU's collective library (NCCL, RCCL) for `jointopt.physics.collectives`."""
 
     protocols: Mapping[str, tuple[Protocol, ...]]  # by kind of collective; the fastest is taken
     fitted_intra_bytes_per_s: float  # nominal link of the GPU that the protocols were fitted on

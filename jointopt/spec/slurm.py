@@ -15,7 +15,7 @@ _DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=\S+)?")  # one option of sbatch, as on
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a submission asks for; ``None`` = Slurm's own default."""
+    """The options of a submission; ``None`` = Slurm's own default."""
 
     account: str | None = None
     partition: str | None = None

@@ -1,19 +1,22 @@
 """What blanks mean: one table for plans, rows of tables and job files."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model
 from jointopt.spec.defaults import default_attention, default_dtype, default_plan
 from jointopt.spec.framework import Framework
+from jointopt.spec.jobfile import job_from_options
 
-LLAMA = load_model("llama-2-13b")  # 40 layers
 
-
-def plan(framework, gpus=16, batch=64, model=LLAMA, **given):
-    default = default_plan(framework, model, given, gpus, 4096, batch)
+def plan(framework, gpus=16, batch=64, **given):
+    job = job_from_options(
+        "llama-2-13b", "a100-sxm4-80gb", gpus, batch, 4096, gpus_per_node=4
+    )  # of 40 layers
+    default = default_plan(replace(job, training=replace(job.training, framework=framework)), given)
     return {name: values.tolist() for name, values in default.layouts.items()}, default.assumed
 
 

@@ -1,4 +1,4 @@
-"""What training kernels reach on each GPU architecture, beside bare matrix products."""
+"""Speed of training kernels on each GPU architecture, beside bare matrix products."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SM_COUNT_STAND_IN = 128
 
 
 def kernel_constants(gpu: Gpu) -> KernelConstants:
-    """What the kernel formulas need of that GPU; ``assumed`` says which fits come from a sibling.
+    """The constants of the kernel formulas for that GPU; ``assumed`` has the fits that come from a sibling.
 
     Raises `CatalogError` if the GPU has no 16-bit peak.
     """

@@ -58,16 +58,8 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     """
     given = _read(plan)
     row = {key: _value(key, value) for key, value in given.items() if key in LAYOUT_COLUMNS}
-    training = job.training
-    default = default_plan(
-        training.framework,
-        job.model,
-        row,
-        job.cluster.num_gpus,
-        training.seq_length,
-        training.global_batch_size,
-    )
-    layouts = canonical(training, default.layouts)
+    default = default_plan(job, row)
+    layouts = canonical(job.training, default.layouts)
     pp = int(layouts["pp"][0])
     clocks = _clocks(given, pp, job)
     absent = [

@@ -44,14 +44,14 @@ class Rule:
 def layout_rules(job: Job) -> tuple[Rule, ...]:
     """Every rule of the job's space; the earlier one takes the blame for a combination that breaks several."""
     return (
-        *(_searched(job, name) for name in ("tp", "pp", "cp", "dp") if getattr(job.search, name) is not None),
+        *(rule for name in ("tp", "pp", "cp", "dp") for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
         *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job),
     )  # fmt: skip
 
 
 def plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the sentences of rules name beside the columns of ``plan``."""
+    """Figures that the sentences of rules name beside the columns of ``plan``."""
     step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
     return {
         "product": shards * plan["tp"] * plan["pp"], "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
@@ -90,15 +90,17 @@ def check_abilities(search: Search, training: Training) -> None:
                 )
 
 
-def _searched(job: Job, column: str, where: Callable[[Columns], Any] | None = None) -> Rule:
-    """A column whose values the job lists; ``where`` it has an effect."""
-    listed: tuple[Any, ...] = getattr(job.search, column)
+def _searched(job: Job, column: str, where: Callable[[Columns], Any] | None = None) -> tuple[Rule, ...]:
+    """The rule of a column whose values the job lists, ``where`` it has an effect; none where it lists none."""
+    listed: tuple[Any, ...] | None = getattr(job.search, column)
+    if listed is None:
+        return ()
     values = _codes(job.training, listed) if column == "recompute" else [int(value) for value in listed]
     outside = _not_in(column, values, where)
     columns = {"sequence_parallel": ("tp",), "zero_stage": ("dp", "cp")}.get(column, ())
     names = ", ".join(map(str, listed))
     sentence = f"{column} {{{column}}} is outside the job's search.{column} ({names})."
-    return Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence)
+    return (Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
 
 
 def _not_in(
@@ -156,7 +158,7 @@ def _tp_shards(job: Job) -> list[tuple[str, int]]:
 def _expert_rules(job: Job) -> list[Rule]:
     model, experts = job.model, job.model.num_experts
     return [
-        *([_searched(job, "ep")] if job.search.ep is not None else []),
+        *_searched(job, "ep"),
         Rule("experts", ("ep",), lambda c: (c["ep"] > 1) & (not model.is_moe),
              f"ep > 1 needs experts and {model.name} is a dense model",
              f"ep {{ep}} needs experts, and {_literal(model.name)} is a dense model."),
@@ -170,7 +172,7 @@ def _expert_rules(job: Job) -> list[Rule]:
 def _batch_rules(job: Job) -> list[Rule]:
     batch = job.training.global_batch_size
     return [
-        *([_searched(job, "micro_batch_size")] if job.search.micro_batch_size is not None else []),
+        *_searched(job, "micro_batch_size"),
         Rule("micro_batches", ("dp", "micro_batch_size"), lambda c: batch % (c["dp"] * c["micro_batch_size"]) != 0,
              f"dp*micro_batch_size does not divide the global batch of {batch} sequences",
              f"dp*micro_batch_size is {{step}}, which does not divide the global batch of {batch} sequences."),
@@ -184,7 +186,7 @@ def _interleaving_rules(job: Job) -> list[Rule]:
         return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
 
     return [
-        *([_searched(job, "vpp")] if job.search.vpp is not None else []),
+        *_searched(job, "vpp"),
         Rule("interleaving", ("vpp",), lambda c: (c["vpp"] > 1) & (not framework.interleaving),
              f"{framework.name} does not interleave stages (vpp > 1)",
              f"{framework.name} does not interleave pipeline stages: vpp must be 1, not {{vpp}}."),
@@ -212,7 +214,7 @@ def _sequence_parallel_rules(job: Job) -> list[Rule]:
     return [
         Rule("sequence_parallel", ("tp", "sequence_parallel"), lambda c: (c["sequence_parallel"] == 1) & (c["tp"] == 1),
              f"sequence_parallel without tp > 1 {DUPLICATE}", "sequence_parallel needs tp > 1."),
-        *([_searched(job, "sequence_parallel", cut)] if job.search.sequence_parallel is not None else []),
+        *_searched(job, "sequence_parallel", cut),
         Rule("sequence_parallel_offered", ("tp", "sequence_parallel"), _not_in("sequence_parallel", offered, cut),
              f"{name} leaves no such choice of sequence_parallel",
              f"{name} does not train with sequence_parallel {{sequence_parallel}} where tp > 1."),
@@ -234,7 +236,7 @@ def _recompute_rules(job: Job) -> list[Rule]:
         Rule("recompute", ("recompute",), lambda c: ~single(c),
              f"selective recompute with {attention} {DUPLICATE} as none",
              f"selective recompute with {attention} is the same plan as none."),
-        *([_searched(job, "recompute", single)] if job.search.recompute is not None else []),
+        *_searched(job, "recompute", single),
         Rule("recompute_offered", ("recompute",), _not_in("recompute", offered, single),
              f"{training.framework.name} has no such recompute",
              f"{training.framework.name} has no recompute {{recompute}}."),
@@ -260,7 +262,7 @@ def _zero_rules(job: Job) -> list[Rule]:
     return [
         Rule("zero_stage", columns, lambda c: (c["zero_stage"] > 0) & ~sharded(c),
              f"zero_stage > 0 without dp*cp > 1 {DUPLICATE}", "zero_stage {zero_stage} needs dp*cp > 1."),
-        *([_searched(job, "zero_stage", sharded)] if job.search.zero_stage is not None else []),
+        *_searched(job, "zero_stage", sharded),
         Rule("zero_stage_offered", columns, _not_in("zero_stage", offered, sharded),
              f"{framework.name} has no such zero_stage", f"{framework.name} has no zero_stage {{zero_stage}}."),
         Rule("zero_stage_piped", (*columns, "pp"),
