@@ -60,34 +60,12 @@ COLUMNS = {
         Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True),
         Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True),
         Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True),
-        Column(
-            "ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 for dense models", layout=True
-        ),
+        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 for dense models", layout=True),
         Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True),
-        Column(
-            "micro_batch_size",
-            "int",
-            "sequences",
-            "plan",
-            "sequences per micro-batch",
-            short="mbs",
-            layout=True,
-        ),
-        Column(
-            "sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True
-        ),
+        Column("micro_batch_size", "int", "sequences", "plan", "sequences per micro-batch", short="mbs", layout=True),
+        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
         Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True),
-        Column(
-            "zero_stage",
-            "int",
-            "",
-            "plan",
-            "0..3; 1 = distributed optimizer, 3 = FSDP",
-            0,
-            3,
-            "ZeRO",
-            layout=True,
-        ),
+        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
         Column("source", "str", "", "workload", "where the row came from"),
@@ -113,18 +91,14 @@ COLUMNS = {
         Column("num_gpus", "int", "", "workload", "GPUs of the job"),
         Column("status", "str", "", "result", "ok, oom, failed or timeout"),
         Column("iteration_time_s", "float", "s", "result", "wall time of one iteration", low=0, high=10**6),
-        Column(
-            "energy_j", "float", "J", "result", "energy of all GPUs for one iteration", low=0, high=10**12
-        ),
+        Column("energy_j", "float", "J", "result", "energy of all GPUs for one iteration", low=0, high=10**12),
         Column("avg_power_w", "float", "W", "result", "mean power per GPU", low=0, high=MOST_GPU_POWER_W),
-        Column(
-            "peak_power_w", "float", "W", "result", "highest power of any GPU", low=0, high=MOST_GPU_POWER_W
-        ),
+        Column("peak_power_w", "float", "W", "result", "highest power of any GPU", low=0, high=MOST_GPU_POWER_W),
         Column("peak_memory_gib", "float", "GiB", "result", "memory of the worst GPU", low=0, high=1024),
         Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU", low=-50, high=150),
         Column("notes", "str", "", "result", "free text"),
     )
-}
+}  # fmt: skip
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
 LAYOUT_COUNTS = tuple(c.name for c in COLUMNS.values() if c.layout and c.is_count)

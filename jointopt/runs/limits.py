@@ -21,8 +21,6 @@ from jointopt.spec.cluster import Gpu
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
 _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 Span = tuple[float, float]
-
-
 ANY: Span = (0.0, math.inf)
 
 

@@ -35,9 +35,7 @@ def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Ru
         yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
 
 
-_AGREEMENT = (
-    0.2  # between meters: NVML's power and energy counters, and clocks of the wall, differ by up to this
-)
+_AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 
 
 def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
@@ -67,47 +65,26 @@ def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFr
     return lambda runs: runs[larger] > factor * runs[smaller]
 
 
+def _at_most(smaller: str, larger: str) -> Rule:
+    return Rule((smaller, larger), f"{smaller} to be at most {larger}", above(smaller, larger))
+
+
 RUN_RULES = (
-    Rule(("num_gpus", *DEGREES), "dp*tp*pp*cp to be num_gpus", _degrees_contradict),
-    Rule(
-        ("global_batch_size", "dp"),
-        "global_batch_size to be at least dp",
-        above("dp", "global_batch_size"),
-        may_fail=True,
-    ),
-    Rule(
-        ("num_attention_heads", "hidden_size"),
-        "num_attention_heads to be at most hidden_size",
-        above("num_attention_heads", "hidden_size"),
-    ),
+    Rule(("num_gpus", *DEGREES), f"{'*'.join(DEGREES)} to be num_gpus", _degrees_contradict),
+    Rule(("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size"), True),
+    _at_most("num_attention_heads", "hidden_size"),
     Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
-)
+)  # fmt: skip
 RULES = (
     *RUN_RULES,
-    Rule(("ep", "num_gpus"), "ep to be at most num_gpus", above("ep", "num_gpus")),
-    Rule(
-        ("num_query_groups", "num_attention_heads"),
-        "num_query_groups to be at most num_attention_heads",
-        above("num_query_groups", "num_attention_heads"),
-    ),
-    Rule(
-        ("moe_router_topk", "num_experts"),
-        "moe_router_topk to be at most num_experts",
-        lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0),
-    ),
-    Rule(
-        ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
-        f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}",
-        _energy_contradicts,
-    ),
-    Rule(
-        ("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
-        f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W",
-        _energy_excessive,
-    ),
-    Rule(
-        ("peak_power_w", "avg_power_w"),
-        f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
-        above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT)),
-    ),
-)
+    _at_most("ep", "num_gpus"),
+    _at_most("num_query_groups", "num_attention_heads"),
+    Rule(("moe_router_topk", "num_experts"), "moe_router_topk to be at most num_experts",
+         lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0)),
+    Rule(("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
+         f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}", _energy_contradicts),
+    Rule(("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
+         f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W", _energy_excessive),
+    Rule(("peak_power_w", "avg_power_w"), f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
+         above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT))),
+)  # fmt: skip

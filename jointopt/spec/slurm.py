@@ -33,15 +33,8 @@ class Slurm:
 
 SLURM_KEYS = tuple(field.name for field in fields(Slurm))
 _OURS = (
-    "--job-name",
-    "--nodes",
-    "--ntasks",
-    "--ntasks-per-node",
-    "--output",
-    "--error",
-    "--open-mode",
-    "--array",
-)
+    "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--output", "--error", "--open-mode", "--array",
+)  # fmt: skip
 _WORDS = ("account", "partition", "qos", "constraint", "reservation")
 
 

@@ -18,43 +18,23 @@ from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
 
 FIGURES = (
-    "intra_node_gbytes_per_s",
-    "inter_node_gbytes_per_s",
-    "inter_node_latency_us",
-    "intra_node_pj_per_bit",
-    "inter_node_pj_per_bit",
-    "inlet_temperature_c",
-    "exhaust_rise_k",
-    "host_power_w",
-    "pue",
-    "power_limit_w",
-)
+    "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "inter_node_latency_us", "intra_node_pj_per_bit",
+    "inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "host_power_w", "pue", "power_limit_w",
+)  # fmt: skip
 SIZES = ("gpu", "nodes", "gpus_per_node")
-SITE = (
-    "carbon_kg_per_kwh",
-    "price_per_kwh",
-    "currency",
-)  # what the site's electricity brings along; all optional
+SITE = ("carbon_kg_per_kwh", "price_per_kwh", "currency")  # of the site's electricity; all optional
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE)
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
 _HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0, "inter_node_latency_us": 1e6}
 _MAY_BE_ZERO = (
-    *(f for f in FIGURES if "_pj_" in f),
-    "inter_node_latency_us",
-    "host_power_w",
-    "inlet_temperature_c",
+    "inter_node_latency_us", "intra_node_pj_per_bit", "inter_node_pj_per_bit", "host_power_w", "inlet_temperature_c",
     "exhaust_rise_k",
-)
+)  # fmt: skip
 _UNITS = {
-    "inter_node_latency_us": " µs",
-    "intra_node_pj_per_bit": " pJ/bit",
-    "inter_node_pj_per_bit": " pJ/bit",
-    "inlet_temperature_c": " °C",
-    "exhaust_rise_k": " K",
-    "host_power_w": " W per node",
-    "pue": "",
-}
+    "inter_node_latency_us": " µs", "intra_node_pj_per_bit": " pJ/bit", "inter_node_pj_per_bit": " pJ/bit",
+    "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node", "pue": "",
+}  # fmt: skip
 
 _Open = tuple[float, str]  # the value, and the reason where it was assumed rather than looked up
 
