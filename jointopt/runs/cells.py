@@ -99,32 +99,24 @@ def _flags(cells: pd.Series, _: str) -> Reading:
     return values, values.isna() & cells.notna(), "true, false or blank"
 
 
-def _recompute(cells: pd.Series, _: str) -> Reading:
-    words = _lower(cells).replace({"true": "full", "false": "none"})
-    return words, _not_among(words, RECOMPUTE_NAMES), f"one of {', '.join(RECOMPUTE_NAMES)}, or blank"
+def _one_of(names: Sequence[str], spellings: Mapping[str, str] | None = None) -> Reader:
+    """Reads one of a few words in any letter case."""
+
+    def read(cells: pd.Series, _: str) -> Reading:
+        words = cells.map(lambda v: str(v).lower(), na_action="ignore").replace(dict(spellings or {}))
+        return words, ~words.isin(names) & words.notna(), f"one of {', '.join(names)}, or blank"
+
+    return read
 
 
-def _status(cells: pd.Series, _: str) -> Reading:
-    words = _lower(cells)
-    return words, _not_among(words, STATUSES), f"one of {', '.join(STATUSES)}, or blank"
+def _meaning_one_of(names: Sequence[str], meaning: Callable[[str], str | None]) -> Reader:
+    """Leaves free text as it is, and refuses what means none of ``names``."""
 
+    def read(cells: pd.Series, _: str) -> Reading:
+        named = cells.map(lambda v: meaning(str(v)), na_action="ignore")
+        return cells, named.isna() & cells.notna(), f"one of {', '.join(names)}, or blank"
 
-def _dtype(cells: pd.Series, _: str) -> Reading:
-    named = cells.map(lambda v: named_dtype(str(v)), na_action="ignore")
-    return cells, named.isna() & cells.notna(), f"one of {', '.join(DTYPES)}, or blank"
-
-
-def _attention(cells: pd.Series, _: str) -> Reading:
-    named = cells.map(lambda v: named_attention(str(v))[0], na_action="ignore")
-    return cells, named.isna() & cells.notna(), f"one of {', '.join(ATTENTIONS)}, or blank"
-
-
-def _lower(cells: pd.Series) -> pd.Series:
-    return cells.map(lambda v: str(v).lower(), na_action="ignore")
-
-
-def _not_among(words: pd.Series, known: Sequence[str]) -> pd.Series:
-    return ~words.isin(known) & words.notna()
+    return read
 
 
 def _clocks(cells: pd.Series, _: str) -> Reading:
@@ -180,9 +172,12 @@ READERS: dict[str, Reader] = {
     "float": _numbers,
     "bool": _flags,
     "clocks": _clocks,
-    "recompute": _recompute,
+    "recompute": _one_of(RECOMPUTE_NAMES, {"true": "full", "false": "none"}),
 }
-STRICT_READERS = {**READERS, "status": _status, "dtype": _dtype, "attention": _attention}
+STRICT_READERS = {
+    **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),
+    "attention": _meaning_one_of(ATTENTIONS, lambda text: named_attention(text)[0]),
+}  # fmt: skip
 MEASURED = [c.name for c in COLUMNS.values() if c.role == "result" and c.dtype == "float"]
 
 

@@ -243,7 +243,7 @@ def _answer(informed: Informed, physics: Estimator, plans: Columns) -> Columns:
 
 def _assumptions(job: Job) -> tuple[str, ...]:
     gpu = job.cluster.gpu
-    power = gpu.power.assumed if gpu.power else ()
+    power: tuple[object, ...] = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
     return tuple(map(str, (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)))
