@@ -1,4 +1,4 @@
-"""What a tune may spend: runs, GPU-hours, minutes."""
+"""The budget of a tune: runs, GPU-hours, minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDING = 1e-9  # a run that just fits may begin
 
 @dataclass(frozen=True)
 class Spent:
-    """What runs have taken so far."""
+    """Runs, GPU-hours and minutes used so far."""
 
     runs: int = 0
     gpu_hours: float = 0.0
@@ -61,7 +61,7 @@ class Budget:
         return int(max(0, min(left, 10**9)))
 
     def words(self, spent: Spent) -> str:
-        """What is spent of it: ``3 of 8 runs, 0.2 of 1 GPU-hours``."""
+        """The spent share in words: ``3 of 8 runs, 0.2 of 1 GPU-hours``."""
         parts = []
         if self.runs is not None:
             parts.append(f"{spent.runs} of {self.runs} runs")
@@ -77,5 +77,5 @@ class Budget:
 
 
 def spent_of(document: Mapping[str, Any]) -> Spent:
-    """What `dataclasses.asdict` made of it."""
+    """Read back a `Spent` that `dataclasses.asdict` made a mapping of."""
     return Spent(int(document["runs"]), float(document["gpu_hours"]), float(document["minutes"]))

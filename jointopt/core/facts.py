@@ -104,3 +104,20 @@ class Source:
         """What a message calls the source: "bigscience, megatron-lm, a100-sxm4-80gb, 8 GPUs a node"."""
         words = (self.origin, self.framework, self.gpu, f"{self.gpus_per_node} GPUs a node")
         return ", ".join(dict.fromkeys(word for word in words if word))
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A value that stands in for one that no input states.
+
+    ``key`` is the field that it fills (``inlet_temperature_c``, ``zero_stage``) or the group of constants that it
+    replaces (``power.static_w knee_fraction``, ``kernels.gemm``); ``value`` what stands in, None where it is many
+    figures; ``reason`` the sentence for people, with the source.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason

@@ -24,34 +24,50 @@ ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 
 
+MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
+
+
 @dataclass(frozen=True)
 class Column:
+    """One column; the range is that of a cell, and a float range that starts at 0 excludes it."""
+
     name: str
     dtype: str  # int | float | bool | str | clocks
     unit: str
     role: str  # plan | workload | result
     meaning: str
+    low: float = 1
+    high: float = 10**9
+    short: str = ""  # as printed tables head it, where that is not the name
+    layout: bool = False  # part of a layout: an array of `Columns`, in this order
+    degree: bool = False  # the product of the degrees is the number of GPUs
 
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a whole number from 1 on: the degrees, ep, vpp and the micro-batch."""
+        return self.dtype == "int" and self.low == 1
 
-LAYOUT_COLUMNS = (
-    "dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
-)  # fmt: skip
+    @property
+    def array_dtype(self) -> type[np.generic]:
+        """Type of the arrays of a layout column; ``recompute`` is stored as its code."""
+        return {"bool": np.bool_, "str": np.int8}.get(self.dtype, np.int64)
+
 
 COLUMNS = {
     c.name: c
     for c in (
-        Column("dp", "int", "", "plan", "data-parallel degree"),
-        Column("tp", "int", "", "plan", "tensor-parallel degree"),
-        Column("pp", "int", "", "plan", "pipeline-parallel degree"),
-        Column("cp", "int", "", "plan", "context-parallel degree"),
-        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 for dense models"),
-        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B"),
-        Column("micro_batch_size", "int", "sequences", "plan", "sequences per micro-batch"),
-        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism"),
-        Column("recompute", "str", "", "plan", "none, selective or full"),
-        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP"),
+        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True),
+        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True),
+        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True),
+        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True),
+        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 for dense models", layout=True),
+        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True),
+        Column("micro_batch_size", "int", "sequences", "plan", "sequences per micro-batch", short="mbs", layout=True),
+        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
+        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True),
+        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
-        Column("power_limit_w", "float", "W", "plan", "power limit per GPU"),
+        Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
         Column("source", "str", "", "workload", "where the row came from"),
         Column("group", "str", "", "workload", "rows of one group are comparable"),
         Column("model", "str", "", "workload", "name of the model"),
@@ -62,8 +78,8 @@ COLUMNS = {
         Column("num_query_groups", "int", "", "workload", "KV heads"),
         Column("gated_mlp", "bool", "", "workload", "three MLP matrices instead of two"),
         Column("vocab_size", "int", "", "workload", "vocabulary"),
-        Column("num_experts", "int", "", "workload", "routed experts per MoE layer; 0 = dense"),
-        Column("moe_router_topk", "int", "", "workload", "experts per token"),
+        Column("num_experts", "int", "", "workload", "routed experts per MoE layer; 0 = dense", low=0),
+        Column("moe_router_topk", "int", "", "workload", "experts per token", low=0),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),
@@ -74,12 +90,31 @@ COLUMNS = {
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),
         Column("num_gpus", "int", "", "workload", "GPUs of the job"),
         Column("status", "str", "", "result", "ok, oom, failed or timeout"),
-        Column("iteration_time_s", "float", "s", "result", "wall time of one iteration"),
-        Column("energy_j", "float", "J", "result", "energy of all GPUs for one iteration"),
-        Column("avg_power_w", "float", "W", "result", "mean power per GPU"),
-        Column("peak_power_w", "float", "W", "result", "highest power of any GPU"),
-        Column("peak_memory_gib", "float", "GiB", "result", "memory of the worst GPU"),
-        Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU"),
+        Column("iteration_time_s", "float", "s", "result", "wall time of one iteration", low=0, high=10**6),
+        Column("energy_j", "float", "J", "result", "energy of all GPUs for one iteration", low=0, high=10**12),
+        Column("avg_power_w", "float", "W", "result", "mean power per GPU", low=0, high=MOST_GPU_POWER_W),
+        Column("peak_power_w", "float", "W", "result", "highest power of any GPU", low=0, high=MOST_GPU_POWER_W),
+        Column("peak_memory_gib", "float", "GiB", "result", "memory of the worst GPU", low=0, high=1024),
+        Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU", low=-50, high=150),
         Column("notes", "str", "", "result", "free text"),
     )
-}
+}  # fmt: skip
+LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
+DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+LAYOUT_COUNTS = tuple(c.name for c in COLUMNS.values() if c.layout and c.is_count)
+SHORT_NAMES = {c.name: c.short for c in COLUMNS.values() if c.short}
+# Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
+ONE_CLOCK = Column(
+    "clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock"
+)
+
+
+def column_of(name: str) -> Column:
+    """The column of that name; what the schema does not know counts as a number, as ``clock_mhz`` is."""
+    return COLUMNS.get(name, ONE_CLOCK)
+
+
+def num_gpus(layouts: Columns) -> Ints:
+    """GPUs of each layout, (n,): the product of its degrees."""
+    gpus: Ints = np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0)
+    return gpus

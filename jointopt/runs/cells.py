@@ -12,7 +12,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, RECOMPUTE_NAMES, STATUSES, Column, Ints
+from jointopt.core.schema import (
+    ATTENTIONS,
+    COLUMNS,
+    DTYPES,
+    ONE_CLOCK,
+    RECOMPUTE_NAMES,
+    STATUSES,
+    Ints,
+    column_of,
+)
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -25,7 +34,7 @@ def read_columns(
     given = table.reset_index(drop=True)
     clean, faults = {}, []
     for name in given.columns.intersection(pd.Index(list(names))):
-        reader = readers.get(name, readers.get(_column(name).dtype, _text))
+        reader = readers.get(name, readers.get(column_of(name).dtype, _text))
         values, wrong, expected = _read_once(given[name], reader, name)
         clean[name] = values
         if wrong.any():
@@ -35,7 +44,7 @@ def read_columns(
 
 
 def _read_once(cells: pd.Series, reader: Reader, name: str) -> Reading:
-    """What ``reader`` says of each cell; where cells are of one kind, each distinct value is read once."""
+    """The reading of each cell; where cells are of one kind, each distinct value is read once."""
     numbers = pd.api.types.is_numeric_dtype(cells) and reader in (_numbers, _text)
     if numbers or not (pd.api.types.is_numeric_dtype(cells) or pd.api.types.infer_dtype(cells) == "string"):
         return reader(_stripped(cells), name)
@@ -55,10 +64,6 @@ def row_codes(columns: Iterable[npt.ArrayLike | pd.Series]) -> Ints:
     return codes
 
 
-def _column(name: str) -> Column:
-    return COLUMNS.get(name, Column(name, "float", "MHz", "plan", "one SM clock for all stages"))
-
-
 def _stripped(cells: pd.Series) -> pd.Series:
     if pd.api.types.is_numeric_dtype(cells):
         return cells
@@ -70,9 +75,8 @@ def _text(cells: pd.Series, _: str) -> Reading:
 
 
 def _numbers(cells: pd.Series, name: str) -> Reading:
-    low, high = _RANGES.get(name, (1, 10**9))
-    values = floats(cells)
-    whole = _column(name).dtype == "int"
+    column, values = column_of(name), floats(cells)
+    low, high, whole = column.low, column.high, column.dtype == "int"
     wrong = ~values.between(low, high, inclusive="right" if low == 0 and not whole else "both")
     if whole:
         wrong |= values % 1 != 0
@@ -95,32 +99,24 @@ def _flags(cells: pd.Series, _: str) -> Reading:
     return values, values.isna() & cells.notna(), "true, false or blank"
 
 
-def _recompute(cells: pd.Series, _: str) -> Reading:
-    words = _lower(cells).replace({"true": "full", "false": "none"})
-    return words, _not_among(words, RECOMPUTE_NAMES), f"one of {', '.join(RECOMPUTE_NAMES)}, or blank"
+def _one_of(names: Sequence[str], spellings: Mapping[str, str] | None = None) -> Reader:
+    """Reads one of a few words in any letter case."""
+
+    def read(cells: pd.Series, _: str) -> Reading:
+        words = cells.map(lambda v: str(v).lower(), na_action="ignore").replace(dict(spellings or {}))
+        return words, ~words.isin(names) & words.notna(), f"one of {', '.join(names)}, or blank"
+
+    return read
 
 
-def _status(cells: pd.Series, _: str) -> Reading:
-    words = _lower(cells)
-    return words, _not_among(words, STATUSES), f"one of {', '.join(STATUSES)}, or blank"
+def _meaning_one_of(names: Sequence[str], meaning: Callable[[str], str | None]) -> Reader:
+    """Leaves free text as it is, and refuses what means none of ``names``."""
 
+    def read(cells: pd.Series, _: str) -> Reading:
+        named = cells.map(lambda v: meaning(str(v)), na_action="ignore")
+        return cells, named.isna() & cells.notna(), f"one of {', '.join(names)}, or blank"
 
-def _dtype(cells: pd.Series, _: str) -> Reading:
-    named = cells.map(lambda v: named_dtype(str(v)), na_action="ignore")
-    return cells, named.isna() & cells.notna(), f"one of {', '.join(DTYPES)}, or blank"
-
-
-def _attention(cells: pd.Series, _: str) -> Reading:
-    named = cells.map(lambda v: named_attention(str(v))[0], na_action="ignore")
-    return cells, named.isna() & cells.notna(), f"one of {', '.join(ATTENTIONS)}, or blank"
-
-
-def _lower(cells: pd.Series) -> pd.Series:
-    return cells.map(lambda v: str(v).lower(), na_action="ignore")
-
-
-def _not_among(words: pd.Series, known: Sequence[str]) -> pd.Series:
-    return ~words.isin(known) & words.notna()
+    return read
 
 
 def _clocks(cells: pd.Series, _: str) -> Reading:
@@ -176,24 +172,12 @@ READERS: dict[str, Reader] = {
     "float": _numbers,
     "bool": _flags,
     "clocks": _clocks,
-    "recompute": _recompute,
+    "recompute": _one_of(RECOMPUTE_NAMES, {"true": "full", "false": "none"}),
 }
-STRICT_READERS = {**READERS, "status": _status, "dtype": _dtype, "attention": _attention}
-MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
-# A float range that starts at 0 excludes it: no run takes no time, energy, power or memory.
-_RANGES: dict[str, tuple[int, int]] = {
-    "zero_stage": (0, 3),
-    "num_experts": (0, 10**9),
-    "moe_router_topk": (0, 10**9),
-    "clock_mhz": (1, 10**5),
-    "power_limit_w": (0, MOST_GPU_POWER_W),
-    "iteration_time_s": (0, 10**6),  # eleven days
-    "energy_j": (0, 10**12),
-    "avg_power_w": (0, MOST_GPU_POWER_W),
-    "peak_power_w": (0, MOST_GPU_POWER_W),
-    "peak_memory_gib": (0, 1024),
-    "temperature_c": (-50, 150),
-}
+STRICT_READERS = {
+    **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),
+    "attention": _meaning_one_of(ATTENTIONS, lambda text: named_attention(text)[0]),
+}  # fmt: skip
 MEASURED = [c.name for c in COLUMNS.values() if c.role == "result" and c.dtype == "float"]
 
 
@@ -209,7 +193,7 @@ def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _json_column(cells: pd.Series, name: str) -> list[Any]:
-    convert = _JSON[_column(name).dtype] if name in (*COLUMNS, "clock_mhz") else _json_unknown
+    convert = _JSON[column_of(name).dtype] if name in (*COLUMNS, ONE_CLOCK.name) else _json_unknown
     seen: dict[tuple[type, object], Any] = {}  # most columns repeat a few values
     values = []
     for row, (cell, known) in enumerate(zip(cells.tolist(), cells.notna().tolist(), strict=True)):
@@ -219,7 +203,7 @@ def _json_column(cells: pd.Series, name: str) -> list[Any]:
                 seen[key] = convert(cell)
         except (ValueError, TypeError, OverflowError) as error:
             got = f"{cell!r:.60}"
-            message = f"Row {row + 1} of the table: {name} must be {_column(name).dtype}; got {got}."
+            message = f"Row {row + 1} of the table: {name} must be {column_of(name).dtype}; got {got}."
             raise TableError(message) from error
         values.append(seen[key] if known else None)
     return values
@@ -280,5 +264,7 @@ def spelled(cell: object) -> object:
 def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """The table of rows from `json_rows`: ``columns`` in their order, blanks NaN, measured numbers always floats."""
     table = pd.DataFrame(list(rows), columns=pd.Index(columns))
-    floats = [name for name in columns if _column(name).dtype == "float" and name in (*COLUMNS, "clock_mhz")]
+    floats = [
+        name for name in columns if column_of(name).dtype == "float" and name in (*COLUMNS, ONE_CLOCK.name)
+    ]
     return table.astype(dict.fromkeys(floats, float))

@@ -1,5 +1,4 @@
-"""What a run's clocks and power limit must be on its GPU, by the bounds that job files and plans are held to, and what
-it cannot have measured there."""
+"""Rules of one measured run that depend on its GPU: clocks and power limits that it has, results that it can reach."""
 
 from __future__ import annotations
 
@@ -12,42 +11,48 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import Floats
+from jointopt.core.units import TERA
 from jointopt.runs.cells import named_dtype
-from jointopt.runs.table import RULES, Rule
+from jointopt.runs.rules import RULES, Rule
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model
+from jointopt.spec.cluster import Gpu
 
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
-_MOST_OF_TDP = 1.5  # no board is sold with half as much again as its rated power
-_MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
 _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 Span = tuple[float, float]
+ANY: Span = (0.0, math.inf)
+
+
+def _known_gpu(name: str) -> Gpu | None:
+    try:
+        return load_gpu(name)
+    except CatalogError:
+        return None
 
 
 @functools.cache
-def _clock_span_mhz(name: str) -> Span:
-    """(lowest, highest) clock of the GPU of that name, as far as a source states them."""
-    try:
-        gpu = load_gpu(name)
-    except CatalogError:
-        return 0.0, math.inf
-    return gpu.clock_min_mhz or 0.0, gpu.clock_max_mhz or math.inf
+def _span(of: Callable[[Gpu], Span], name: str) -> Span:
+    """A span of the GPU of that name; `ANY` where the catalogue does not know it."""
+    gpu = _known_gpu(name)
+    return of(gpu) if gpu else ANY
 
 
-@functools.cache
-def _power_limit_span_w(name: str) -> Span:
-    """(draw at rest, most) W that a power limit lies between."""
-    try:
-        gpu = load_gpu(name)
-    except CatalogError:
-        return 0.0, math.inf
-    return gpu.idle_w or 0.0, _MOST_OF_TDP * (gpu.tdp_w or math.inf)
+def _span_of(of: Callable[[Gpu], Span]) -> Callable[[str], Span]:
+    return functools.partial(_span, of)
+
+
+# What spans mean, and where their figures come from, is with the properties of `Gpu`.
+_clock_span_mhz = _span_of(lambda gpu: gpu.clock_span_mhz)
+_power_limit_span_w = _span_of(lambda gpu: gpu.power_limit_span_w)
+_memory_span_gib = _span_of(lambda gpu: gpu.memory_span_gib)
+_power_span_w = _span_of(lambda gpu: (0.0, gpu.power_limit_span_w[1]))
 
 
 def _spans(names: pd.Series, span: Callable[[str], Span]) -> tuple[Floats, Floats]:
     """(lowest, highest) for each row's GPU, (n,) each; none where it names no GPU."""
     codes, distinct = pd.factorize(names)
-    known = np.array([*(span(str(name)) for name in distinct), (0.0, math.inf)])
+    known = np.array([*(span(str(name)) for name in distinct), ANY])
     return known[codes, 0], known[codes, 1]
 
 
@@ -93,35 +98,16 @@ def _nodes_are_broken(runs: pd.DataFrame) -> pd.Series:
 
 
 @functools.cache
-def _memory_span_gib(name: str) -> Span:
-    """(0, most) GiB that a reading of the GPU's memory may say."""
-    try:
-        gpu = load_gpu(name)
-    except CatalogError:
-        return 0.0, math.inf
-    return 0.0, math.inf if gpu.architecture == "CPU" else _MOST_OF_MEMORY * gpu.memory_gib
-
-
-@functools.cache
-def _power_span_w(name: str) -> Span:
-    """(0, most) W that the GPU may have drawn on average."""
-    return 0.0, _power_limit_span_w(name)[1]
-
-
-@functools.cache
 def _peak_flops(gpu: str, dtype: str) -> float:
-    """The GPU's rate in that precision, the highest of any where it is not stated or nobody states its rate.
+    """The GPU's rate in that precision, the highest of any where none is stated.
 
     Cores of a CPU differ more among themselves than any slack allows for; they have no bound here.
     """
-    try:
-        known = load_gpu(gpu)
-    except CatalogError:
+    known = _known_gpu(gpu)
+    if known is None or known.is_cpu or not known.peak_tflops:
         return math.inf
     rates = known.peak_tflops
-    if known.architecture == "CPU" or not rates:
-        return math.inf
-    return 1e12 * rates.get(named_dtype(dtype) or "", max(rates.values()))
+    return TERA * rates.get(named_dtype(dtype) or "", max(rates.values()))
 
 
 @functools.cache

@@ -52,7 +52,7 @@ _RETRACTIONS = sa.Table(
 
 @dataclass(frozen=True)
 class Added:
-    """What became of the rows that were given to a store."""
+    """Counts of rows added to a store, and of those that were there already."""
 
     new: int
     known: int  # there already, or given twice
@@ -61,7 +61,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Retracted:
-    """What became of the rows that were to be retracted."""
+    """Counts of rows retracted, and of those that could not be."""
 
     new: int
     known: int  # retracted before, or given twice

@@ -8,11 +8,10 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -22,23 +21,20 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import COLUMNS, STATUSES
 from jointopt.runs.cells import (
     MEASURED,
-    MOST_GPU_POWER_W,
     READERS,
     STRICT_READERS,
     as_table,
     floats,
-    is_known,
     json_rows,
     read_columns,
     shown,
-    spelled,
 )
+from jointopt.runs.rules import RULES, Rule, broken_rules
 
 _TEXT: dict[Any, Any] = {
     c.name: "str" for c in COLUMNS.values() if c.dtype == "str"
 }  # group 007 is no number
 _WHITE = re.compile(r"\s+")
-_SPECIAL = re.compile(r'[",\r\n]')  # what makes a cell need quotes
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _OTHER_FILES = {
     b"PK\x03\x04": "it is a workbook of a spreadsheet or a zip archive",
@@ -47,7 +43,6 @@ _OTHER_FILES = {
     b"\xfe\xff": "it is UTF-16 text",
     b"PAR1": "it is a Parquet file",
 }
-_ROWS_AT_ONCE = 131_072  # whose texts are held while a file is written
 
 
 @dataclass(frozen=True)
@@ -105,53 +100,24 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Writes a CSV (or CSV.gz) file that `read_table` reads back, cells of nothing blank. Raises TableError.
 
-    The file is there when it is whole. Cells are spelled as by pandas, floats in full; its own writer takes three times
-    as long, cell by cell.
+    The file is there when it is whole.
     """
+    packed: Literal["gzip"] | None = "gzip" if path.name.endswith(".gz") else None
     try:
-        with replacing(path) as part, _opened(part, path.name) as file:
-            file.write(_lines([[_quoted(str(name))] for name in table.columns]))
-            for start in range(0, len(table), _ROWS_AT_ONCE):
-                rows = table.iloc[start : start + _ROWS_AT_ONCE]
-                file.write(_lines([_spelled_cells(cells) for _, cells in rows.items()]))
+        with replacing(path) as part:
+            table.to_csv(part, index=False, compression=packed, lineterminator="\n", quoting=_quoting(table))
     except OSError as error:
         raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-@contextmanager
-def _opened(path: Path, name: str) -> Iterator[io.TextIOWrapper]:
-    """Text to write to the file ``path``, which will be called ``name``: compressed if that ends in .gz."""
-    with path.open("wb") as raw:
-        packed = gzip.GzipFile(name, "wb", fileobj=raw) if name.endswith(".gz") else None
-        with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as file:
-            yield file
-
-
-def _lines(columns: Sequence[Sequence[str]]) -> str:
-    """Lines of a CSV file; a blank that is alone in its line is quoted, because empty lines are passed over."""
-    if len(columns) == 1:
-        columns = [[text or '""' for text in columns[0]]]
-    return "\n".join(map(",".join, zip(*columns, strict=True))) + "\n"
-
-
-def _spelled_cells(cells: pd.Series) -> list[str]:
-    """The texts of a column's cells, blank for nothing; each distinct value is spelled once."""
-    values = cells.to_numpy()
-    if values.dtype == np.float64:  # told apart by their bits, as 0.0 and -0.0 are equal
-        codes, bits = pd.factorize(values.view(np.int64))
-        texts = ["" if text == "nan" else text for text in map(repr, bits.view(np.float64).tolist())]
-    elif values.dtype.kind in "biu" or pd.api.types.infer_dtype(cells) == "string":
-        codes, distinct = pd.factorize(values)
-        texts = [*map(_quoted, map(str, distinct.tolist())), ""]  # code -1 is nothing
-    else:  # of several kinds, where True equals 1
-        known = cells.notna().tolist()
-        return [_quoted(str(v)) if known else "" for v, known in zip(values, known, strict=True)]
-    spelled: list[str] = np.array(texts, dtype=object)[codes].tolist()
-    return spelled
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
+def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
+    """All text in quotes where some holds a carriage return, which Python before 3.13 writes bare."""
+    texts = (
+        value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells)
+    )
+    names = map(str, table.columns)
+    returns = any("\r" in text for text in (*names, *filter(lambda value: isinstance(value, str), texts)))
+    return csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
 
 
 def _read_text(path: Path) -> str:
@@ -176,7 +142,7 @@ def _read_text(path: Path) -> str:
 
 
 def _kind(raw: bytes) -> str:
-    """What a file is that people take for a CSV file; empty where that is not known."""
+    """The kind of a file that is mistaken for a CSV file; empty where unknown."""
     return next((what for start, what in _OTHER_FILES.items() if raw.startswith(start)), "")
 
 
@@ -281,12 +247,12 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     table = _without_results_of_unfinished(frame)
     names = [name for name in ("status", *MEASURED) if name in table]
     clean, faults = read_columns(table, names, STRICT_READERS)
-    said = []
+    messages: list[str] = []
     for name, wrong, expected in faults:
         wrong = wrong if name == "status" else wrong & floats(table.reset_index(drop=True)[name]).notna()
         if wrong.any():
             row, count = int(wrong.to_numpy().argmax()), int(wrong.sum())
-            said.append(
+            messages.append(
                 f"{count:,} row{'s' * (count > 1)} whose {name} cannot be (row {row + 1}: expected {expected}, "
                 f"got {shown(table, row, name)}): not used."
             )
@@ -295,22 +261,24 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     if "status" in table:
         known = clean["status"].set_axis(table.index)
         table = table.assign(status=known.where(known.notna(), table["status"]))
-    return _held_to(table, rules, said)
+    return _held_to(table, rules, messages)
 
 
-def _held_to(table: pd.DataFrame, rules: Iterable[Rule], said: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The table with results blank that break a rule, and what is ``said`` with a sentence on each such rule."""
+def _held_to(
+    table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The table with results blank that break a rule, and the ``messages`` with one on each such rule."""
     judged = [rule for rule in rules if rule.columns[0] in table]
     clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)
     for rule, broken in broken_rules(clean, judged):
         rows = np.flatnonzero(broken)
         if len(rows):
-            said.append(
+            messages.append(
                 f"{len(rows):,} row{'s' * (len(rows) > 1)} whose {rule.columns[0]} cannot be (row {rows[0] + 1}: "
                 f"{rule.complaint(clean.iloc[rows[0]])}): not used."
             )
             table = table.assign(**{rule.columns[0]: table[rule.columns[0]].mask(broken.to_numpy(bool))})
-    return table, said
+    return table, messages
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:
@@ -345,106 +313,3 @@ def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:
         if name in table
     }
     return table.assign(**zero)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What the cells of one run must agree on. ``broken`` is false wherever a cell that it needs is blank."""
-
-    columns: tuple[str, ...]  # the first one is blamed
-    expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
-    broken: Callable[[pd.DataFrame], pd.Series]
-    may_fail: bool = False  # no contradiction where the run failed: that may be just why
-
-    def complaint(self, run: pd.Series) -> str:
-        """What was expected, and the cells that contradict it."""
-        cells = (
-            f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name])
-        )
-        expected = self.expected if isinstance(self.expected, str) else self.expected(run)
-        return f"expected {expected}, got {' '.join(cells)}"
-
-
-def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:
-    """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
-    for rule in rules:
-        yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
-
-
-DEGREES = ("dp", "tp", "pp", "cp")
-_AGREEMENT = (
-    0.2  # between meters: NVML's power and energy counters, and clocks of the wall, differ by up to this
-)
-
-
-def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
-    degrees = runs[list(DEGREES)]
-    product = degrees.prod(axis=1)  # a blank counts as 1
-    complete = degrees.notna().all(axis=1)
-    return (runs["num_gpus"] % product > 0) | (complete & ((product - runs["num_gpus"]).abs() > 0))
-
-
-def _clocks_miscounted(runs: pd.DataFrame) -> pd.Series:
-    count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
-    return (count > 1) & ((count - runs["pp"]).abs() > 0)
-
-
-def _energy_contradicts(runs: pd.DataFrame) -> pd.Series:
-    by_power = runs["avg_power_w"] * runs["iteration_time_s"] * runs["num_gpus"]
-    return (runs["energy_j"] / by_power - 1).abs() > _AGREEMENT
-
-
-def _energy_excessive(runs: pd.DataFrame) -> pd.Series:
-    power_w = runs["energy_j"] / runs["iteration_time_s"] / runs["num_gpus"]
-    return (power_w > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
-
-
-def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
-    """Whether one column exceeds ``factor`` times another."""
-    return lambda runs: runs[larger] > factor * runs[smaller]
-
-
-RUN_RULES = (
-    Rule(("num_gpus", *DEGREES), "dp*tp*pp*cp to be num_gpus", _degrees_contradict),
-    Rule(
-        ("global_batch_size", "dp"),
-        "global_batch_size to be at least dp",
-        above("dp", "global_batch_size"),
-        may_fail=True,
-    ),
-    Rule(
-        ("num_attention_heads", "hidden_size"),
-        "num_attention_heads to be at most hidden_size",
-        above("num_attention_heads", "hidden_size"),
-    ),
-    Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
-)
-RULES = (
-    *RUN_RULES,
-    Rule(("ep", "num_gpus"), "ep to be at most num_gpus", above("ep", "num_gpus")),
-    Rule(
-        ("num_query_groups", "num_attention_heads"),
-        "num_query_groups to be at most num_attention_heads",
-        above("num_query_groups", "num_attention_heads"),
-    ),
-    Rule(
-        ("moe_router_topk", "num_experts"),
-        "moe_router_topk to be at most num_experts",
-        lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0),
-    ),
-    Rule(
-        ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
-        f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}",
-        _energy_contradicts,
-    ),
-    Rule(
-        ("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
-        f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W",
-        _energy_excessive,
-    ),
-    Rule(
-        ("peak_power_w", "avg_power_w"),
-        f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
-        above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT)),
-    ),
-)

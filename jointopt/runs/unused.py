@@ -1,4 +1,4 @@
-"""What of ingested rows no prediction will learn from, for people."""
+"""Sentences on ingested rows that no prediction will learn from."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
         try:
             known = dtype is None or dtype in load_gpu(str(name)).peak_tflops
         except CatalogError:
-            known = True  # told of already
+            known = True  # has its sentence already
         if not known:
             lines.append(
                 f"{_rows_are(len(rows))} in {dtype} on {name}, of which no source states a rate: priced in a wider "

@@ -7,19 +7,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
-from jointopt.core.schema import COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats, Ints
 from jointopt.runs.cells import named_attention, named_dtype, row_codes
 from jointopt.runs.limits import GPU_RULES
-from jointopt.runs.table import RUN_RULES, Rule, above, broken_rules, clean_runs
-from jointopt.spec.catalog.architectures import habitual_attention, usual_attention
+from jointopt.runs.rules import RUN_RULES, Rule, above, broken_rules
+from jointopt.runs.table import clean_runs
+from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.defaults import (
+    FUSED_NORM,
+    DefaultPlan,
+    canonical,
+    default_attention,
+    default_dtype,
+    default_plan,
+    fill_degrees,
+)
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
@@ -41,10 +52,11 @@ _SHAPE = [
     "vocab_size", "num_experts", "moe_router_topk",
 ]  # fmt: skip
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
-_DEGREES = ("cp", "pp", "tp", "dp")
-_HABITS = ("ep", "vpp", "zero_stage", "sequence_parallel", "recompute")
 # fields of a plan, in the order in which a row names those that it lacks
-_ASSUMABLE = (*_DEGREES, "micro_batch_size", "global_batch_size", *_HABITS)
+_ASSUMABLE = (
+    "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
+    "recompute",
+)  # fmt: skip
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
@@ -73,9 +85,10 @@ class Workload:
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
-    Blank cells get the framework's habit; those of a model's shape the catalogue's, where it knows the name. A row
-    is left out, by position and with the reason, where it names no known GPU, lacks what nothing stands in for, or
-    could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond the GPU's).
+    Blank cells get the defaults of `jointopt.spec.defaults`, those of a model's shape the catalogue's where it knows
+    the name. A row is left out, by position and with the reason, where it names no known GPU, lacks what nothing
+    stands in for, or could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond
+    the GPU's).
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
@@ -102,7 +115,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
 
 
 def _shape_hint(runs: pd.DataFrame) -> str:
-    """What stands for a column of the model's shape, and why the table's own models do not."""
+    """A hint at the catalogue names that stand for a column of the model's shape."""
     names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
     if not names:
         return " (a catalogue name in the column model stands for it)"
@@ -157,25 +170,20 @@ def _catalogue_model(name: str) -> Model | None:
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
-    """Degrees without blanks, and ``assumed``: one blank is what the others leave, further ones are taken as 1."""
-    blank = pd.DataFrame({d: runs[d].isna() if d in runs else True for d in _DEGREES}, index=runs.index)
-    left = blank.sum(axis=1)
-    assumed = np.zeros(len(runs), np.int64)
-    degrees = {d: runs[d] if d in runs else pd.Series(np.nan, index=runs.index) for d in _DEGREES}
-    for name in _DEGREES:
-        guess = blank[name] & (left > 1)
-        degrees[name] = degrees[name].mask(guess, 1.0)
-        assumed |= _bit(name, guess)
-        left = left - guess
-    product = pd.DataFrame(degrees).prod(axis=1)  # blanks count as 1
-    rest = (runs["num_gpus"] // product).where(lambda quotient: quotient >= 1)
-    filled = {name: values.fillna(rest) for name, values in degrees.items()}
-    return runs.assign(**filled, assumed_plan=assumed)
+    """Degrees without blanks, and ``assumed_plan``: the bits of those that are taken as 1."""
+    given = {name: _cells(runs, name) for name in DEGREES}
+    filled, guessed = fill_degrees(given, runs["num_gpus"].to_numpy(float))
+    return runs.assign(**filled, assumed_plan=sum(_bit(name, mask) for name, mask in guessed.items()))
+
+
+def _cells(rows: pd.DataFrame, name: str) -> Floats:
+    """A column of numbers, (n,), NaN where blank; all of it where the table has no such column."""
+    return rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
 
 
 def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
-    size = runs["micro_batch_size"] if "micro_batch_size" in runs else pd.Series(np.nan, index=runs.index)
+    size = pd.Series(_cells(runs, "micro_batch_size"), index=runs.index)
     share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
     cut = size.fillna(1.0).clip(upper=share)
     step = runs["dp"] * cut
@@ -185,9 +193,9 @@ def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
 
 
-def _bit(name: str, rows: pd.Series) -> Ints:
-    """The bit of `_ASSUMABLE` that says so, where a row's field was assumed, (n,)."""
-    return rows.to_numpy(np.int64) << _ASSUMABLE.index(name)
+def _bit(name: str, rows: npt.ArrayLike) -> Ints:
+    """The bit of a field of `_ASSUMABLE` in the rows where it was assumed, (n,)."""
+    return np.asarray(rows, np.int64) << _ASSUMABLE.index(name)
 
 
 def _impossible(runs: pd.DataFrame) -> dict[int, str]:
@@ -221,19 +229,19 @@ def _workload(rows: pd.DataFrame) -> Workload:
     model = _model(first, assumed)
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
-    plans, guessed = _plans(rows, job)
+    default = _plans(rows, job)
     bits = rows["assumed_plan"].to_numpy(np.int64)
-    for name, mask in guessed.items():
-        bits = bits | _bit(name, pd.Series(mask))
-    notes, clocks = _named(assumed, bits), _clocks(rows, plans["pp"], gpu)
-    return Workload(job, rows.index.to_numpy(), plans, clocks, notes, _as_stated(first, training))
+    for name, mask in default.assumed.items():
+        bits = bits | _bit(name, mask)
+    notes, clocks = _named(assumed, bits), _clocks(rows, default.layouts["pp"], gpu)
+    return Workload(job, rows.index.to_numpy(), default.layouts, clocks, notes, _as_stated(first, training))
 
 
 def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
     """Whether nothing stands in for a row's precision, nor for an attention kernel that it names.
 
     A blank precision is none: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for bf16: median
-    error 35 % instead of 5 %). A blank kernel is a habit; recorded runs that leave it blank are covered.
+    error 35 % instead of 5 %). A blank kernel is a default; recorded runs that leave it blank are covered.
     """
     if named_dtype(str(row.get("dtype", ""))) != training.dtype:
         return False
@@ -242,7 +250,7 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
 
 
 def _named(assumed: list[str], bits: Ints) -> list[str]:
-    """What every row assumes: names common to all rows, then those of its ``bits``."""
+    """The assumed fields of every row as text: names common to all rows, then those of its ``bits``."""
     codes, distinct = pd.factorize(bits)
     words = [
         " ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()
@@ -269,9 +277,9 @@ _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
 
 
 def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
-    """The precision that a cell means, or the next wider one that the GPU has a rate for; 16 bit where none is said."""
+    """The precision that a cell means, or the next wider one that the GPU has a rate for."""
     named = named_dtype(text)
-    dtype = named or "bf16"
+    dtype = named or default_dtype(gpu)
     while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
         dtype = _NEXT_WIDER[dtype]
     if dtype != named:
@@ -282,7 +290,7 @@ def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
 def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
     """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
     named, stated = named_attention(text)
-    kernel = usual_attention(gpu, named or habitual_attention(gpu, dtype, framework.default_attention))
+    kernel = runnable_attention(gpu, named) if named else default_attention(framework, gpu, dtype)
     if not stated or kernel != named:
         assumed.append("attention")
     return kernel
@@ -299,7 +307,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         dtype=dtype,
         attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
         attention_assumed="attention" in assumed,
-        fused_norm=bool(row.get("fused_norm", True)),
+        fused_norm=bool(row.get("fused_norm", FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
     )
 
@@ -326,32 +334,14 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     )  # fmt: skip
 
 
-def _plans(rows: pd.DataFrame, job: Job) -> tuple[Columns, dict[str, Bools]]:
-    """Layout columns, and for those with a habit where it stands in."""
-    habits = job.training.framework
-    plans: Columns = {d: rows[d].to_numpy(np.int64) for d in (*_DEGREES, "micro_batch_size")}
-    chunks = job.model.num_layers // (plans["pp"] * max(habits.default_chunk_layers, 1))
-    interleaved = (plans["pp"] > 1) & (habits.default_chunk_layers > 0)
-    piped = min(habits.default_zero_stage, max(habits.zero_stages_with_pipeline))
-    usual = {
-        "ep": np.ones(len(rows)),
-        "vpp": np.where(interleaved, np.maximum(chunks, 1), 1),
-        "zero_stage": np.where(plans["pp"] > 1, piped, habits.default_zero_stage),
-        "sequence_parallel": np.full(len(rows), float(habits.default_sequence_parallel)),
-        "recompute": np.full(len(rows), habits.default_recompute, dtype=object),
-    }
-    guessed: dict[str, Bools] = {}
-    for name, habit in usual.items():
-        given = rows[name] if name in rows else pd.Series(np.nan, index=rows.index)
-        guessed[name] = given.isna().to_numpy(copy=True)
-        plans[name] = np.where(guessed[name], habit, given.to_numpy())
-    plans |= {name: plans[name].astype(np.int64) for name in ("ep", "vpp", "zero_stage")}
-    plans["sequence_parallel"] = (plans["sequence_parallel"].astype(float) > 0) & (plans["tp"] > 1)
-    codes, words = pd.factorize(plans["recompute"])
-    plans["recompute"] = np.array([RECOMPUTE_CODES[str(word)] for word in words], np.int8)[codes]
-    guessed["sequence_parallel"] &= plans["tp"] > 1
-    guessed["ep"] &= job.model.is_moe
-    return plans, guessed
+def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
+    """The layouts of the rows of one job, blanks filled."""
+    codes = rows.assign(recompute=rows["recompute"].map(RECOMPUTE_CODES)) if "recompute" in rows else rows
+    given = {name: _cells(codes, name) for name in LAYOUT_COLUMNS}
+    default = default_plan(job, given)
+    # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
+    kept = {"zero_stage": default.layouts["zero_stage"]}
+    return replace(default, layouts=canonical(job.training, default.layouts) | kept)
 
 
 def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:

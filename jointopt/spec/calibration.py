@@ -1,4 +1,4 @@
-"""What `calibrate` learned of a GPU: its file, and a job that uses it."""
+"""The constants that `calibrate` fitted to a GPU: their file, and a job that uses them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import JobError, UsageError
+from jointopt.core.facts import Assumption
 from jointopt.spec.check import Section
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 from jointopt.spec.job import Job
@@ -48,6 +49,7 @@ class Calibration:
 
 _KEYS = tuple(f.name for f in fields(Calibration))
 _CONSTANTS = tuple(f.name for f in fields(Constants))
+_CALIBRATED = ("static_w", "wait_w", "knee_fraction", "voltage_ratio")  # figures of `PowerConstants`
 # Highest believable value of a constant.
 _MOST = {
     "max_clock_mhz": 1e4, "static_w": 1e3, "wait_w": 2e3, "board_limit_w": 5e3, "knee_fraction": 1.0,
@@ -120,7 +122,7 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
     """The job with the GPU's static, waiting and board power and voltage curve as calibrated; itself for ``None``.
 
     Energy per operation and byte and the times of kernels stay: a profile does not say how many operations it ran.
-    The board's limit replaces one that nobody stated (the GPU's rated power). Raises UsageError for another GPU.
+    The board's limit replaces one that no input states (the GPU's rated power). Raises UsageError for another GPU.
     """
     if calibration is None:
         return job
@@ -138,7 +140,7 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
         wait_w=wait_w,
         knee_fraction=constants.knee_fraction,
         voltage_ratio=constants.voltage_ratio,
-        assumed=(*(said for said in gpu.power.assumed if not _of_calibrated(said)), _said(calibration)),
+        assumed=(*(a for a in gpu.power.assumed if a.key not in _CALIBRATED), _calibrated_from(calibration)),
     )
     limit_w = job.cluster.power_limit_w
     if constants.board_limit_w is not None and limit_w == gpu.tdp_w:
@@ -147,11 +149,12 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
     return replace(job, cluster=cluster)
 
 
-def _said(calibration: Calibration) -> str:
-    """For the answer: which constants are no assumption, and what they stem from."""
+def _calibrated_from(calibration: Calibration) -> Assumption:
+    """Which constants are no assumption any more, and what they stem from."""
     on = calibration.fitted_on
     source = f" ({on['kind']}, {on['rows']} rows)" if {"kind", "rows"} <= set(on) else ""
-    return f"{calibration.gpu}: static and waiting power and voltage curve calibrated{source}"
+    reason = f"{calibration.gpu}: static and waiting power and voltage curve calibrated{source}"
+    return Assumption("calibration", calibration.gpu, reason)
 
 
 def check_calibrates(calibration: Calibration | None, jobs: Iterable[Job]) -> None:
@@ -162,7 +165,3 @@ def check_calibrates(calibration: Calibration | None, jobs: Iterable[Job]) -> No
             f"The calibration is of GPU {calibration.gpu!r} and no run of the table is on it (they are on "
             f"{', '.join(gpus[:5])}); leave --calibration out, or calibrate one of these."
         )
-
-
-def _of_calibrated(sentence: str) -> bool:
-    return any(word in sentence for word in ("static_w", "wait_w", "knee", "voltage curve of"))

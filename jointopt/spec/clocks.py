@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError
+from jointopt.core.facts import Assumption
 from jointopt.spec.check import Section, is_number, shown
 from jointopt.spec.cluster import Gpu
 
@@ -29,8 +30,8 @@ def _range(low: float, high: float, step: float) -> tuple[float, ...]:
     return tuple(sorted(clocks | {float(high)}))
 
 
-def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], str]:
-    """The clocks that the job searches, ascending, in MHz, and a sentence on what was assumed (or "").
+def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]:
+    """The clocks that the job searches, ascending, in MHz, and what was assumed.
 
     ``clock_mhz`` is a number, a list, or ``{min, max, step}``, whose omitted parts are the GPU's own; without
     it all clocks of the GPU count, or its maximum alone where no source states the others. Raises JobError
@@ -39,25 +40,25 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], str]:
     grid = clock_grid_mhz(gpu)
     given = search.values.get("clock_mhz")
     if given is None:
-        return (grid, "") if grid else _only_maximum(gpu)
+        return (grid, ()) if grid else _only_maximum(gpu)
     clocks = _from_range(search, gpu) if isinstance(given, Mapping) else _from_list(search)
     for clock in clocks:
         _check(search.at("clock_mhz"), clock, gpu, grid)
-    return clocks, "" if grid else (
+    reason = (
         f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
     )
+    return clocks, () if grid else (Assumption("clock_mhz", clocks, reason),)
 
 
-def _only_maximum(gpu: Gpu) -> tuple[tuple[float, ...], str]:
+def _only_maximum(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]:
     if gpu.clock_max_mhz is None:
         raise CatalogError(
             f"No source states the clocks of GPU {gpu.id!r}, so there is nothing to search; "
             f"give search.clock_mhz as a list of its clocks in MHz."
         )
-    return (float(gpu.clock_max_mhz),), (
-        f"clock_mhz: no source states the lower clocks of {gpu.id}; only its maximum of "
-        f"{gpu.clock_max_mhz:g} MHz is searched"
-    )
+    only = (float(gpu.clock_max_mhz),)
+    reason = f"no source states the lower clocks of {gpu.id}; only its maximum of {only[0]:g} MHz is searched"
+    return only, (Assumption("clock_mhz", only, f"clock_mhz: {reason}"),)
 
 
 def _from_list(search: Section) -> tuple[float, ...]:
@@ -83,8 +84,8 @@ def _from_range(search: Section, gpu: Gpu) -> tuple[float, ...]:
 
 def _check(where: str, clock: float, gpu: Gpu, grid: tuple[float, ...]) -> None:
     """Against the grid where it is known, else against whatever bound is."""
-    low, high = gpu.clock_min_mhz or 0.0, gpu.clock_max_mhz or math.inf
     if not grid:
+        low, high = gpu.clock_span_mhz
         if low - _TOLERANCE_MHZ <= clock <= high + _TOLERANCE_MHZ:
             return
         raise JobError(f"{where}: GPU {gpu.id!r} has clocks of {low:g} to {high:g} MHz; got {clock:g}.")

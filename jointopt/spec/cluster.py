@@ -1,11 +1,16 @@
-"""What is known of a GPU and of a cluster: frozen objects, blank cells are ``None``."""
+"""A GPU and a cluster as frozen objects; blank cells are ``None``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jointopt.core.errors import CatalogError
+from jointopt.core.facts import Assumption
+
+_MOST_OF_TDP = 1.5
+_MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class PowerConstants:
     pj_per_hbm_byte: float  # extra per byte moved to or from device memory, clock-independent
     knee_fraction: float  # clock / maximum clock below which the voltage no longer falls
     voltage_ratio: float  # V(maximum clock) / V(below the knee)
-    assumed: tuple[str, ...] = ()  # which of these were not measured on this GPU, and what stands in
+    assumed: tuple[Assumption, ...] = ()  # which of these were not measured on this GPU, and what stands in
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,28 @@ class Gpu:
     power: PowerConstants | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def clock_span_mhz(self) -> tuple[float, float]:
+        """(lowest, highest) SM clock in MHz, as far as a source states them."""
+        return self.clock_min_mhz or 0.0, self.clock_max_mhz or math.inf
+
+    @property
+    def power_limit_span_w(self) -> tuple[float, float]:
+        """(draw at rest, most) W that a power limit lies between, and what a mean power is at most.
+
+        No board is sold with half as much again as its rated power.
+        """
+        return self.idle_w or 0.0, _MOST_OF_TDP * (self.tdp_w or math.inf)
+
+    @property
+    def memory_span_gib(self) -> tuple[float, float]:
+        """(0, most) GiB of a reading of its memory; a core of a CPU shares that of its host."""
+        return 0.0, math.inf if self.is_cpu else _MOST_OF_MEMORY * self.memory_gib
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.architecture == "CPU"
+
     def need(self, figure: str, why: str) -> float:
         """The figure, or a CatalogError that says what its absence makes impossible."""
         value = getattr(self, figure)
@@ -83,9 +110,9 @@ class Cluster:
     pue: float
     power_limit_w: float  # per GPU
     name: str = ""
-    assumed: tuple[str, ...] = ()  # sentences: what was not stated anywhere and what stands in for it
-    carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = nobody asks for carbon
-    price_per_kwh: float | None = None  # in ``currency``; None = nobody asks for money
+    assumed: tuple[Assumption, ...] = ()  # what was not stated anywhere and what stands in for it
+    carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = carbon is not reported
+    price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
     currency: str = ""
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
 

@@ -1,4 +1,4 @@
-"""Habits of a training framework: what differs between stacks on the same hardware, as numbers, never as an ``if``."""
+"""Profile of a training framework: what differs between stacks on the same hardware, as numbers, never as an ``if``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Framework:
-    """A profile of habits; the defaults are a middling PyTorch stack. Fractions are 0..1, seconds per GPU."""
+    """A profile of one framework; the defaults are a middling PyTorch stack. Fractions are 0..1, seconds per GPU."""
 
     name: str = "generic"
     aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table

@@ -22,9 +22,9 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Family:
-    """``names``: required field -> its keys, the first one given counts; ``more``: what needs a thought."""
+    """``names``: required field -> its keys, the first one given counts; ``more``: all that is no plain number."""
 
-    names: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, str]
     more: Callable[[Section, Fields], Fields]
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,8 +43,8 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     family = _FAMILIES[_model_type(section)]
     shape: Fields = dict(family.fixed)
     for key, names in family.names.items():
-        given = next((n for n in names if section.has(n)), names[0])
-        shape[key] = size(section, given)
+        first, *others = names.split()
+        shape[key] = size(section, next((name for name in (first, *others) if section.has(name)), first))
     shape |= family.more(section, shape)
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
     if "head_dim" not in shape:
@@ -242,30 +242,24 @@ def _inner(section: Section, key: str) -> Mapping[str, Any]:
 
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _LLAMA_NAMES = {
-    "num_layers": ("num_hidden_layers",),
-    "hidden_size": ("hidden_size",),
-    "ffn_hidden_size": ("intermediate_size",),
-    "num_attention_heads": ("num_attention_heads",),
-    "vocab_size": ("vocab_size",),
-}
+    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size",
+}  # fmt: skip
 _GPT_NAMES = {
-    "num_layers": ("n_layer", "num_hidden_layers", "num_layers", "n_layers"),
-    "hidden_size": ("n_embd", "hidden_size", "n_embed", "d_model"),
-    "num_attention_heads": ("n_head", "num_attention_heads", "num_heads", "n_heads"),
-    "vocab_size": ("vocab_size",),
-}
+    "num_layers": "n_layer num_hidden_layers num_layers n_layers", "hidden_size": "n_embd hidden_size n_embed d_model",
+    "num_attention_heads": "n_head num_attention_heads num_heads n_heads", "vocab_size": "vocab_size",
+}  # fmt: skip
 _GPT_NEO_NAMES = _GPT_NAMES | {
-    "num_layers": ("num_layers", "num_hidden_layers"),
-    "hidden_size": ("hidden_size",),
-    "num_attention_heads": ("num_heads", "num_attention_heads"),
-}
-_BLOOM_NAMES = _GPT_NAMES | {"hidden_size": ("hidden_size", "n_embed")}
+    "num_layers": "num_layers num_hidden_layers", "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads num_attention_heads",
+}  # fmt: skip
+_BLOOM_NAMES = _GPT_NAMES | {"hidden_size": "hidden_size n_embed"}
 _MPT_NAMES = _GPT_NAMES | {
-    "num_layers": ("n_layers",),
-    "hidden_size": ("d_model",),
-    "num_attention_heads": ("n_heads",),
+    "num_layers": "n_layers",
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_heads",
 }
-_OPT_NAMES = _LLAMA_NAMES | {"ffn_hidden_size": ("ffn_dim",)}
+_OPT_NAMES = _LLAMA_NAMES | {"ffn_hidden_size": "ffn_dim"}
 _GATED = {"gated_mlp": True, "rmsnorm": True}
 _PLAIN = {"gated_mlp": False, "rmsnorm": False, "norm_bias": True, "linear_bias": True}
 

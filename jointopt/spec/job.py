@@ -18,7 +18,7 @@ SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and host
 
 @dataclass(frozen=True)
 class Training:
-    """What one iteration computes, and with which software."""
+    """The computation of one iteration, and the software that does it."""
 
     seq_length: int
     global_batch_size: int  # sequences per iteration
@@ -26,10 +26,10 @@ class Training:
     attention: str = "flash2"
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
-    dtype_assumed: bool = False  # nobody stated it; the GPU's 16-bit format stands in
-    # nobody stated it, and the GPU's usual kernel stands in: the same training as if somebody had
+    dtype_assumed: bool = False  # the GPU's 16-bit format stands in for what is no precision
+    # the default stands in for a kernel that is not stated: the same training as with it stated
     attention_assumed: bool = field(default=False, compare=False)
-    run_tokens: int | None = None  # of the whole training run; None = nobody asks what it takes
+    run_tokens: int | None = None  # of the whole training run; None = not reported
 
     @property
     def run_iterations(self) -> int | None:

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
-from jointopt.core.schema import RECOMPUTE_NAMES
-from jointopt.spec.abilities import check_abilities
-from jointopt.spec.catalog.architectures import attention_kernels, usual_attention
-from jointopt.spec.catalog.clusters import FIGURES, KEYS, SITE, build_cluster
+from jointopt.core.facts import Assumption
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES, Column
+from jointopt.spec.catalog.architectures import attention_kernels
+from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.defaults import FUSED_NORM, default_attention, default_dtype
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
+from jointopt.spec.framework import Framework
 from jointopt.spec.huggingface import read_config
 from jointopt.spec.job import (
     ATTENTIONS,
@@ -32,6 +34,7 @@ from jointopt.spec.job import (
     Training,
 )
 from jointopt.spec.model import Model
+from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.shape import inline_model
 from jointopt.spec.slurm import Slurm, read_slurm
 
@@ -39,10 +42,8 @@ JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "ob
 _TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
-_DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
-_PANDAS_ROW = (
-    "object"  # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables do it
-)
+# `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
+_PANDAS_ROW = "object"
 _MOST_GPUS = 10_000_000
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
 
@@ -90,13 +91,12 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     model = _model(section, name, base_dir)
     cluster = _cluster(section)
     search_section = section.section("search", _SEARCH_KEYS)
-    clocks, sentence = read_clocks(search_section, cluster.gpu)
-    if sentence:
-        cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, sentence))
+    clocks, assumed = read_clocks(search_section, cluster.gpu)
     training = _training(section, cluster.gpu)
     if training.dtype_assumed:
-        said = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
-        cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, said))
+        reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
+        assumed = (*assumed, Assumption("dtype", training.dtype, reason))
+    cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     search = _search(search_section, clocks)
     check_abilities(search, training)
     return Job(
@@ -118,7 +118,7 @@ def job_from_options(
     global_batch_size: int,
     seq_length: int,
     gpus_per_node: int | None = None,
-    dtype: str = "bf16",
+    dtype: str | None = None,
     framework: str = "generic",
     inter_node_gbytes_per_s: float | None = None,
 ) -> Job:
@@ -141,7 +141,7 @@ def job_from_options(
     if inter_node_gbytes_per_s is not None:
         cluster["inter_node_gbytes_per_s"] = inter_node_gbytes_per_s
     training: dict[str, Any] = {"seq_length": seq_length, "global_batch_size": global_batch_size}
-    training |= {"dtype": dtype, "framework": framework}
+    training |= {"dtype": dtype, "framework": framework}  # None is a key without a value
     mapping = {"model": model, "training": training, "cluster": cluster}
     job = parse_job(mapping, "job", Path())
     return dataclasses.replace(job, name=f"{job.model.name}-{cluster['nodes']}x{per_node}-{found.id}"[:200])
@@ -182,15 +182,16 @@ def _training(section: Section, gpu: Gpu) -> Training:
             f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
+    framework = load_framework(training.choice("framework", framework_names(), "generic"))
     return Training(
         seq_length=training.whole("seq_length"),
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
         dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
-        attention=_attention(training, gpu),
+        attention=_attention(training, framework, gpu, dtype),
         attention_assumed=not training.has("attention"),
-        fused_norm=training.flag("fused_norm", True),
-        framework=load_framework(training.choice("framework", framework_names(), "generic")),
+        fused_norm=training.flag("fused_norm", FUSED_NORM),
+        framework=framework,
         run_tokens=_run_tokens(training),
     )
 
@@ -205,9 +206,10 @@ def _run_tokens(training: Section) -> int | None:
     return int(tokens)
 
 
-def _attention(training: Section, gpu: Gpu) -> str:
-    """The job's attention kernel, one that the GPU can run; by default flash2 where it runs, else fused."""
-    kernel, able = training.choice("attention", ATTENTIONS, usual_attention(gpu)), attention_kernels(gpu)
+def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) -> str:
+    """The job's attention kernel, one that the GPU can run."""
+    kernel = training.choice("attention", ATTENTIONS, default_attention(framework, gpu, dtype))
+    able = attention_kernels(gpu)
     if kernel not in able:
         raise JobError(
             f"{training.at('attention')}: {kernel} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
@@ -218,10 +220,8 @@ def _attention(training: Section, gpu: Gpu) -> str:
 
 def _dtype(training: Section, gpu: Gpu) -> str:
     """The job's precision; the GPU's own 16-bit format where none is stated."""
-    usual = "bf16" if "bf16" in gpu.peak_tflops else "fp16"
-    if training.values.get("dtype") == _PANDAS_ROW:
-        return usual
-    return training.choice("dtype", DTYPES, usual)
+    usual = default_dtype(gpu)
+    return usual if training.values.get("dtype") == _PANDAS_ROW else training.choice("dtype", DTYPES, usual)
 
 
 def _cluster(section: Section) -> Cluster:
@@ -237,15 +237,28 @@ def _cluster(section: Section) -> Cluster:
 
 
 def _search(section: Section, clocks: tuple[float, ...]) -> Search:
-    allowed: dict[str, Any] = {key: _wholes(section, key, 1, 10_000_000) for key in _DEGREES}
-    return Search(
-        **allowed,
-        zero_stage=_wholes(section, "zero_stage", 0, 3),
-        sequence_parallel=_flags(section, "sequence_parallel"),
-        recompute=_words(section, "recompute"),
-        clock_mhz=clocks,
-        per_stage_clocks=section.flag("per_stage_clocks", True),
-    )
+    allowed: dict[str, Any] = {name: _allowed(section, name) for name in LAYOUT_COLUMNS}
+    return Search(**allowed, clock_mhz=clocks, per_stage_clocks=section.flag("per_stage_clocks", True))
+
+
+_KINDS = {"int": "a whole number", "bool": "true or false", "str": "a recompute mode"}
+
+
+def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
+    """The values that the job allows for a layout column, in order, each once; None where it lists none."""
+    if not section.has(name):
+        return None
+    column = COLUMNS[name]
+    values = {_allowed_value(item, column) for item in _items(section, name, _KINDS[column.dtype])}
+    return tuple(sorted(values, key=RECOMPUTE_NAMES.index if column.dtype == "str" else None))
+
+
+def _allowed_value(item: Section, column: Column) -> Any:
+    if column.dtype == "bool":
+        return item.flag(column.name)
+    if column.dtype == "str":
+        return item.choice(column.name, RECOMPUTE_NAMES)
+    return item.whole(column.name, int(column.low), int(min(column.high, _MOST_GPUS)))
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:
@@ -257,36 +270,13 @@ def _items(section: Section, key: str, expected: str) -> list[Section]:
     return [Section({key: v}, section.where) for v in values]
 
 
-def _wholes(section: Section, key: str, low: int, high: int) -> tuple[int, ...] | None:
-    if not section.has(key):
-        return None
-    items = _items(section, key, "a whole number")
-    return tuple(sorted({item.whole(key, low, high) for item in items}))
-
-
-def _flags(section: Section, key: str) -> tuple[bool, ...] | None:
-    if not section.has(key):
-        return None
-    return tuple(sorted({item.flag(key) for item in _items(section, key, "true or false")}))
-
-
-def _words(section: Section, key: str) -> tuple[str, ...] | None:
-    """Recompute modes, in the order of `RECOMPUTE_NAMES`."""
-    if not section.has(key):
-        return None
-    chosen = {item.choice(key, RECOMPUTE_NAMES) for item in _items(section, key, "a recompute mode")}
-    return tuple(mode for mode in RECOMPUTE_NAMES if mode in chosen)
-
-
 def _constraints(section: Section, gpu: Gpu) -> Constraints:
     bounds = section.section("constraints", _CONSTRAINT_KEYS)
     for key in _OF_POWER:
         if bounds.has(key) and gpu.power is None:
             raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
-    highest = {"memory_fraction": 1.0}
-    return Constraints(
-        **{key: bounds.number(key, highest.get(key, 1e15)) for key in _CONSTRAINT_KEYS if bounds.has(key)}
-    )
+    highest = {key: 1.0 if key == "memory_fraction" else 1e15 for key in _CONSTRAINT_KEYS if bounds.has(key)}
+    return Constraints(**{key: bounds.number(key, high) for key, high in highest.items()})
 
 
 def _objectives(section: Section, gpu: Gpu) -> tuple[str, ...]:
@@ -338,7 +328,7 @@ def _training_mapping(training: Training) -> dict[str, Any]:
 
 
 def _slurm_mapping(slurm: Slurm) -> dict[str, Any]:
-    """What differs from a section that says nothing."""
+    """The keys that differ from those of a section without any."""
     usual = _filled(Slurm())
     return {key: value for key, value in _filled(slurm).items() if value != usual.get(key)}
 
@@ -368,7 +358,7 @@ def _model_mapping(model: Model) -> str | dict[str, Any]:
 def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
     sizes = {"gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
-    assumed = _assumed_keys(cluster)
+    assumed = {assumption.key for assumption in cluster.assumed}
     stated = {key: _plain(getattr(cluster, key)) for key in FIGURES if key not in assumed}
     needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
     site = {key: _plain(getattr(cluster, key)) for key in SITE if getattr(cluster, key) is not None}
@@ -378,17 +368,13 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
 
 
-def _assumed_keys(cluster: Cluster) -> set[str]:
-    return {key for key in KEYS for sentence in cluster.assumed if sentence.startswith(f"{key} ")}
-
-
 def _is_default(key: str, value: float, sizes: Mapping[str, Any], stated: Mapping[str, float]) -> bool:
     """Whether a cluster without that key would have that value, by no assumption."""
     try:
         bare = build_cluster({**sizes, **{k: v for k, v in stated.items() if k != key}})
     except UsageError:
         return False  # the key is needed
-    return key not in _assumed_keys(bare) and getattr(bare, key) == value
+    return key not in {assumption.key for assumption in bare.assumed} and getattr(bare, key) == value
 
 
 def _search_mapping(job: Job) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jointopt.core.facts import Assumption
 from jointopt.core.units import GB, MICRO
 from jointopt.spec.cluster import Cluster
 
@@ -20,7 +21,7 @@ class TileKind:
 
 @dataclass(frozen=True)
 class GemmConstants:
-    """What `jointopt.physics.gemm` needs of one GPU; times and rates at the maximum SM clock, in bf16."""
+    """Constants of one GPU for `jointopt.physics.gemm`; times and rates at the maximum SM clock, in bf16."""
 
     peak_flops: float  # dense bf16, per second
     hbm_bytes_per_s: float
@@ -59,7 +60,7 @@ class NetworkProtocol:
 
 @dataclass(frozen=True)
 class CollectiveConstants:
-    """What `jointopt.physics.collectives` needs of one GPU's collective library (NCCL, RCCL)."""
+    """Constants of one GPU's collective library (NCCL, RCCL) for `jointopt.physics.collectives`."""
 
     protocols: Mapping[str, tuple[Protocol, ...]]  # by kind of collective; the fastest is taken
     fitted_intra_bytes_per_s: float  # nominal link of the GPU that the protocols were fitted on
@@ -71,11 +72,11 @@ class CollectiveConstants:
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """All kernel constants of one GPU; ``assumed`` names what was not measured on it, one sentence each."""
+    """All kernel constants of one GPU; ``assumed`` names what was not measured on it."""
 
     gemm: GemmConstants
     collectives: CollectiveConstants
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ _DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=\S+)?")  # one option of sbatch, as on
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a submission asks for; ``None`` = Slurm's own default."""
+    """The options of a submission; ``None`` = Slurm's own default."""
 
     account: str | None = None
     partition: str | None = None
@@ -33,15 +33,8 @@ class Slurm:
 
 SLURM_KEYS = tuple(field.name for field in fields(Slurm))
 _OURS = (
-    "--job-name",
-    "--nodes",
-    "--ntasks",
-    "--ntasks-per-node",
-    "--output",
-    "--error",
-    "--open-mode",
-    "--array",
-)
+    "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--output", "--error", "--open-mode", "--array",
+)  # fmt: skip
 _WORDS = ("account", "partition", "qos", "constraint", "reservation")
 
 

@@ -18,7 +18,7 @@ from jointopt.spec.calibration import Calibration
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.check import check_plan
-from jointopt.spec.plans.parse import assumed_sentences, parse_plan, plan_records
+from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 
@@ -56,7 +56,7 @@ def explain(
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
-        assumed=(*assumed_sentences(parsed), *assumptions(model.job)),
+        assumed=(*map(str, plan_assumptions(parsed)), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), surrogate=surrogate, informed_by=model.evidence.counts,
     )  # fmt: skip
@@ -78,10 +78,10 @@ def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
 def assumptions(job: Job) -> tuple[str, ...]:
     """What no source states of the job's cluster and GPU, and what stands in for it."""
     gpu = job.cluster.gpu
-    power = gpu.power.assumed if gpu.power else ()
+    power: tuple[object, ...] = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
-    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)
+    return tuple(map(str, (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)))
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -23,7 +23,7 @@ from jointopt.report.results import Polished, PolishedPoint
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.plans.check import check_plan
-from jointopt.spec.plans.parse import ParsedPlan, assumed_sentences, parse_plan, plan_records
+from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.surrogate.job_model import JobModel
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def polish(
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=model.evidence.counts,
         seconds=time.perf_counter() - started,
-        assumed=(*assumed_sentences(parsed), *job.cluster.assumed, *schedule.assumed),
+        assumed=tuple(map(str, (*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed))),
     )  # fmt: skip
 
 

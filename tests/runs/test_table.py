@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
-from jointopt.runs import table as tables
 from jointopt.runs.table import (
     check_measurements,
     clean_runs,
@@ -70,13 +69,6 @@ def test_a_return_within_a_cell_stays_within_it(tmp_path: Path) -> None:
     frame = pd.DataFrame({"note": ["a\rb", "c\r\nd"], "dp": [1, 2]})
     write_table(frame, tmp_path / "t.csv")
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "t.csv", lineterminator=None), frame)
-
-
-def test_a_table_longer_than_what_is_written_at_once_is_whole(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 3)
-    frame = pd.DataFrame({"dp": range(10), "energy_j": [0.1 * i if i % 4 else None for i in range(10)]})
-    write_table(frame, tmp_path / "t.csv")
-    pd.testing.assert_frame_equal(read_table(tmp_path / "t.csv"), frame)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,11 @@ def test_a_calibration_of_another_gpu_is_refused_or_left_aside() -> None:
 def test_the_answer_says_what_was_calibrated() -> None:
     job = calibrated(shipped_job("opt-350m-2x4-a100"), CALIBRATION)
     told = explain(job, "dp=8 clock_mhz=1200", surrogate="none", storage=None)
-    assert any("voltage curve calibrated (stage profile, 5 rows)" in said for said in told.assumed)
+    keys = {assumption.key for assumption in job.cluster.gpu.power.assumed}
+    assert any(
+        sentence.endswith("voltage curve calibrated (stage profile, 5 rows)") for sentence in told.assumed
+    )
+    assert not {"static_w", "wait_w", "knee_fraction"} & keys
 
 
 def test_a_table_without_runs_on_the_calibrated_gpu_is_refused() -> None:

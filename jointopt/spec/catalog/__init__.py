@@ -1,1 +1,1 @@
-"""What is known: GPUs, models, clusters, frameworks; each figure with its source."""
+"""The catalogue: GPUs, models, clusters, frameworks; each figure with its source."""

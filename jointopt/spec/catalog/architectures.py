@@ -1,4 +1,4 @@
-"""What training kernels reach on each GPU architecture, beside bare matrix products."""
+"""Speed of training kernels on each GPU architecture, beside bare matrix products."""
 
 from __future__ import annotations
 
@@ -39,20 +39,15 @@ def attention_kernels(gpu: Gpu) -> tuple[str, ...]:
     return tuple(known["attention_kernels"]) if known else ATTENTIONS
 
 
-def usual_attention(gpu: Gpu, wanted: str = "flash2") -> str:
+def runnable_attention(gpu: Gpu, wanted: str) -> str:
     """The wanted kernel where it runs; else flash2, the newest that most GPUs run; else fused."""
     able = attention_kernels(gpu)
     return next(kernel for kernel in (wanted, "flash2", "fused") if kernel in able)
 
 
-def habitual_attention(gpu: Gpu, dtype: str, habit: str) -> str:
-    """The kernel that runs on a GPU used where nobody names one: flash2 where it is usual, else the ``habit``.
-
-    Profiles of frameworks were fitted to runs of their time, those with the habit ``fused`` to runs of 2021 and 2022 on
-    A100 and V100. Whoever has a Hopper GPU or a later one has libraries that bring flash kernels and choose them by
-    themselves. These take 16 bit and less (FlashAttention's README), so the habit stays in fp32.
-    """
-    return "flash2" if _row(gpu).get("flash_is_usual") and dtype != "fp32" else habit
+def flash_is_usual(gpu: Gpu) -> bool:
+    """Whether the GPU came with libraries that choose a flash kernel by themselves (Ada, Hopper and later)."""
+    return bool(_row(gpu).get("flash_is_usual"))
 
 
 def training_factor(gpu: Gpu) -> float:

@@ -1,7 +1,7 @@
 """Clusters: a mapping of a job file, or a name of ``clusters.yaml``, into a fully filled `Cluster`.
 
-What a mapping leaves open comes from the GPU catalogue, or is assumed in a sentence of ``Cluster.assumed``
-that starts with the key. No figure is silent.
+What a mapping leaves open comes from the GPU catalogue, or is assumed in an entry of ``Cluster.assumed`` with its key.
+No figure is silent.
 """
 
 from __future__ import annotations
@@ -11,51 +11,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, nearest
+from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.gpus import load_gpu, read_yaml
 from jointopt.spec.catalog.links import link_defaults
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
 
 FIGURES = (
-    "intra_node_gbytes_per_s",
-    "inter_node_gbytes_per_s",
-    "inter_node_latency_us",
-    "intra_node_pj_per_bit",
-    "inter_node_pj_per_bit",
-    "inlet_temperature_c",
-    "exhaust_rise_k",
-    "host_power_w",
-    "pue",
-    "power_limit_w",
-)
+    "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "inter_node_latency_us", "intra_node_pj_per_bit",
+    "inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "host_power_w", "pue", "power_limit_w",
+)  # fmt: skip
 SIZES = ("gpu", "nodes", "gpus_per_node")
-SITE = (
-    "carbon_kg_per_kwh",
-    "price_per_kwh",
-    "currency",
-)  # what the site's electricity brings along; all optional
+SITE = ("carbon_kg_per_kwh", "price_per_kwh", "currency")  # of the site's electricity; all optional
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE)
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
 _HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0, "inter_node_latency_us": 1e6}
 _MAY_BE_ZERO = (
-    *(f for f in FIGURES if "_pj_" in f),
-    "inter_node_latency_us",
-    "host_power_w",
-    "inlet_temperature_c",
+    "inter_node_latency_us", "intra_node_pj_per_bit", "inter_node_pj_per_bit", "host_power_w", "inlet_temperature_c",
     "exhaust_rise_k",
-)
+)  # fmt: skip
 _UNITS = {
-    "inter_node_latency_us": " µs",
-    "intra_node_pj_per_bit": " pJ/bit",
-    "inter_node_pj_per_bit": " pJ/bit",
-    "inlet_temperature_c": " °C",
-    "exhaust_rise_k": " K",
-    "host_power_w": " W per node",
-    "pue": "",
-}
+    "inter_node_latency_us": " µs", "intra_node_pj_per_bit": " pJ/bit", "inter_node_pj_per_bit": " pJ/bit",
+    "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node", "pue": "",
+}  # fmt: skip
 
-_Open = tuple[float, str]  # the value, and a sentence where it was assumed rather than looked up
+_Open = tuple[float, str]  # the value, and the reason where it was assumed rather than looked up
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -81,8 +62,8 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     per_node, assumed = _gpus_per_node(section, gpu)
     figures: dict[str, Any] = {}
     for key in FIGURES:
-        figures[key], sentence = _figure(section, key, gpu, nodes, per_node)
-        assumed += (sentence,) if sentence else ()
+        figures[key], reason = _figure(section, key, gpu, nodes, per_node)
+        assumed += (Assumption(key, figures[key], reason),) if reason else ()
     _check_power_limit(section, gpu)
     name = section.text("name", "") if section.has("name") else ""
     return Cluster(
@@ -128,11 +109,12 @@ def _gpu(section: Section) -> Gpu:
     return dataclasses.replace(gpu, memory_gib=section.number("memory_gib", _MOST_MEMORY_GIB))
 
 
-def _gpus_per_node(section: Section, gpu: Gpu) -> tuple[int, tuple[str, ...]]:
+def _gpus_per_node(section: Section, gpu: Gpu) -> tuple[int, tuple[Assumption, ...]]:
     usual = gpu.usual_gpus_per_node
     if section.has("gpus_per_node") or usual is None:
         return section.whole("gpus_per_node", high=_MOST_GPUS_PER_NODE), ()
-    return usual, (f"gpus_per_node is not given; the usual {usual} of {gpu.id} are assumed",)
+    reason = f"gpus_per_node is not given; the usual {usual} of {gpu.id} are assumed"
+    return usual, (Assumption("gpus_per_node", usual, reason),)
 
 
 def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
@@ -147,17 +129,15 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
 
 def _stand_in(key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
     """A figure that no catalogue has; silent only where it is one of a network that a single node lacks."""
-    assumption = link_defaults(gpu, per_node)[key]
+    value, source = link_defaults(gpu, per_node)[key]
     if nodes == 1 and key.startswith("inter_node"):
-        return assumption.value, ""
-    return assumption.value, (
-        f"{key} is not given; {assumption.value:g}{_UNITS[key]} is assumed ({assumption.source})"
-    )
+        return value, ""
+    return value, f"{key} is not given; {value:g}{_UNITS[key]} is assumed ({source})"
 
 
 def _check_power_limit(section: Section, gpu: Gpu) -> None:
-    """No board runs below its idle draw, and none is sold with half as much again as its rated power."""
-    lowest, highest = gpu.idle_w or 0.0, 1.5 * (gpu.tdp_w or float("inf"))
+    """JobError for a limit outside the span that a board of this GPU can be set to."""
+    lowest, highest = gpu.power_limit_span_w
     if section.has("power_limit_w") and not lowest < section.number("power_limit_w") <= highest:
         raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
 
@@ -188,7 +168,7 @@ def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
 
 
 def _power_limit(gpu: Gpu, nodes: int, per_node: int) -> _Open:
-    if gpu.architecture == "CPU":  # nothing here caps its power, and nothing says what it is
+    if gpu.is_cpu:  # nothing here caps its power, and nothing says what it is
         return (
             float("inf"),
             f"nothing is known of the power of a {gpu.id}; only times are predicted, and time is the only objective",

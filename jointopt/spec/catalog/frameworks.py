@@ -17,9 +17,9 @@ def _profiles() -> dict[str, Framework]:
     profiles: dict[str, Framework] = {}
     for name, entry in read_yaml("frameworks.yaml").items():
         base = profiles[entry["like"]] if "like" in entry else Framework()
-        habits = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
         # a relative neither answers to its parent's names nor shares its measurements
-        own: dict[str, Any] = {"aliases": (), "fitted": False} | habits
+        own: dict[str, Any] = {"aliases": (), "fitted": False} | fields
         profiles[name] = dataclasses.replace(base, name=name, **own)
     return profiles
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jointopt.core.errors import CatalogError
+from jointopt.core.facts import Assumption
 from jointopt.core.units import GB, MICRO, TERA
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.cluster import Gpu
@@ -24,7 +25,7 @@ _SM_COUNT_STAND_IN = 128
 
 
 def kernel_constants(gpu: Gpu) -> KernelConstants:
-    """What the kernel formulas need of that GPU; ``assumed`` says which fits come from a sibling.
+    """The constants of the kernel formulas for that GPU; ``assumed`` has the fits that come from a sibling.
 
     Raises `CatalogError` if the GPU has no 16-bit peak.
     """
@@ -106,21 +107,19 @@ def _network_protocols(entry: Mapping[str, list[float]]) -> tuple[NetworkProtoco
     )
 
 
-def _assumed(gpu: Gpu, entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _assumed(gpu: Gpu, entry: Mapping[str, Any]) -> tuple[Assumption, ...]:
     measured = entry.get("measured", ())
-    sentences = []
+    assumed = []
     if "gemm" not in measured:
         scaled = f" at {entry['gemm_rate']:g} times its share of the peak" if "gemm_rate" in entry else ""
-        sentences.append(
-            f"matrix products of {gpu.id}: constants of {entry['gemm']} stand in{scaled}, none measured"
-        )
+        reason = f"matrix products of {gpu.id}: constants of {entry['gemm']} stand in{scaled}, none measured"
+        assumed.append(Assumption("gemm", entry["gemm"], reason))
     if "collectives" not in measured:
-        sentences.append(
-            f"collectives of {gpu.id}: NCCL timings of {entry['collectives']} stand in, scaled by link speed"
-        )
+        fit = entry["collectives"]
+        reason = f"collectives of {gpu.id}: NCCL timings of {fit} stand in, scaled by link speed"
+        assumed.append(Assumption("collectives", fit, reason))
     if gpu.sm_count is None:
-        sentences.append(f"SM count of {gpu.id}: {_SM_COUNT_STAND_IN} stands in, none stated")
-    return (
-        *sentences,
-        "network: NCCL's own latency table and 85 % of the nominal bandwidth, not measured here",
-    )
+        reason = f"SM count of {gpu.id}: {_SM_COUNT_STAND_IN} stands in, none stated"
+        assumed.append(Assumption("sm_count", _SM_COUNT_STAND_IN, reason))
+    network = "network: NCCL's own latency table and 85 % of the nominal bandwidth, not measured here"
+    return (*assumed, Assumption("network", None, network))

@@ -14,20 +14,25 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import PlanError, nearest
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, RECOMPUTE_NAMES, Columns, Floats
+from jointopt.core.facts import Assumption
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    RECOMPUTE_CODES,
+    RECOMPUTE_NAMES,
+    SHORT_NAMES,
+    Columns,
+    Floats,
+)
+from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import format_stage_clocks, parse_stage_clocks, plain_number
 
 PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
 _LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_ALIASES = {
-    "mbs": "micro_batch_size",
-    "sp": "sequence_parallel",
-    "rc": "recompute",
-    "zero": "zero_stage",
-    "clock": "clock_mhz",
-}
+_ALIASES = {short.lower(): name for name, short in SHORT_NAMES.items()} | {"clock": "clock_mhz"}
 _SHORT_WORDS = {
     "sequence_parallel": {"y": "true", "n": "false", "-": "false"},
     "recompute": {"-": "none", "sel": "selective", "all": "full"},
@@ -47,29 +52,32 @@ class ParsedPlan:
 def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     """Read one plan for ``job``; PlanError names the key, what it must be, and what was given.
 
-    Absent keys take defaults and are listed in ``assumed``: dp fills the cluster, the other degrees and the
-    micro-batch are 1, what else the framework does by habit, the clock is the highest of the job's. The
-    result is in canonical form (see `jointopt.spec.plans.space.enumerate_layouts`); whether it is a point of the
-    job's space is for `jointopt.spec.plans.check.check_plan` to say.
+    Absent keys take the defaults of `jointopt.spec.defaults.default_plan` and are listed in ``assumed``; the clock is
+    the highest of the job's. The result is in canonical form (see `jointopt.spec.plans.space.enumerate_layouts`);
+    whether it is a point of the job's space is for `jointopt.spec.plans.check.check_plan` to judge.
     """
     given = _read(plan)
     row = {key: _value(key, value) for key, value in given.items() if key in LAYOUT_COLUMNS}
-    defaults = _defaults(row, job)
-    row = _canonical({**defaults, **row}, job)
-    clocks = _clocks(given, row["pp"], job)
-    layouts: Columns = {name: np.asarray([row[name]], _dtype(name)) for name in LAYOUT_COLUMNS}
-    layouts |= _power_limits(given, row["pp"])
-    assumed = [key for key in defaults if key not in given and _matters(key, row, job)]
+    default = default_plan(job, row)
+    layouts = canonical(job.training, default.layouts)
+    pp = int(layouts["pp"][0])
+    clocks = _clocks(given, pp, job)
+    absent = [
+        name for name in LAYOUT_COLUMNS if name not in row and (name in DEGREES or default.assumed[name][0])
+    ]
     if not {"clock_mhz", "stage_clock_mhz"} & given.keys():
-        assumed.append("stage_clock_mhz")
-    return ParsedPlan(layouts, clocks, tuple(assumed))
+        absent.append("stage_clock_mhz")
+    return ParsedPlan(layouts | _power_limits(given, pp), clocks, tuple(absent))
 
 
-def assumed_sentences(parsed: ParsedPlan) -> tuple[str, ...]:
-    """A sentence for each key that a default filled, with the value that stands in."""
+def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
+    """An assumption for each key that a default filled, with the value that stands in."""
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    record["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
-    return tuple(f"{key} is not given; {_word(record[key])} is assumed" for key in parsed.assumed)
+    words = {key: _word(value) for key, value in record.items()}
+    words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
+    return tuple(
+        Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed
+    )
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
@@ -146,7 +154,7 @@ def _value(key: str, value: Any) -> int | bool:
         return _choice(key, value, _WORDS)
     if key == "recompute":
         return _choice(key, value, RECOMPUTE_CODES)
-    lowest, highest = (0, 3) if key == "zero_stage" else (1, _LARGEST)
+    lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, _LARGEST))
     try:
         number = lowest - 1 if isinstance(value, bool) else int(str(value))
     except ValueError:
@@ -165,45 +173,6 @@ def _choice(key: str, value: Any, known: Mapping[str, int]) -> int:
     return known[word]
 
 
-def _defaults(row: Mapping[str, int], job: Job) -> dict[str, int]:
-    """What stands in for the keys that the plan does not give."""
-    framework = job.training.framework
-    filled = {key: row.get(key, 1) for key in ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size")}
-    dp = max(job.cluster.num_gpus // (filled["tp"] * filled["pp"] * filled["cp"]), 1)
-    zero = framework.default_zero_stage
-    if filled["pp"] > 1 and zero not in framework.zero_stages_with_pipeline:
-        zero = min(framework.zero_stages_with_pipeline, default=0)
-    return {
-        "dp": dp,
-        **filled,
-        "sequence_parallel": framework.default_sequence_parallel,
-        "recompute": RECOMPUTE_CODES[framework.default_recompute],
-        "zero_stage": zero,
-    }
-
-
-def _canonical(row: dict[str, int], job: Job) -> dict[str, int]:
-    """Choices without effect at their one value."""
-    if row["tp"] == 1:
-        row["sequence_parallel"] = False
-    if row["dp"] * row["cp"] == 1:
-        row["zero_stage"] = 0
-    if job.training.selective_is_none and row["recompute"] == RECOMPUTE_CODES["selective"]:
-        row["recompute"] = RECOMPUTE_CODES["none"]
-    return row
-
-
-def _matters(key: str, row: Mapping[str, int], job: Job) -> bool:
-    """Whether a default is an assumption, or the only value the key can have here."""
-    only = {
-        "ep": not job.model.is_moe,
-        "vpp": row["pp"] == 1,
-        "sequence_parallel": row["tp"] == 1,
-        "zero_stage": row["dp"] * row["cp"] == 1,
-    }
-    return not only.get(key, False)
-
-
 def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
     """The clock of each stage (1, pp), each one that the GPU has."""
     if {"clock_mhz", "stage_clock_mhz"} <= given.keys():
@@ -215,7 +184,7 @@ def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
     if key not in given:
         clocks = [_highest_clock(job)]
     gpu = job.cluster.gpu
-    low, high = gpu.clock_min_mhz or 0.0, gpu.clock_max_mhz or float("inf")
+    low, high = gpu.clock_span_mhz
     for clock in clocks:
         if not low <= clock <= high:
             span = f"between {plain_number(low)} and {high:g} MHz, the clocks of {gpu.id}"
@@ -254,10 +223,6 @@ def _watts(value: Any, key: str) -> float:
     if not 0 < watts < 1e6:
         raise PlanError(f"The {key} of a plan must be watts per GPU, above 0; got {value!r}.")
     return watts
-
-
-def _dtype(name: str) -> type[np.generic]:
-    return {"sequence_parallel": np.bool_, "recompute": np.int8}.get(name, np.int64)
 
 
 def _word(value: Any) -> str:

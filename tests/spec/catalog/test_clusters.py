@@ -19,10 +19,11 @@ def test_a_catalogue_cluster_can_be_taken_in_part() -> None:
     assert (cluster.num_gpus, cluster.inter_node_gbytes_per_s) == (32, 25.0)
 
 
-def test_every_figure_that_is_not_given_is_either_in_the_catalogue_or_assumed_in_a_sentence() -> None:
+def test_every_figure_that_is_not_given_is_either_in_the_catalogue_or_assumed() -> None:
     cluster = build_cluster(A100)
     looked_up = {"intra_node_gbytes_per_s", "power_limit_w"}
-    assert {sentence.split()[0] for sentence in cluster.assumed} == set(FIGURES) - looked_up
+    assert {assumption.key for assumption in cluster.assumed} == set(FIGURES) - looked_up
+    assert all(assumption.value == getattr(cluster, assumption.key) for assumption in cluster.assumed)
 
 
 def test_a_cluster_that_states_everything_assumes_nothing() -> None:
@@ -37,7 +38,7 @@ def test_the_power_limit_is_the_rated_power_of_the_gpu_unless_given() -> None:
 
 def test_a_single_node_assumes_nothing_of_a_network_it_lacks() -> None:
     cluster = build_cluster(A100 | {"nodes": 1})
-    assert not any(sentence.startswith("inter_node") for sentence in cluster.assumed)
+    assert not any(assumption.key.startswith("inter_node") for assumption in cluster.assumed)
 
 
 def test_a_gpu_without_a_reference_network_needs_the_bandwidth_between_nodes() -> None:

@@ -13,7 +13,7 @@ from jointopt.core.errors import PlanError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
 from jointopt.spec.plans.check import check_plan
-from jointopt.spec.plans.parse import PLAN_KEYS, assumed_sentences, format_plan, parse_plan, plan_records
+from jointopt.spec.plans.parse import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL = (
@@ -71,11 +71,6 @@ def test_choices_without_effect_are_canonical_and_no_assumption(make_job):
     assert (plan["sequence_parallel"], plan["recompute"], plan["zero_stage"]) == (False, "none", 0)
     assert parsed.assumed == ("vpp", "stage_clock_mhz")
     assert check_plan(make_job(), plan) == []
-
-
-def test_a_default_zero_stage_that_pipelines_cannot_have_gives_way(make_job):
-    framework = Framework(default_zero_stage=3)
-    assert record(parse_plan("pp=2 tp=1", make_job(framework=framework)))["zero_stage"] == 0
 
 
 def test_a_power_limit_per_stage_survives_text_and_json(make_job):
@@ -176,9 +171,8 @@ def test_what_the_table_prints_for_no_is_no(make_job):
     assert (plan["sequence_parallel"], plan["recompute"]) == (False, "none")
 
 
-def test_what_stands_in_for_an_absent_key_is_said_with_its_value(make_job):
-    said = assumed_sentences(
-        parse_plan("tp=2 pp=2 micro_batch_size=1 recompute=full zero_stage=1", make_job())
-    )
-    assert said[:2] == ("dp is not given; 2 is assumed", "cp is not given; 1 is assumed")
-    assert said[-1] == "stage_clock_mhz is not given; 1410 is assumed"
+def test_an_absent_key_is_assumed_with_its_value(make_job):
+    parsed = parse_plan("tp=2 pp=2 micro_batch_size=1 recompute=full zero_stage=1", make_job())
+    first, *_, last = plan_assumptions(parsed)
+    assert (first.key, first.value, str(first)) == ("dp", 2, "dp is not given; 2 is assumed")
+    assert (last.key, str(last)) == ("stage_clock_mhz", "stage_clock_mhz is not given; 1410 is assumed")

@@ -1,0 +1,153 @@
+"""The one table of defaults: what a job file, a plan and a row of a table mean by what they leave blank.
+
+Where sources differ, a default is what the recorded runs of its framework were fitted with (docs/accuracy.md), because
+those predictions are known to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    RECOMPUTE_CODES,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+)
+from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
+from jointopt.spec.cluster import Gpu
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import Job, Training
+from jointopt.spec.model import Model
+
+FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
+# Of several blank degrees all but the last are 1, in this order: published runs that do not mention context
+# parallelism have none, and data parallelism is what takes up the remaining GPUs in every framework.
+_BLANK_FIRST = ("cp", "pp", "tp", "dp")
+
+
+@dataclass(frozen=True)
+class DefaultPlan:
+    """Layouts (n,) per column without blanks, and where each column is an assumption: blank, and with a choice.
+
+    A single blank degree is what the other degrees leave of the GPUs; it is no assumption.
+    """
+
+    layouts: Columns
+    assumed: Mapping[str, Bools]
+
+
+def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
+    """The layouts that n plans with blank fields mean for a job: by its framework, model, batch and number of GPUs.
+
+    ``given`` has float arrays (n,) by layout column, NaN where blank; a missing column is blank in all rows;
+    ``recompute`` by code. What is given stays as it is, sense or not: `jointopt.spec.plans.check` judges it.
+    """
+    framework, model, training = job.training.framework, job.model, job.training
+    size = max((np.size(values) for values in given.values()), default=1)
+    raw = {
+        name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size)
+        for name in LAYOUT_COLUMNS
+    }
+    blank = {name: np.isnan(values) for name, values in raw.items()}
+    filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
+    filled["ep"] = _filled(raw["ep"], 1)  # experts lie whole on every rank unless a plan spreads them
+    filled["micro_batch_size"] = _filled(raw["micro_batch_size"], 1)  # fits wherever anything does
+    layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
+    defaults = {
+        "vpp": _default_vpp(framework, model, layouts, training.global_batch_size),
+        "sequence_parallel": _default_sequence_parallel(framework, layouts, training.seq_length),
+        "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
+        "zero_stage": _default_zero_stage(framework, layouts["pp"]),
+    }
+    layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
+    has_choice = {
+        "ep": np.full(size, model.is_moe), "vpp": layouts["pp"] > 1, "sequence_parallel": layouts["tp"] > 1,
+        "zero_stage": layouts["dp"] * layouts["cp"] > 1,
+    }  # fmt: skip
+    assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
+    return DefaultPlan({n: layouts[n].astype(COLUMNS[n].array_dtype) for n in LAYOUT_COLUMNS}, assumed)
+
+
+def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:
+    """Degrees (n,) without blanks, and where each is taken as 1: one blank is what the others leave."""
+    blank = {name: np.isnan(given[name]) for name in _BLANK_FIRST}
+    left, guessed = np.sum(list(blank.values()), axis=0), {}
+    for name in _BLANK_FIRST:
+        guessed[name] = blank[name] & (left > 1)
+        left = left - guessed[name]
+    known = {name: np.where(blank[name], 1.0, given[name]) for name in _BLANK_FIRST}
+    rest = np.maximum(num_gpus // np.prod(list(known.values()), axis=0), 1.0)
+    single = {name: blank[name] & ~guessed[name] for name in _BLANK_FIRST}
+    return {name: np.where(single[name], rest, known[name]) for name in DEGREES}, guessed
+
+
+def canonical(training: Training, layouts: Columns) -> Columns:
+    """The layouts with choices that have no effect at their one value, as the space lists them."""
+    selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
+    none = selective & training.selective_is_none
+    return layouts | {
+        "sequence_parallel": layouts["sequence_parallel"] & (layouts["tp"] > 1),
+        "zero_stage": np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0),
+        "recompute": np.where(none, RECOMPUTE_CODES["none"], layouts["recompute"]).astype(np.int8),
+    }
+
+
+def default_dtype(gpu: Gpu) -> str:
+    """bf16, which all recorded runs since 2021 train in where the GPU has it; else fp16 (V100)."""
+    return "bf16" if "bf16" in gpu.peak_tflops else "fp16"
+
+
+def default_attention(framework: Framework, gpu: Gpu, dtype: str) -> str:
+    """The attention kernel where none is named: flash2 where it is usual, else that of the framework's profile.
+
+    Profiles with ``fused`` were fitted to runs of 2021 and 2022 on A100 and V100. Whoever has a Hopper GPU or a later
+    one has libraries that bring flash kernels and choose them by themselves. These take 16 bit and less
+    (FlashAttention's README), so fp32 keeps the profile's. A kernel that the GPU cannot run gives way to flash2, then
+    to fused.
+    """
+    wanted = "flash2" if flash_is_usual(gpu) and dtype != "fp32" else framework.default_attention
+    return runnable_attention(gpu, wanted)
+
+
+def _filled(values: Floats, default: float) -> Floats:
+    return np.where(np.isnan(values), default, values)
+
+
+def _default_vpp(framework: Framework, model: Model, layouts: Columns, batch: int) -> Ints:
+    """The most chunks, of at least the framework's usual layers each, that interleaving allows; 1 where none do.
+
+    Only NeMo's recipes interleave by themselves. It needs pp to divide the micro-batches, and pp*vpp the layers.
+    """
+    pp, layers, least = layouts["pp"], model.num_layers, framework.default_chunk_layers
+    vpp = np.ones_like(pp)
+    for chunks in range(2, layers // (2 * least) + 1 if least else 2):
+        vpp = np.where((layers % (pp * chunks) == 0) & (layers // (pp * chunks) >= least), chunks, vpp)
+    micro_batches = batch // (layouts["dp"] * layouts["micro_batch_size"])
+    return np.where((pp > 1) & (micro_batches % pp == 0), vpp, 1)
+
+
+def _default_sequence_parallel(framework: Framework, layouts: Columns, seq_length: int) -> Bools:
+    """On where the framework turns it on with tensor parallelism and tp divides the tokens of a cp rank."""
+    even = seq_length // layouts["cp"] % layouts["tp"] == 0
+    return np.asarray(even & (layouts["tp"] > 1) & framework.default_sequence_parallel)
+
+
+def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
+    """The framework's own stage; with pipelines the next lower one that it can combine with them.
+
+    ZeRO-2 and 3 shard gradients and weights, which every micro-batch of a pipeline would gather anew: frameworks fall
+    back to sharding the optimizer alone. The lowest offered stage where none is lower.
+    """
+    usual = framework.default_zero_stage
+    offered = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline)) or [0]
+    piped = max((stage for stage in offered if stage <= usual), default=offered[0])
+    return np.where(pp > 1, piped, usual)
