@@ -15,13 +15,13 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import GIB, PICO
+from jointopt.physics import clock_law as power
 from jointopt.physics import costs as pc
-from jointopt.physics import facility, power, slack
-from jointopt.physics.cooler import cooler
+from jointopt.physics import facility, slack
+from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
+from jointopt.physics.memory import memory_parts
 from jointopt.physics.pipeline import iteration_time_s
-from jointopt.physics.power_limits import kernel_limit_w, power_limit_w
-from jointopt.physics.stage_memory import memory_parts
-from jointopt.physics.stage_traffic import hardware
+from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job

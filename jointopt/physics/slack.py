@@ -6,9 +6,9 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import PICO
-from jointopt.physics.cooler import Cooler
+from jointopt.physics.clock_law import squared_voltage
+from jointopt.physics.cooling import Cooler
 from jointopt.physics.costs import StageCosts
-from jointopt.physics.power import squared_voltage
 from jointopt.spec.cluster import PowerConstants
 
 

@@ -10,7 +10,7 @@ from jointopt.core.errors import CatalogError
 
 @dataclass(frozen=True)
 class PowerConstants:
-    """Constants of one GPU's power model (`jointopt.physics.power` has the formulas).
+    """Constants of one GPU's power model (`jointopt.physics.clock_law` has the formulas).
 
     All watts and picojoules are at the maximum clock; dynamic parts scale with the voltage curve.
     """

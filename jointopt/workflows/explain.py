@@ -10,7 +10,7 @@ import numpy as np
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Columns
 from jointopt.core.units import GIB
-from jointopt.physics import thermal
+from jointopt.physics import cooling as thermal
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation, Stage

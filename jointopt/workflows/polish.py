@@ -13,12 +13,11 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
 from jointopt.physics.polish.graph import Graph, schedule_graph
-from jointopt.physics.polish.options import Options, Problem, efficient
-from jointopt.physics.polish.window import widened, window
+from jointopt.physics.polish.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
+from jointopt.physics.polish.options import Options, Problem, efficient, widened, window
 from jointopt.report.polish_results import Polished, PolishedPoint
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from jointopt.physics import power
+from jointopt.physics import clock_law as power
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.power import power_constants
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jointopt.physics import comms
+from jointopt.physics import traffic as comms
 from jointopt.spec.model import Model
 
 ONE = np.array(1.0)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics import thermal
-from jointopt.physics.cooler import Cooler, cooler
+from jointopt.physics import cooling as thermal
+from jointopt.physics.cooling import Cooler, cooler
 from jointopt.spec.job import Job
 
 

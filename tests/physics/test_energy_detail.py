@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
-from jointopt.physics.breakdown import breakdown
+from jointopt.physics.breakdown import breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.energy_detail import communication_j, memory_traffic_j
 from jointopt.spec.job import Job
 
 Price = Callable[..., CostModel]

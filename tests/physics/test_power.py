@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.physics import power
+from jointopt.physics import clock_law as power
 from jointopt.spec.cluster import PowerConstants
 
 A100 = PowerConstants(62.0, 84.0, 80.0, 1.336, 60.0, 0.774, 1.282)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.cooler import cooler
-from jointopt.physics.power_limits import electrical_limit_w, kernel_limit_w, power_limit_w
+from jointopt.physics.cooling import cooler, electrical_limit_w, kernel_limit_w, power_limit_w
 from jointopt.spec.job import Job
 
 ROWS = np.arange(2)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.physics import thermal
+from jointopt.physics import cooling as thermal
 
 
 def test_without_leakage_temperature_is_inlet_plus_resistance_times_power():

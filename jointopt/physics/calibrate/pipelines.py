@@ -11,8 +11,10 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate.board import Board
-from jointopt.physics.calibrate.fitted import (
+from jointopt.physics.calibrate.grouping import Key, keys_of, plan_keys, work_columns
+from jointopt.physics.calibrate.parameters import Board
+from jointopt.physics.calibrate.rank_fit import RankFit, RankRows, fit_ranks
+from jointopt.physics.calibrate.results import (
     MOST_ASKED,
     NOT_PREDICTED,
     Fitted,
@@ -22,9 +24,7 @@ from jointopt.physics.calibrate.fitted import (
     tail,
     unknown_work,
 )
-from jointopt.physics.calibrate.grouping import Key, keys_of, plan_keys, work_columns
 from jointopt.physics.calibrate.tables import ResponseTable
-from jointopt.physics.rank_response import RankFit, RankRows, fit_ranks
 
 _MOST_READINGS = 280  # of one fit, spread evenly over the plans of the pipeline
 _NEEDED = ["forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j"]

@@ -11,8 +11,16 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate.board import Board
-from jointopt.physics.calibrate.fitted import (
+from jointopt.physics.calibrate.grouping import (
+    Key,
+    in_no_order,
+    keys_of,
+    stage_blocks,
+    unlabelled_stages,
+    work_columns,
+)
+from jointopt.physics.calibrate.parameters import Board
+from jointopt.physics.calibrate.results import (
     MOST_WORK,
     NOT_PREDICTED,
     Fitted,
@@ -24,16 +32,8 @@ from jointopt.physics.calibrate.fitted import (
     tail,
     unknown_work,
 )
-from jointopt.physics.calibrate.grouping import (
-    Key,
-    in_no_order,
-    keys_of,
-    stage_blocks,
-    unlabelled_stages,
-    work_columns,
-)
+from jointopt.physics.calibrate.stage_fit import StageFit, StageRows, fit_stages
 from jointopt.physics.calibrate.tables import Kind, ResponseTable
-from jointopt.physics.stage_response import StageFit, StageRows, fit_stages
 
 _MOST_READINGS = 600  # of one fit, spread evenly over the file
 _SLOWDOWNS_PERCENT = (1, 5, 10)

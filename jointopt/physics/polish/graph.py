@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
+from jointopt.physics.schedule import data_dependency, execution_order, schedule_order
 
 FORWARD, BACKWARD, LAST = 0, 1, 2  # the last instruction of a rank is a backward pass and an optimizer step
 KINDS = 3  # per rank

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics import power
+from jointopt.physics import clock_law as power
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.costs import layer_costs, work_per_stage
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
-from jointopt.physics.stage_work import layer_costs, work_per_stage
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
     E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x)
 
-with the response of `jointopt.physics.clock_response` per rank and direction, and T from the 1F1B schedule of the mean
-times plus what an iteration takes beyond it. Under a power limit a pass takes now longer, now shorter, and a pipeline
+with the clock law (`jointopt.physics.clock_law`) per rank and direction, and T from the 1F1B schedule of the mean times
+plus what an iteration takes beyond it. Under a power limit a pass takes now longer, now shorter, and a pipeline
 waits for the slowest; a rank that waits keeps its clock and draws more than under a low clock.
 """
 
@@ -15,18 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.clock_response import (
-    Hierarchy,
-    ResponsePrior,
-    log_power_w,
-    log_time_s,
-    matern,
-    switching_shape,
-    take,
-)
-from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
-from jointopt.physics.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
-from jointopt.physics.stage_response import Estimate, departures, interval, per_curve
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern, take
+from jointopt.physics.calibrate.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
+from jointopt.physics.calibrate.stage_fit import Estimate, departures, interval, per_curve
+from jointopt.physics.clock_law import log_power_w, log_time_s, switching_shape
+from jointopt.physics.schedule import Operation, replay
 
 # Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
 _TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025
@@ -268,18 +261,12 @@ def scattered_schedule_s(
     ``scatter`` is the standard deviation of the logarithm; the draws are the same at every call. Exact where it is 0.
     """
     depth, draws = forward_s.shape[1], np.random.default_rng(0)
-    orders = [schedule_order(depth, 1, num_micro_batches, rank) for rank in range(depth)]
-    before = data_dependency(depth, 1)
-    free = np.zeros_like(forward_s)
-    done: dict[tuple[int, object], Floats] = {}
-    for rank, operation in execution_order(orders, before):
-        source = before(rank, operation)
-        start = free[:, rank] if source is None else np.maximum(free[:, rank], done[source])
-        mean = (backward_s if operation.backward else forward_s)[:, rank]
-        width = scatter[:, rank]
-        end = start + mean * np.exp(width * draws.standard_normal() - 0.5 * width**2)
-        free[:, rank] = done[rank, operation] = end
-    return np.asarray(free.max(axis=1))
+
+    def duration_s(rank: int, op: Operation) -> Floats:
+        mean, width = (backward_s if op.backward else forward_s)[:, rank], scatter[:, rank]
+        return np.asarray(mean * np.exp(width * draws.standard_normal() - 0.5 * width**2))
+
+    return np.maximum.reduce(list(replay(depth, 1, num_micro_batches, duration_s).values()))
 
 
 def _energy_width(

@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.clock_response import (
-    Hierarchy,
-    ResponsePrior,
-    Work,
-    log_power_w,
-    log_time_s,
-    matern,
-    switching_shape,
-    take,
-)
-from jointopt.physics.posterior import Fit, Law, Prior, Readings, fit, predict
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern, take
+from jointopt.physics.calibrate.posterior import Fit, Law, Prior, Readings, fit, predict
+from jointopt.physics.clock_law import Work, log_power_w, log_time_s, switching_shape
 
 # Chosen on the A100-SXM profiles, clocks held out. Departures and noise are of logarithms; those under a power limit
 # are of the A40 and A100-PCIe ranks.

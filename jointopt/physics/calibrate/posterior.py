@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from jointopt.core.schema import Bools, Floats, Ints
 
 _STEP = 1e-5  # of central differences; parameters are logarithms, logits and fractions
-_ENOUGH = 1e-4  # change of the cost (of the order of the number of readings) at which a search ends
+_ENOUGH = 1e-6  # relative change of the sum of squares at which a search ends
 _PRIOR_READINGS = (
     40.0  # weight of the assumed sizes of noise and departure against what the readings say of them
 )
@@ -122,9 +122,11 @@ def _covariance(readings: Readings, weight: Floats) -> Floats:
 
 
 def _search(
-    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats, steps: int = 40
+    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats
 ) -> tuple[Floats, float]:
-    """Levenberg-Marquardt on the whitened misses and the prior: parameters and cost."""
+    """Parameters of least squares of the whitened misses and of the departures from the prior, and their sum."""
+    from scipy.optimize import least_squares
+
     known = np.flatnonzero(readings.known)
     lower = cholesky(_covariance(readings, weight), lower=True)
     measured = readings.value[known]
@@ -132,42 +134,16 @@ def _search(
     def whitened(value: Floats) -> Floats:
         return np.asarray(solve_triangular(lower, value, lower=True, check_finite=False))
 
-    def cost_of(theta: Floats) -> float:
-        miss, away = whitened(measured - law.at(theta)[known]), (theta - prior.mean) / prior.sd
-        cost = float(miss @ miss + away @ away)
-        return cost if np.isfinite(cost) else np.inf
+    def misses(theta: Floats) -> Floats:
+        return np.concatenate([whitened(law.at(theta)[known] - measured), (theta - prior.mean) / prior.sd])
 
-    theta, damping = start.copy(), 1e-3
-    cost = cost_of(theta)
-    for _ in range(steps):
-        value, slope = _linearised(law, theta)
-        a, miss = whitened(slope[known]), whitened(measured - value[known])
-        curvature = a.T @ a + np.diag(1.0 / prior.sd**2)
-        descent = a.T @ miss - (theta - prior.mean) / prior.sd**2
-        step, gained, damping = _damped_step(curvature, descent, damping, theta, cost, cost_of)
-        theta, cost = theta + step, cost - gained
-        if gained < _ENOUGH:
-            break
-    return theta, cost
+    def slopes(theta: Floats) -> Floats:
+        return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
 
-
-def _damped_step(
-    curvature: Floats,
-    descent: Floats,
-    damping: float,
-    theta: Floats,
-    cost: float,
-    cost_of: Callable[[Floats], float],
-) -> tuple[Floats, float, float]:
-    """A step that lowers the cost, by how much, and the next damping; no step where none of eight does."""
-    for _ in range(8):
-        damped = curvature + damping * np.diag(np.diag(curvature))
-        step: Floats = np.asarray(np.linalg.solve(damped, descent), dtype=np.float64)
-        gained = cost - cost_of(theta + step)
-        if gained > 0.0:
-            return step, gained, max(damping / 10.0, 1e-9)
-        damping *= 10.0
-    return np.zeros_like(theta), 0.0, damping
+    found = least_squares(
+        misses, start, slopes, x_scale=prior.sd, ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
+    )
+    return found.x, 2.0 * float(found.cost)
 
 
 def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:

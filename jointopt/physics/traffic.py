@@ -8,13 +8,13 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
-from jointopt.physics import comms
 from jointopt.physics import compute as c
 from jointopt.physics import memory as mem
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
+from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group
 
 
@@ -71,7 +71,7 @@ def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 
     What a framework overlaps hides under the kernels of the ``layer``, at their top clock.
     """
-    moved = comms.hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
+    moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
     reduce_s, reduce_j = _collective(hw, "all_reduce", moved, groups["tp"])
     gather_s, gather_j = _collective(hw, "all_gather", moved, groups["tp"])
     scatter_s, scatter_j = _collective(hw, "reduce_scatter", moved, groups["tp"])
@@ -89,7 +89,7 @@ def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: c.Pass) -> Traffic:
     """Keys and values gathered forward; gathered again and their gradients scattered backward; hidden by the core."""
     e = hw.kernels.element_bytes
-    moved = comms.context_bytes(job.model, lay.tokens, lay.cp, lay.tp, e)
+    moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, e)
     once_s, once_j = _collective(hw, "all_gather", moved, groups["cp"])
     overlap, again = job.training.framework.cp_overlap, 2.0 + lay.full
     return Traffic(
@@ -101,7 +101,7 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 
 def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: c.Pass) -> Traffic:
     """Dispatch and combine, forward and backward (and again under full recompute)."""
-    moved = comms.routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
+    moved = routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
     moved = np.where(
         lay.expert_tp > 1, moved / lay.tp, moved
     )  # each tensor rank sends its slice of the tokens
@@ -158,5 +158,34 @@ def pipeline_traffic(
 ) -> tuple[Floats, Floats]:
     if lay.pp == 1:
         return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
-    moved = comms.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, hw.kernels.element_bytes)
+    moved = pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, hw.kernels.element_bytes)
     return _collective(hw, "p2p", moved, groups["pp"])
+
+
+def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
+    """The residual stream of one micro-batch on one rank: what TP reduces and PP sends."""
+    return element_bytes * tokens * model.hidden_size
+
+
+def pipeline_bytes(
+    model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float
+) -> Floats:
+    """One activation (or its gradient) across one stage boundary; SP sends its shard only."""
+    whole = hidden_bytes(model, tokens, element_bytes)
+    return np.where(sequence_parallel, whole / tp, whole)
+
+
+def context_bytes(model: Model, tokens: Floats, cp: Floats, tp: Floats, element_bytes: float) -> Floats:
+    """Keys and values of the whole sequence that a rank sees in one layer's forward pass (gathered size)."""
+    if model.kv_lora_rank:
+        per_token = model.num_attention_heads * (
+            model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        )
+    else:
+        per_token = 2 * model.num_query_groups * model.head_dim
+    return element_bytes * tokens * cp * per_token / tp
+
+
+def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_bytes: float) -> Floats:
+    """Tokens that one rank hands to experts in one direction of one all-to-all."""
+    return element_bytes * tokens * token_share * model.moe_router_topk * model.hidden_size

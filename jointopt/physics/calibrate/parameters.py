@@ -1,15 +1,4 @@
-"""Time and power of measured work at any clock and power limit, with constants that a fit finds.
-
-With x = f / f_max of the clock asked for, v = V(f) / V(f_max) and x' the clock really reached,
-
-    t(x) = t_max·(s / x' + 1 - s)        s: share of the time at f_max that follows the clock
-    P(x) = min(P_static + P_switching·x·v², P_limit)
-
-x' is x below the clock where P meets the limit and that clock above, with a soft corner: a limited GPU dithers
-between clocks. Below a floor a GPU does not clock lower but pauses, at its idle power.
-
-Source: 152 + 152 readings of A100-SXM stages and 2,348 of A100-PCIe and A40 ranks (Perseus, SOSP'24).
-"""
+"""Parameters of the clock law for a GPU and its work, and what is known of them before any reading."""
 
 from __future__ import annotations
 
@@ -17,75 +6,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jointopt.core.errors import CatalogError
 from jointopt.core.schema import Floats, Ints
+from jointopt.physics.calibrate.tables import ResponseTable
+from jointopt.physics.clock_law import Shape, Work
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.power import response_figures
+from jointopt.spec.cluster import Gpu
 
-_GRID = np.linspace(0.01, 2.5, 600)  # x at which the power law is turned round
-_POWER_CORNER = 0.5  # width of power's corner at the limit over that of the clock's
-_PAUSE_CORNER = 0.1
-_FLOOR_CORNER = 0.03
 _SHARED = 9  # parameters of the GPU
 _CURVE_FIELDS = 5
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What all work on one GPU shares."""
-
-    knee: float  # x below which the voltage no longer falls
-    rise: float  # V(f_max) / V(below the knee) - 1
-    softness: float  # width of the corner in x where the limit begins to bite
-    floor: float  # x at which a limited GPU begins to pause
-    idle_w: float  # during those pauses
-
-
-@dataclass(frozen=True)
-class Work:
-    """Constants of one piece of work per row, arrays that broadcast against the rows."""
-
-    log_time_s: Floats  # at the maximum clock, without a limit
-    share: Floats  # of that time which follows the clock
-    static_w: Floats
-    switching_w: Floats  # at the maximum clock, beyond static
-    limit_factor: Floats  # power at which the limit holds it, over the limit
-
-
-def switching_shape(x: Floats, knee: float, rise: float) -> Floats:
-    """x·v², 1 at the maximum clock: voltage flat up to the knee, linear above."""
-    v = 1.0 + (np.maximum(x, knee) - 1.0) * (1.0 - 1.0 / (1.0 + rise)) / (1.0 - knee)
-    return np.asarray(x * v * v)
-
-
-def soft_min(a: Floats, b: Floats, width: float) -> Floats:
-    """min(a, b) with a round corner of that width, never above the minimum."""
-    return np.asarray(-width * np.logaddexp(-np.asarray(a) / width, -np.asarray(b) / width))
-
-
-def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
-    """x' of every row: the clock reached, as a fraction of the maximum, when x is asked for under the limit."""
-    room_w = np.maximum(limit_w * work.limit_factor - work.static_w, 1.0)
-    curve = switching_shape(_GRID, shape.knee, shape.rise)
-    ceiling = np.interp(room_w / work.switching_w, curve, _GRID)
-    reached = soft_min(x, ceiling, shape.softness)
-    floor = np.minimum(shape.floor, x)
-    return np.minimum(-soft_min(-reached, -floor, _FLOOR_CORNER), x)
-
-
-def log_time_s(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
-    """Logarithm of the seconds that the work takes when x is asked for under the limit."""
-    reached = reached_clock(shape, work, x, limit_w)
-    floor = switching_shape(np.minimum(shape.floor, x), shape.knee, shape.rise)
-    least_w = work.static_w + work.switching_w * floor
-    room_w = np.maximum(limit_w * work.limit_factor - shape.idle_w, 5.0)
-    pause = np.log(np.maximum(least_w - shape.idle_w, 1.0) / room_w)
-    paused = _PAUSE_CORNER * np.logaddexp(0.0, pause / _PAUSE_CORNER)
-    return np.asarray(work.log_time_s + np.log(work.share / reached + 1.0 - work.share) + paused)
-
-
-def log_power_w(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
-    """Logarithm of the watts drawn while the work runs with x asked for under the limit."""
-    free_w = work.static_w + work.switching_w * switching_shape(x, shape.knee, shape.rise)
-    width = _POWER_CORNER * shape.softness
-    return soft_min(np.log(free_w), np.log(limit_w * work.limit_factor), width)
 
 
 @dataclass(frozen=True)
@@ -185,3 +115,59 @@ def matern(distance: Floats, length: float) -> Floats:
     """Correlation at that distance of a function that is smooth once (Matérn 3/2)."""
     z = np.sqrt(3.0) * distance / length
     return np.asarray((1.0 + z) * np.exp(-z))
+
+
+CLOCK_COLUMNS = "clock_mhz", "forward_clock_mhz_mean", "backward_clock_mhz_mean"
+
+# Of a GPU that was measured before.
+_SURE = {"knee_sd": 0.01, "rise_sd": 0.1, "static_sd": 0.08, "wait_sd": 0.08}
+_LIMIT_SD, _LIMIT_SD_OTHER_BOARD = 0.03, 0.1  # relative, of the board's power limit
+
+
+@dataclass(frozen=True)
+class Board:
+    """A GPU whose response is to be found: its clocks, and the prior of its constants."""
+
+    id: str
+    max_clock_mhz: float
+    step_mhz: float
+    prior: ResponsePrior
+
+
+def board_of(gpu: str, measured: ResponseTable, asked: ResponseTable | None) -> Board:
+    """The GPU as the catalogue knows it; one that it does not know as the tables show it."""
+    try:
+        known = load_gpu(gpu)
+    except CatalogError:
+        known = None
+    top = _highest_clock_mhz(measured, asked)
+    listed = (known.clock_max_mhz or 0.0) if known else 0.0
+    max_clock = listed if listed > 0.0 and top <= 1.01 * listed else top or 1.0
+    drawn_w = float(np.nanmax(measured.rows["power_w"])) if "power_w" in measured.rows else 0.0
+    return Board(gpu, max_clock, (known.clock_step_mhz if known else None) or 15.0, _prior(known, drawn_w))
+
+
+def _highest_clock_mhz(measured: ResponseTable, asked: ResponseTable | None) -> float:
+    """Of both tables, in columns that ``measured`` has; 0 where they state none."""
+    names = [name for name in CLOCK_COLUMNS if name in measured.rows]
+    tables = [measured] if asked is None else [measured, asked]
+    seen = [float(table.rows[name].max()) for table in tables for name in names if name in table.rows]
+    return max((clock for clock in seen if np.isfinite(clock)), default=0.0)
+
+
+def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
+    """What is known of the GPU before its readings, of which the strongest drew ``drawn_w``."""
+    usual = ResponsePrior()
+    rated_w = (gpu.tdp_w if gpu else None) or max(1.1 * drawn_w, 1.0)
+    prior = usual.scaled(rated_w / usual.limit_w)
+    if gpu and gpu.power:
+        static_w = max(gpu.power.static_w, 0.1 * rated_w)
+        prior = replace(prior, static_w=static_w, wait_w=max(gpu.power.wait_w, static_w))
+    figures = response_figures(gpu) if gpu else {}
+    if figures:
+        rise = figures["voltage_ratio"] - 1.0
+        prior = replace(prior, knee=figures["knee_fraction"], rise=rise, static_w=figures["static_w"])
+        prior = replace(prior, **_SURE)
+    if gpu is None or gpu.tdp_w is None or drawn_w > 1.02 * rated_w:  # another board of that GPU
+        return replace(prior, limit_w=max(1.03 * drawn_w, rated_w), limit_sd=_LIMIT_SD_OTHER_BOARD)
+    return replace(prior, limit_sd=_LIMIT_SD)
