@@ -1,8 +1,11 @@
-"""Steady-state temperature of one GPU, and the power at which it throttles.
+"""Cooling of one cluster: temperature and leakage of its GPUs, and what they may draw before a limit or throttling.
+
+Steady state, minutes and not milliseconds:
 
     T = T_inlet + R_th·P,    P = P_ref + leakage_w_per_k·(T − T_ref)
 
-with P_ref the power that would be drawn at the reference temperature. Steady state only: minutes, not milliseconds.
+with P_ref the power that would be drawn at the reference temperature: a lumped thermal resistance, and leakage linear
+in temperature. No source states either for a GPU under training load; the constants below are assumptions.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from jointopt.spec.cluster import Cluster, PowerConstants
 
 Array = npt.NDArray[np.float64] | float
 
-# Assumptions: no source states these for a GPU under training load.
 DESIGN_INLET_C = 35.0  # air at which the cooler still holds the TDP (upper end of ASHRAE's class A2)
 DESIGN_MARGIN_K = 10.0  # what is left to the throttle temperature then
 REFERENCE_C = 60.0  # temperature at which the power constants hold
@@ -32,38 +34,30 @@ ASSUMED = (
 
 
 def thermal_resistance_k_per_w(tdp_w: float, throttle_c: float) -> float:
-    """R_th of a cooler sized for the TDP: the design inlet and margin of this file are assumptions."""
+    """R_th in K/W of a cooler sized for the TDP: the design inlet and margin of this file are assumptions."""
     return (throttle_c - DESIGN_MARGIN_K - DESIGN_INLET_C) / tdp_w
 
 
 def temperature_c(
-    reference_power_w: Array,
-    inlet_c: Array,
-    resistance_k_per_w: float,
-    leakage_w_per_k: float = 0.0,
-    reference_c: float = REFERENCE_C,
+    reference_power_w: Array, inlet_c: Array, resistance_k_per_w: float, leakage_w_per_k: float = 0.0
 ) -> Floats:
-    """Steady temperature at a power stated for ``reference_c``; infinite where leakage outruns the cooler."""
+    """Steady temperature in °C at a power stated for the reference; infinite where leakage outruns the cooler."""
     gain = resistance_k_per_w * leakage_w_per_k
     if gain >= 1.0:
         return np.full(np.broadcast(reference_power_w, inlet_c).shape, np.inf)
     heated = np.multiply(reference_power_w, resistance_k_per_w) + inlet_c
-    return np.asarray((heated - gain * reference_c) / (1.0 - gain))
+    return np.asarray((heated - gain * REFERENCE_C) / (1.0 - gain))
 
 
 def throttle_power_w(
-    throttle_c: float,
-    inlet_c: Array,
-    resistance_k_per_w: float,
-    leakage_w_per_k: float = 0.0,
-    reference_c: float = REFERENCE_C,
+    throttle_c: float, inlet_c: Array, resistance_k_per_w: float, leakage_w_per_k: float = 0.0
 ) -> Floats:
-    """Power, stated for ``reference_c``, at which the steady temperature is the throttle's; 0 where none is.
+    """Power in W, stated for the reference, at which the steady temperature is the throttle's; 0 where none is.
 
-    A hot GPU lowers its clock until it is there, so this acts as one more power limit.
+    A hot GPU lowers its clock until it is there (NVML: "SW thermal slowdown"), so this acts as one more power limit.
     """
     drawn_w = np.subtract(throttle_c, inlet_c) / resistance_k_per_w
-    return np.asarray(np.maximum(drawn_w - leakage_w_per_k * (throttle_c - reference_c), 0.0))
+    return np.asarray(np.maximum(drawn_w - leakage_w_per_k * (throttle_c - REFERENCE_C), 0.0))
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,7 @@ class Cooler:
     """Steady state of the GPUs of one node; without a TDP there is no thermal model (NaN, no leakage).
 
     GPUs of the exhaust row breathe air that is ``exhaust_rise_k`` warmer than ``inlet_c``; all others the inlet's.
+    Powers are in W at the reference temperature.
     """
 
     inlet_c: float
@@ -80,9 +75,19 @@ class Cooler:
     exhaust_rise_k: float = 0.0
     exhaust_share: float = 0.0  # of a node's GPUs
 
+    @property
+    def mean_inlet_c(self) -> float:
+        """Air in °C, the mean over positions."""
+        return self.inlet_c + self.exhaust_share * self.exhaust_rise_k
+
+    @property
+    def hottest_inlet_c(self) -> float:
+        """Air in °C of the hottest position."""
+        return self.inlet_c + self.exhaust_rise_k
+
     def temperature_c(self, reference_power_w: Floats) -> Floats:
-        """Temperature of the hottest position at a power stated for the reference temperature."""
-        return self._temperature_c(reference_power_w, self.inlet_c + self.exhaust_rise_k)
+        """Temperature in °C of the hottest position."""
+        return self._temperature_c(reference_power_w, self.hottest_inlet_c)
 
     def temperature_by_position_c(self, reference_power_w: Floats) -> dict[str, Floats]:
         """Temperature by where the GPU sits: ``inlet`` and, where a node has one, ``exhaust``."""
@@ -97,26 +102,20 @@ class Cooler:
     @property
     def hottest_leakage_line(self) -> tuple[float, float]:
         """The same of the hottest position, which decides what a power limit leaves to the kernels."""
-        return self._line(self.inlet_c + self.exhaust_rise_k)
-
-    @property
-    def mean_inlet_c(self) -> float:
-        return self.inlet_c + self.exhaust_share * self.exhaust_rise_k
+        return self._line(self.hottest_inlet_c)
 
     def leakage_w(self, reference_power_w: Floats) -> Floats:
-        """Power beyond the one stated for the reference temperature (negative on cooler GPUs), mean over positions."""
+        """Power in W beyond the reference's (negative on cooler GPUs), mean over positions."""
         return self._leakage_w(reference_power_w, self.mean_inlet_c)
 
     def leakage_parts_w(self, reference_power_w: Floats) -> tuple[float, Floats]:
         """`leakage_w` as (what static power is more or less in GPUs as cool as their air, what their own heat adds)."""
-        if not self.leakage_w_per_k:
-            return 0.0, np.zeros(np.shape(reference_power_w))
         at_air = (self.mean_inlet_c - REFERENCE_C) * self.leakage_w_per_k
         return at_air, self.leakage_w(reference_power_w) - at_air
 
     def peak_leakage_w(self, reference_power_w: Floats) -> Floats:
         """`leakage_w` of the hottest position."""
-        return self._leakage_w(reference_power_w, self.inlet_c + self.exhaust_rise_k)
+        return self._leakage_w(reference_power_w, self.hottest_inlet_c)
 
     def _temperature_c(self, reference_power_w: Floats, air_c: float) -> Floats:
         return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
@@ -132,7 +131,7 @@ class Cooler:
 
 
 def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
-    """The cooler that holds the GPU's TDP (`thermal` names the assumptions), in the cluster's air.
+    """The cooler that holds the GPU's TDP, in the cluster's air.
 
     Half of a node's GPUs (rounded down) sit in the exhaust row, as on boards with two rows of four.
     """
@@ -149,8 +148,9 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
 
 
 def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) -> Floats:
-    """What a GPU of each stage may draw, (1, 1), (n, 1) or (n, depth) W: the lowest of cluster and plan.
+    """Power limit of a GPU of each stage, (1, 1), (n, 1) or (n, depth) W: the lowest of cluster and plan.
 
+    As NVML sets it (``nvmlDeviceSetPowerManagementLimit``), whole board, HBM included.
     A plan's own: ``power_limit_w`` (L,) and ``stage_power_limit_w`` (L, pp) of the layouts, NaN = none.
     """
     limit = np.full((1, 1), cluster.power_limit_w)

@@ -83,7 +83,9 @@ class Prediction:
 
 
 def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
-    """Most likely parameters of the law; ``starts`` beside the prior's mean, for laws with several optima."""
+    """Parameters of the optimum that holds most of the posterior; ``starts`` beside the prior's mean, where a law has
+    several optima.
+    """
     weight = np.ones(len(readings.value))
     found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
     theta = min(found, key=lambda pair: pair[1])[0]
@@ -124,7 +126,11 @@ def _covariance(readings: Readings, weight: Floats) -> Floats:
 def _search(
     law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats
 ) -> tuple[Floats, float]:
-    """Parameters of least squares of the whitened misses and of the departures from the prior, and their sum."""
+    """Parameters of least squares of the whitened misses and of the departures from the prior, and their rank.
+
+    Rank: -2·log of the optimum's posterior mass in Laplace's approximation (MacKay 2003, chapter 27), but for a constant:
+    of optima as likely as each other, the wider holds more of the posterior.
+    """
     from scipy.optimize import least_squares
 
     known = np.flatnonzero(readings.known)
@@ -143,7 +149,8 @@ def _search(
     found = least_squares(
         misses, start, slopes, x_scale=prior.sd, ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
     )
-    return found.x, 2.0 * float(found.cost)
+    _, log_det = np.linalg.slogdet(found.jac.T @ found.jac)
+    return found.x, 2.0 * float(found.cost) + float(log_det)
 
 
 def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
