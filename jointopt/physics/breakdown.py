@@ -1,4 +1,8 @@
-"""One plan taken apart: time on the critical path, energy and memory by part; the parts add up to the totals."""
+"""One plan taken apart: time on the critical path, energy and memory by part; the parts add up to the totals.
+
+The split of memory traffic and of links is no second model: the same stages are priced again with links between nodes
+that cost nothing, with a micro-batch twice as large (weights are read as often, activations twice as much), with tp 1.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +98,11 @@ def _held_by(cooler: Cooler, limit_w: Floats, asked: Floats, reached: Floats) ->
 
 
 def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
-    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide."""
+    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
+
+    ``bubble`` is the pipeline's: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages
+    (`jointopt.physics.pipeline`).
+    """
     step = t.forward_s + t.backward_s
     slowest = step.argmax(axis=1)
     batches = costs.num_micro_batches[rows]

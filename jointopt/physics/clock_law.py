@@ -134,8 +134,8 @@ def _limited(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, hig
     x = _root_below_knee(active_w * lowest, compute_j * lowest + fixed_j, sm_s, other_s, room_w)
     above = np.flatnonzero(~(x <= knee))  # also where no clock below the knee draws that much
     if above.size:
-        some = [a[above] for a in load]
-        x[above] = _root_above_knee(*some, room_w[above], knee, voltage_slope(knee, voltage_ratio), highest)
+        some = (active_w[above], compute_j[above], fixed_j[above], sm_s[above], other_s[above])
+        x[above] = _root_above_knee(some, room_w[above], knee, voltage_slope(knee, voltage_ratio), highest)
     return x
 
 
@@ -153,11 +153,9 @@ def _root_below_knee(
     return np.where(p > 0.0, forward, back)
 
 
-def _root_above_knee(
-    active_w: Floats, compute_j: Floats, fixed_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats,
-    knee: float, rise: float, highest: float,
-) -> Floats:  # fmt: skip
+def _root_above_knee(load: _Load, room_w: Floats, knee: float, rise: float, highest: float) -> Floats:
     """Root in [knee, highest] by Newton from the right, where the power curves upwards."""
+    active_w, compute_j, fixed_j, sm_s, other_s = load
     x = np.ones_like(room_w)
     for _ in range(_NEWTON_STEPS):
         v = 1.0 + rise * (x - 1.0)

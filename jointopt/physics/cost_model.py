@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.core.units import GIB, PICO
+from jointopt.core.units import GIB
 from jointopt.physics import clock_law as power
 from jointopt.physics import costs as pc
 from jointopt.physics import facility, slack
@@ -66,30 +66,6 @@ class StageTimes:
     total_s: Floats  # (n,)
 
 
-@dataclass(frozen=True)
-class _Lump:
-    """Energy of an iteration by how it follows the clock, so that a plan costs few operations."""
-
-    clocked_j: Floats  # (L, pp) at the top clock, follows V²
-    active_j: Floats  # (L, pp) at the top clock, follows f·V²
-    fixed_j: Floats  # (L,) of all stages, whatever the clock
-    step_s: Floats  # (L,) optimizer steps of all stages
-
-
-def _lump(costs: pc.StageCosts, k: PowerConstants) -> _Lump:
-    batches = costs.num_micro_batches[:, None]
-    sm = costs.forward_sm_s + costs.backward_sm_s
-    memory = costs.forward_memory_s + costs.backward_memory_s
-    hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
-    link = batches * costs.link_j + costs.iteration_link_j
-    return _Lump(
-        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * (batches * memory + costs.optimizer_s),
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        step_s=costs.optimizer_s.sum(axis=1),
-    )
-
-
 class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
@@ -106,7 +82,7 @@ class CostModel:
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
-        self.lumps: list[_Lump] = []
+        self.energy_terms: list[pc.EnergyTerms] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor = self.power_factor = 1.0
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
@@ -120,7 +96,7 @@ class CostModel:
             self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
-            self.lumps.append(_lump(self.groups[-1], self.power))
+            self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0
@@ -177,7 +153,7 @@ class CostModel:
         return self.memory_factor * peak_memory_bytes(self.job, self.layouts)
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
-        """The time of `evaluate` alone, (n,), where nobody asks for energy or memory."""
+        """The time of `evaluate` alone, (n,), without energy and memory."""
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
@@ -197,11 +173,14 @@ class CostModel:
             fastest = self.times(g, rows, top).total_s
             at = np.flatnonzero(self.group_of == g)
             time[at] = fastest[self.row_of[at]]
-            energy[at] = slack.energy_floor_j(costs, self.power, self.cooler, fastest)[self.row_of[at]]
+            energy[at] = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)[
+                self.row_of[at]
+            ]
         return time * self.time_factor, energy * self.time_factor * self.power_factor
 
     @property
     def energy_slope_w(self) -> float:
+        """`slack.energy_slope_w` of all GPUs, in W, as corrected."""
         return self.power_factor * slack.energy_slope_w(self.power, self.cooler, self.job.cluster.num_gpus)
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
@@ -235,7 +214,7 @@ class CostModel:
     def times(self, g: int, rows: Ints, clock_mhz: Floats) -> StageTimes:
         """Schedule of plans of group ``g``: everything that is about time."""
         costs = self.groups[g]
-        habits = self.job.training.framework
+        profile = self.job.training.framework
         clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
         stretch = self.top_mhz / clock
         forward_kernel = costs.forward_sm_s.take(rows, 0)
@@ -253,7 +232,7 @@ class CostModel:
         left = np.zeros((1, 1))
         if costs.has_gathers:
             gather = costs.gather_s.take(rows, 0)
-            hidden = habits.dp_overlap * gather
+            hidden = profile.dp_overlap * gather
             left_forward = gather - np.minimum(hidden, forward)
             left_backward = gather - np.minimum(hidden, backward)
             forward += left_forward
@@ -266,7 +245,7 @@ class CostModel:
         makespan = self._makespan_s(costs, rows, forward, backward, batches)
         exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
         step = costs.slowest_step_s[rows]
-        total = makespan + exposed + step + habits.iteration_overhead_s
+        total = makespan + exposed + step + profile.iteration_overhead_s
         kernel = forward_kernel
         kernel += backward_kernel
         return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
@@ -285,7 +264,7 @@ class CostModel:
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
     ) -> Floats:
         """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
-        habits = self.job.training.framework
+        profile = self.job.training.framework
         if not costs.has_reduction:
             return np.zeros(len(rows))
         reduce = costs.reduce_s.take(rows, 0)
@@ -299,7 +278,7 @@ class CostModel:
         window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
-        left = reduce - np.minimum(habits.dp_overlap * reduce, window)
+        left = reduce - np.minimum(profile.dp_overlap * reduce, window)
         # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
         drained = (np.cumsum(backward, axis=1) - backward) / vpp
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
@@ -337,14 +316,14 @@ class CostModel:
 
     def _energy_j(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Energy of all GPUs, (n,): the sum of `energy_parts` over parts, stages and ranks, with constants lumped."""
-        costs, lump, k = self.groups[g], self.lumps[g], self.power
+        costs, terms, k = self.groups[g], self.energy_terms[g], self.power
         x = t.clock_mhz / self.top_mhz
         v2 = power.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
-        scaled = lump.clocked_j.take(rows, 0)
-        x *= lump.active_j.take(rows, 0)
+        scaled = terms.clocked_j.take(rows, 0)
+        x *= terms.active_j.take(rows, 0)
         scaled += x
-        work = np.einsum("ij,ij->i", scaled, v2) + lump.fixed_j[rows]
-        busy = costs.num_micro_batches[rows] * t.kernel_s.sum(axis=1) + lump.step_s[rows]
+        work = np.einsum("ij,ij->i", scaled, v2) + terms.fixed_j[rows]
+        busy = costs.num_micro_batches[rows] * t.kernel_s.sum(axis=1) + terms.step_s[rows]
         rank_s = t.total_s * x.shape[1]
         cold = work + k.static_w * rank_s + max(k.wait_w - k.static_w, 0.0) * (rank_s - busy)
         at_zero, gain = self.cooler.leakage_line

@@ -94,6 +94,10 @@ class Traffic:
     backward_s: Floats
     joules: Floats
 
+    def over(self, layers: Floats) -> Traffic:
+        """The collectives of so many layers of each stage, (L, pp)."""
+        return Traffic(*(x[:, None] * layers for x in (self.forward_s, self.backward_s, self.joules)))
+
 
 def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of one collective, (2, ...)."""

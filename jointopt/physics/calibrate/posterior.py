@@ -128,8 +128,8 @@ def _search(
 ) -> tuple[Floats, float]:
     """Parameters of least squares of the whitened misses and of the departures from the prior, and their rank.
 
-    Rank: -2·log of the optimum's posterior mass in Laplace's approximation (MacKay 2003, chapter 27), but for a constant:
-    of optima as likely as each other, the wider holds more of the posterior.
+    Rank: -2·log of the optimum's posterior mass in Laplace's approximation (MacKay 2003, chapter 27), but for a
+    constant: of optima as likely as each other, the wider holds more of the posterior.
     """
     from scipy.optimize import least_squares
 

@@ -266,7 +266,7 @@ def scattered_schedule_s(
         mean, width = (backward_s if op.backward else forward_s)[:, rank], scatter[:, rank]
         return np.asarray(mean * np.exp(width * draws.standard_normal() - 0.5 * width**2))
 
-    return np.maximum.reduce(list(replay(depth, 1, num_micro_batches, duration_s).values()))
+    return np.asarray(np.max(list(replay(depth, 1, num_micro_batches, duration_s).values()), axis=0))
 
 
 def _energy_width(
