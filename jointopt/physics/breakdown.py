@@ -49,8 +49,8 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     stretch = float(physics.time_factor[index])
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
-    asked = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
-    t = physics.times(g, rows, asked[None, :])
+    queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
+    t = physics.times(g, rows, queried_mhz[None, :])
     parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
@@ -71,7 +71,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
-        held_by=_held_by(physics.cooler, limit_w, asked, t.clock_mhz[0]),
+        held_by=_held_by(physics.cooler, limit_w, queried_mhz, t.clock_mhz[0]),
         busy_s=busy * stretch,
         idle_s=(total - busy) * stretch,
         stage_energy_j=per_rank * scale,
@@ -91,10 +91,10 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     )
 
 
-def _held_by(cooler: Cooler, limit_w: Floats, asked: Floats, reached: Floats) -> tuple[str, ...]:
+def _held_by(cooler: Cooler, limit_w: Floats, queried_mhz: Floats, reached: Floats) -> tuple[str, ...]:
     hot = cooler.throttle_power_w < electrical_limit_w(limit_w, cooler)
     why = np.where(hot, "temperature", "power_limit")
-    return tuple(np.where(reached < asked * (1.0 - 1e-9), why, "").tolist())
+    return tuple(np.where(reached < queried_mhz * (1.0 - 1e-9), why, "").tolist())
 
 
 def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:

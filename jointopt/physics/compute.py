@@ -28,7 +28,7 @@ from jointopt.spec.model import Model
 
 @dataclass(frozen=True)
 class Work:
-    """What kernels cost: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
+    """Costs of kernels: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
 
     sm_s: Floats
     memory_s: Floats
@@ -69,7 +69,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How fast one GPU runs kernels under one framework and precision."""
+    """Speed at which one GPU runs kernels under one framework and precision."""
 
     gemm: GemmConstants
     dtype: str  # of linear layers
@@ -153,7 +153,7 @@ def linear(
     2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time by `gemm.gemm_time_s`.
 
     ``count`` equal layers (experts) run as one grouped product, or one after the other. Each of the three products
-    reads or writes rows of both widths, n and depth; ``padded`` ones (vocabularies) are aligned whatever n says.
+    reads or writes rows of both widths, n and depth; ``padded`` ones (vocabularies) are aligned whatever n is.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -171,7 +171,7 @@ def linear(
 def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
     """Memory-bound kernels (norms, activations, dropout, residuals): bytes over bandwidth, plus launches.
 
-    0.85 of the nominal bandwidth is what streaming kernels reach; the profile's ``elementwise_factor`` says how far a
+    0.85 of the nominal bandwidth is what streaming kernels reach; the profile's ``elementwise_factor`` is how far a
     framework fuses them.
     """
     moved = moved_bytes * k.elementwise_factor

@@ -162,14 +162,14 @@ def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) ->
 
 
 def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
-    """A limit less leakage in the hottest GPU: what kernels may draw at the reference temperature, never more."""
+    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference temperature, never more."""
     at_zero, gain = cooler.hottest_leakage_line
-    # fmin: a GPU whose power nobody states still has a time
+    # fmin: a GPU of unknown power still has a time
     return np.asarray(np.fmin(limit_w, (limit_w - at_zero) / (1.0 + gain)))
 
 
 def kernel_limit_w(limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float) -> Floats:
-    """What kernels may draw at the reference temperature within a limit and before the hottest GPU throttles.
+    """Power in W that kernels may draw, at the reference temperature, within a limit and before a GPU throttles.
 
     Raises InfeasibleError where that does not exceed the static power.
     """

@@ -356,7 +356,7 @@ class CostModel:
         return np.asarray(burst + self.cooler.peak_leakage_w(burst))
 
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
-        """What is bounded: predicted values (n,) and the bound, by the constraint's name."""
+        """Bounded predictions: predicted values (n,) and the bound, by the constraint's name."""
         limits, cluster = self.job.constraints, self.job.cluster
         bounded = {"memory (GiB)": (out["peak_memory_gib"], memory_limit_gib(self.job))}
         for name in ("iteration_time_s", "energy_j", "avg_power_w"):
@@ -390,7 +390,7 @@ def _summed(parts: dict[str, Floats]) -> Floats:
 
 
 def memory_limit_gib(job: Job) -> float:
-    """What a run may use per GPU: the job's fraction, else the framework's."""
+    """Memory in GiB that a run may use per GPU: the job's fraction, else the framework's."""
     fraction = job.constraints.memory_fraction or job.training.framework.memory_fraction
     return fraction * job.cluster.gpu.memory_gib
 

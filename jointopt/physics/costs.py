@@ -1,4 +1,4 @@
-"""What a layout costs before any clock is chosen: per stage, with the SM-bound share kept apart.
+"""Costs of a layout before any clock is chosen: per stage, with the SM-bound share kept apart.
 
 Layouts of one pipeline depth form one `StageCosts`, whose arrays have shape (layouts, pp) unless stated otherwise.
 Times are of one micro-batch at the maximum clock.

@@ -1,8 +1,8 @@
 """Time of one dense matrix product on one GPU: tiles, waves, prologue, power, HBM and launch floor.
 
-The form is a roofline (Williams et al. 2009) with the three effects that measured products show most: a product is cut into tiles
-that run in waves over the SMs; each tile pays a fixed stretch of k to fill and drain its pipeline; large products
-draw the board to its power limit, which lowers the clock. ``catalog/kernels.yaml`` has the constants.
+The form is a roofline (Williams et al. 2009) with the three effects that measured products show most: a product is cut
+into tiles that run in waves over the SMs; each tile pays a fixed stretch of k to fill and drain its pipeline; large
+products draw the board to its power limit, which lowers the clock. ``catalog/kernels.yaml`` has the constants.
 """
 
 from __future__ import annotations

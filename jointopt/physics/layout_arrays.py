@@ -10,7 +10,7 @@ from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
 
 
 class LayoutArrays:
-    """Layout columns as floats, and what every formula asks of them."""
+    """Layout columns as floats, and what every formula needs of them."""
 
     def __init__(self, job: Job, layouts: Columns) -> None:
         f = {k: v.astype(float) for k, v in layouts.items()}

@@ -63,7 +63,7 @@ def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list
 
 
 def data_dependency(pp: int, vpp: int) -> Predecessor:
-    """The rule that says which (rank, operation) delivers an operation's input; None = the data loader."""
+    """The rule by which a (rank, operation) delivers an operation's input; None = the data loader."""
 
     def predecessor(rank: int, op: Operation) -> tuple[int, Operation] | None:
         stage = op.chunk * pp + rank
@@ -107,7 +107,7 @@ def execution_order(orders: Sequence[Order], predecessor: Predecessor) -> list[t
 def replay(
     pp: int, vpp: int, num_micro_batches: int, duration_s: Callable[[int, Operation], Floats]
 ) -> dict[tuple[int, Operation], Floats]:
-    """When every (rank, operation) ends, (n,) seconds for n plans, if each starts as soon as rank and input are ready.
+    """End of every (rank, operation), (n,) seconds for n plans, if each starts as soon as rank and input are ready.
 
     ``duration_s(rank, operation)``: seconds (n,), queried in the order of execution. Raises PlanError for a plan with
     no such schedule.

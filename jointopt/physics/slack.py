@@ -24,8 +24,8 @@ def stage_clocks_mhz(
     At slack 1 a stage runs at the lowest grid clock at which it still keeps up with the slowest one; at 0 all run at
     the same clock. Snapped up to the grid, so no stage becomes a new bottleneck.
     """
-    asked = bottleneck_mhz[:, None]
-    stretch = top_mhz / np.minimum(asked, ceiling_mhz[rows])
+    shared_mhz = bottleneck_mhz[:, None]
+    stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz[rows])
     gather = costs.gather_s[rows]  # hides under either pass, up to the overlap
     exposed = (1.0 - gather_overlap) * gather
     forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows] + exposed)
@@ -41,9 +41,9 @@ def stage_clocks_mhz(
     lowest = np.maximum(
         _clock_for(*forward, own_forward * room, top_mhz), _clock_for(*backward, own_backward * room, top_mhz)
     )
-    wanted = asked + slack[:, None] * (np.minimum(lowest, asked) - asked)
+    wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
     at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
-    return np.asarray(np.minimum(grid_mhz[at], asked))
+    return np.asarray(np.minimum(grid_mhz[at], shared_mhz))
 
 
 def _clock_for(sm_s: Floats, fixed_s: Floats, target_s: Floats, top_mhz: float) -> Floats:

@@ -18,7 +18,7 @@ from jointopt.spec.calibration import Calibration
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The calibration, and the query with predicted columns where one was asked."""
+    """The calibration, and the query with predicted columns where one was queried."""
 
     calibration: Calibration
     predictions: pd.DataFrame | None
@@ -33,15 +33,15 @@ def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) 
     """
     measured = response_table(table)
     check_results(measured)
-    asked = None if query is None else response_table(query, measured.kind)
+    queried = None if query is None else response_table(query, measured.kind)
     name = gpu_id(gpu)
     measured = ResponseTable(measured.kind, _of_gpu(measured.rows, name))
-    board = board_of(name, measured, asked)
+    board = board_of(name, measured, queried)
     fit = fit_pipelines if measured.kind == "ranks" else fit_profiles
-    fits, predicted = fit(measured, measured.rows.iloc[:0] if asked is None else asked.rows, board)
+    fits, predicted = fit(measured, measured.rows.iloc[:0] if queried is None else queried.rows, board)
     predictions = None
-    if query is not None and asked is not None:
-        predictions = _written(query, asked.rows, predicted, name)
+    if query is not None and queried is not None:
+        predictions = _written(query, queried.rows, predicted, name)
     return Calibrated(calibration_of(measured, board, fits), predictions)
 
 

@@ -20,7 +20,7 @@ _CURVE_FIELDS = 5
 
 @dataclass(frozen=True)
 class ResponsePrior:
-    """What is known of a GPU before any reading: values and, as ``_sd``, how sure (relative where not a fraction)."""
+    """Prior of a GPU before any reading: values and, as ``_sd``, how sure (relative where not a fraction)."""
 
     knee: float = 0.75
     knee_sd: float = 0.05
@@ -131,29 +131,29 @@ class Board:
     prior: ResponsePrior
 
 
-def board_of(gpu: str, measured: ResponseTable, asked: ResponseTable | None) -> Board:
+def board_of(gpu: str, measured: ResponseTable, queried: ResponseTable | None) -> Board:
     """The GPU as the catalogue knows it; one that it does not know as the tables show it."""
     try:
         known = load_gpu(gpu)
     except CatalogError:
         known = None
-    top = _highest_clock_mhz(measured, asked)
+    top = _highest_clock_mhz(measured, queried)
     listed = (known.clock_max_mhz or 0.0) if known else 0.0
     max_clock = listed if listed > 0.0 and top <= 1.01 * listed else top or 1.0
     drawn_w = float(np.nanmax(measured.rows["power_w"])) if "power_w" in measured.rows else 0.0
     return Board(gpu, max_clock, (known.clock_step_mhz if known else None) or 15.0, _prior(known, drawn_w))
 
 
-def _highest_clock_mhz(measured: ResponseTable, asked: ResponseTable | None) -> float:
+def _highest_clock_mhz(measured: ResponseTable, queried: ResponseTable | None) -> float:
     """Of both tables, in columns that ``measured`` has; 0 where they state none."""
     names = [name for name in CLOCK_COLUMNS if name in measured.rows]
-    tables = [measured] if asked is None else [measured, asked]
+    tables = [measured] if queried is None else [measured, queried]
     seen = [float(table.rows[name].max()) for table in tables for name in names if name in table.rows]
     return max((clock for clock in seen if np.isfinite(clock)), default=0.0)
 
 
 def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
-    """What is known of the GPU before its readings, of which the strongest drew ``drawn_w``."""
+    """Prior of the GPU before its readings, of which the strongest drew ``drawn_w``."""
     usual = ResponsePrior()
     rated_w = (gpu.tdp_w if gpu else None) or max(1.1 * drawn_w, 1.0)
     prior = usual.scaled(rated_w / usual.limit_w)

@@ -17,17 +17,15 @@ from scipy.special import stdtrit
 from jointopt.core.schema import Bools, Floats, Ints
 
 _STEP = 1e-5  # of central differences; parameters are logarithms, logits and fractions
-_ENOUGH = 1e-6  # relative change of the sum of squares at which a search ends
-_PRIOR_READINGS = (
-    40.0  # weight of the assumed sizes of noise and departure against what the readings say of them
-)
+_ENOUGH = 1e-5  # relative change of the sum of squares at which a search ends
+_PRIOR_READINGS = 40.0  # weight of the assumed sizes of noise and departure against that of the readings
 _OUTLYING = 2.0  # standard deviations of noise
 _TAIL = 4.0  # degrees of freedom of the Student distribution that judges outliers
 
 
 @dataclass(frozen=True)
 class Law:
-    """What readings (n,) would be without error, ``at(theta)``, and which parameters each of them follows.
+    """Readings (n,) without error, ``at(theta)``, and the parameters that each of them follows.
 
     ``follows`` (k, n): no reading depends on any parameter but those of its column. Derivatives take k steps, in each
     of which all parameters of a row move at once.
@@ -39,7 +37,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Readings:
-    """Logarithms of what was measured, (n,), NaN where it is asked for, and how far it may lie from the law."""
+    """Logarithms of what was measured, (n,), NaN where it is queried, and how far it may lie from the law."""
 
     value: Floats
     departure: Floats  # (n, n) covariance of the law's own error
@@ -99,7 +97,10 @@ def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = (
 
 
 def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Prediction:
-    """Every reading, asked for or known, as law and known readings together tell it."""
+    """Every reading, queried or known, given law and known readings: Gaussian process regression on the linearised law.
+
+    Rasmussen and Williams 2006, section 2.7 (explicit basis functions); its scale is Student's, of prior and readings.
+    """
     known = np.flatnonzero(readings.known)
     value, slope = _linearised(law, found.theta)
     expected = value + slope @ (prior.mean - found.theta)
@@ -147,14 +148,14 @@ def _search(
         return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
 
     found = least_squares(
-        misses, start, slopes, x_scale=prior.sd, ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
+        misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
     )
     _, log_det = np.linalg.slogdet(found.jac.T @ found.jac)
     return found.x, 2.0 * float(found.cost) + float(log_det)
 
 
 def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
-    """1 for a reading whose noise is usual, less the further it lies from what its neighbours say."""
+    """1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)."""
     known = np.flatnonzero(readings.known)
     miss = readings.value[known] - law.at(theta)[known]
     variance = readings.noise[known] ** 2 / weight[known]
@@ -167,7 +168,7 @@ def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats
 
 
 def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
-    """The law at theta (n,) and its derivatives (n, p)."""
+    """The law at theta (n,) and its derivatives (n, p), by central differences of `_STEP`."""
     value = law.at(theta)
     slope, rows = np.zeros((value.size, theta.size)), np.arange(value.size)
     for moved in law.follows:

@@ -51,7 +51,7 @@ class ResponseTable:
 
 
 def response_table(table: pd.DataFrame, kind: Kind | None = None) -> ResponseTable:
-    """The table in canonical columns; ``kind`` where the table is asked for and lacks results to tell it by.
+    """The table in canonical columns; ``kind`` for a query, which lacks the results by which it is known.
 
     Raises TableError for a column that is missing and for a cell that is no number.
     """

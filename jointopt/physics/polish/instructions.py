@@ -76,7 +76,7 @@ def _flops(physics: CostModel, g: int, row: int) -> tuple[Floats, Floats]:
 
 
 def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Floats], float]:
-    """What the iteration takes beyond its schedule, seconds: gradients that do not hide, optimizer step, overhead.
+    """Seconds of the iteration beyond its schedule: gradients that do not hide, optimizer step, overhead.
 
     The function returned takes the time of the first forward and of the last backward pass of each stage, (pp,):
     gradients hide under the last backward pass, gathered weights under the first forward pass.

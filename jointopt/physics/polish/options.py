@@ -1,4 +1,7 @@
-"""What the clocks offer an instruction: time against energy, and choices among them."""
+"""Options of an instruction: time against energy over the clocks, choices among them, and windows of a schedule.
+
+A few micro-batches stand for many: first and last ones keep their clocks, the middle repeats.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,7 @@ def widened(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
     """A choice for the whole from one for its `window`: first and last micro-batches keep theirs.
 
     Those between take the forward and backward option of least energy with which each rank does a micro-batch in
-    ``pace_s``; ranks that cannot, run as fast as they can. Time and energy are for the whole schedule to say; what this
+    ``pace_s``; ranks that cannot, run as fast as they can. Time and energy are priced on the whole schedule; what this
     cannot do is let the middle micro-batches differ.
     """
     kept, middle = _origin(part.graph, whole.graph)
