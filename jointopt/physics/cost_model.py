@@ -15,9 +15,8 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics import clock_law as power
+from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
-from jointopt.physics import facility, slack
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.pipeline import iteration_time_s
@@ -202,10 +201,12 @@ class CostModel:
         sm = costs.forward_sm_s + costs.backward_sm_s
         other = costs.forward_memory_s + costs.backward_memory_s
         work = (costs.flops, costs.hbm_bytes)
-        clock = power.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz)
-        busy = power.scaled_time_s(sm, other, clock, self.top_mhz)
-        burst = power.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
-        return clock, power.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
+        clock = clock_law.capped_clock_mhz(
+            self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz
+        )
+        busy = clock_law.scaled_time_s(sm, other, clock, self.top_mhz)
+        burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
+        return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
 
     @property
     def _floor_mhz(self) -> float:
@@ -310,7 +311,7 @@ class CostModel:
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
         busy = self.kernel_s(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
-        return power.energy_parts_j(
+        return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
         )
 
@@ -318,7 +319,7 @@ class CostModel:
         """Energy of all GPUs, (n,): the sum of `energy_parts` over parts, stages and ranks, with constants lumped."""
         costs, terms, k = self.groups[g], self.energy_terms[g], self.power
         x = t.clock_mhz / self.top_mhz
-        v2 = power.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
+        v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
         scaled = terms.clocked_j.take(rows, 0)
         x *= terms.active_j.take(rows, 0)
         scaled += x
@@ -348,7 +349,7 @@ class CostModel:
     def burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
         costs = self.groups[g]
-        burst = power.busy_power_w(
+        burst = clock_law.busy_power_w(
             self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         )
         limit_w = self.limits_w[g]

@@ -3,8 +3,8 @@
 The prediction carries the shape, the regression what it misses: a factor common to all plans, and one per doubling of
 each degree. The Gaussian process that carries corrections from job to job (`residual_gp`) was tried in
 its place: with as few runs of one job, all alike but for the plan, its freedom (constants, a smooth function) makes the
-order of the plans worse (tests/bench/bench_replay.py models: 3.9 runs in the mean instead of 2.3), and runs of other jobs
-of the cluster help no more reliably, so that it must first do better on the job's own runs.
+order of the plans worse (tests/bench/bench_replay.py models: 3.9 runs in the mean instead of 2.3), and given runs of
+other jobs of the cluster it helps no more reliably, so that it must first do better on the job's own runs.
 """
 
 from __future__ import annotations

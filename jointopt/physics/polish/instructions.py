@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics import clock_law as power
+from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import layer_costs, work_per_stage
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
@@ -60,7 +60,7 @@ def _beyond_waiting_j(
 ) -> Floats:
     """Energy of kernels on one GPU that follows its clock, less the waiting that they displace."""
     k = physics.power
-    parts = power.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
+    parts = clock_law.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
     waiting_w = max(k.wait_w - k.static_w, 0.0)
     return np.asarray(parts["active"] + parts["compute"] - waiting_w * kernel_s)
 
