@@ -172,9 +172,8 @@ class CostModel:
             fastest = self.times(g, rows, top).total_s
             at = np.flatnonzero(self.group_of == g)
             time[at] = fastest[self.row_of[at]]
-            energy[at] = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)[
-                self.row_of[at]
-            ]
+            floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
+            energy[at] = floor_j[self.row_of[at]]
         return time * self.time_factor, energy * self.time_factor * self.power_factor
 
     @property
@@ -254,7 +253,7 @@ class CostModel:
     def _makespan_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
     ) -> Floats:
-        """Length of the schedule, (n,); recorded interleaved runs need not fill their last group of micro-batches."""
+        """Seconds (n,) of the schedule, bubble included; the last group of interleaved runs may be partly empty."""
         depth = len(costs.layers)
         vpp = costs.layouts["vpp"][rows]
         full = np.where((vpp > 1) & (depth > 1), -(-batches // depth) * depth, batches)
@@ -264,8 +263,10 @@ class CostModel:
     def dp_exposed_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
     ) -> Floats:
-        """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
-        profile = self.job.training.framework
+        """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
+
+        At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
+        """
         if not costs.has_reduction:
             return np.zeros(len(rows))
         reduce = costs.reduce_s.take(rows, 0)
@@ -279,7 +280,7 @@ class CostModel:
         window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
-        left = reduce - np.minimum(profile.dp_overlap * reduce, window)
+        left = reduce - np.minimum(self.job.training.framework.dp_overlap * reduce, window)
         # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
         drained = (np.cumsum(backward, axis=1) - backward) / vpp
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
@@ -348,11 +349,10 @@ class CostModel:
 
     def burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
-        costs = self.groups[g]
+        costs, limit_w = self.groups[g], self.limits_w[g]
         burst = clock_law.busy_power_w(
             self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         )
-        limit_w = self.limits_w[g]
         burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
         return np.asarray(burst + self.cooler.peak_leakage_w(burst))
 

@@ -128,6 +128,8 @@ class Problem:
     def spend_slack(self, choice: Ints, makespan_s: float) -> Ints:
         """The choice (N,) with every instruction slowed that delays nothing: none can be slowed further alone.
 
+        The intrinsic energy bloat of Perseus (Chung et al., SOSP'24), removed greedily.
+
         One option per round and instruction, so that neighbours share what slack there is. Never takes more than
         ``makespan_s`` nor more energy than the choice that it starts from.
         """
