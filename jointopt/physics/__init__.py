@@ -1,1 +1,1 @@
-"""Formulas of time, memory, traffic, power and heat: pure array functions; only ``estimate.py`` knows columns."""
+"""Formulas of time, memory, traffic, power and heat: pure array functions; only ``cost_model.py`` knows columns."""

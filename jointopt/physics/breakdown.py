@@ -1,18 +1,22 @@
-"""One plan taken apart: time on the critical path, energy and memory by part; the parts add up to the totals."""
+"""One plan taken apart: time on the critical path, energy and memory by part; the parts add up to the totals.
+
+The split of memory traffic and of links is no second model: the same stages are priced again with links between nodes
+that cost nothing, with a micro-batch twice as large (weights are read as often, activations twice as much), with tp 1.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.units import PICO
 from jointopt.physics import costs as pc
-from jointopt.physics.cooler import Cooler
+from jointopt.physics.cooling import Cooler, electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, StageTimes
-from jointopt.physics.energy_detail import communication_j, memory_traffic_j
-from jointopt.physics.power_limits import electrical_limit_w, power_limit_w
-from jointopt.physics.stage_memory import memory_parts
+from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.memory import memory_parts
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     stretch = float(physics.time_factor[index])
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
-    asked = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
-    t = physics.times(g, rows, asked[None, :])
+    queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
+    t = physics.times(g, rows, queried_mhz[None, :])
     parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
@@ -67,7 +71,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
         memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
         layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
-        held_by=_held_by(physics.cooler, limit_w, asked, t.clock_mhz[0]),
+        held_by=_held_by(physics.cooler, limit_w, queried_mhz, t.clock_mhz[0]),
         busy_s=busy * stretch,
         idle_s=(total - busy) * stretch,
         stage_energy_j=per_rank * scale,
@@ -87,14 +91,18 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     )
 
 
-def _held_by(cooler: Cooler, limit_w: Floats, asked: Floats, reached: Floats) -> tuple[str, ...]:
+def _held_by(cooler: Cooler, limit_w: Floats, queried_mhz: Floats, reached: Floats) -> tuple[str, ...]:
     hot = cooler.throttle_power_w < electrical_limit_w(limit_w, cooler)
     why = np.where(hot, "temperature", "power_limit")
-    return tuple(np.where(reached < asked * (1.0 - 1e-9), why, "").tolist())
+    return tuple(np.where(reached < queried_mhz * (1.0 - 1e-9), why, "").tolist())
 
 
 def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
-    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide."""
+    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
+
+    ``bubble`` is the pipeline's: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages
+    (`jointopt.physics.pipeline`).
+    """
     step = t.forward_s + t.backward_s
     slowest = step.argmax(axis=1)
     batches = costs.num_micro_batches[rows]
@@ -113,3 +121,58 @@ def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Flo
     parts["optimizer"] = t.optimizer_s
     parts["other"] = t.total_s - sum(parts.values(), np.zeros(len(rows)))
     return parts
+
+
+def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:
+    """Energy of device-memory traffic of one rank of each stage in one iteration by purpose, (pp,) J.
+
+    ``weights`` (read, and their gradients written), ``activations``, ``tensor_parallel_rereads`` (activations that
+    every rank of a tensor group reads and writes in full, beyond what tp 1 would), ``optimizer``.
+    """
+    layout = _layout(physics, index)
+    pj = physics.power.pj_per_hbm_byte * PICO
+    costs = physics.groups[int(physics.group_of[index])]
+    row = int(physics.row_of[index])
+    batches = float(costs.num_micro_batches[row])
+    weights, activations = _affine(physics, layout)
+    alone = _affine(physics, layout | {"tp": np.ones(1, np.int64), "sequence_parallel": np.zeros(1, bool)})[1]
+    reread = np.maximum(activations - alone / float(layout["tp"][0]), 0.0)
+    return {
+        "weights": pj * batches * weights,
+        "activations": pj * batches * (activations - reread),
+        "tensor_parallel_rereads": pj * batches * reread,
+        "optimizer": pj * costs.iteration_hbm_bytes[row],
+    }
+
+
+def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Floats]]:
+    """Link energy of one rank of each stage in one iteration by kind of parallelism and by link, (pp,) J.
+
+    Kinds as in the parts of the time (``tp_comm``, ...); links are ``intra_node`` (the scale-up domain) and
+    ``inter_node``.
+    """
+    g, row = int(physics.group_of[index]), int(physics.row_of[index])
+    free = replace(physics.hardware, inter_j_per_byte=0.0)
+    inside = _link_parts(stage_costs(physics.job, free, _layout(physics, index)), 0)
+    whole = _link_parts(physics.groups[g], row)
+    return {
+        kind: {"intra_node": inside[kind], "inter_node": np.maximum(joules - inside[kind], 0.0)}
+        for kind, joules in whole.items()
+    }
+
+
+def _layout(physics: CostModel, index: int) -> Columns:
+    return {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+
+
+def _link_parts(costs: StageCosts, row: int) -> dict[str, Floats]:
+    batches, stages = float(costs.num_micro_batches[row]), np.ones(len(costs.layers))
+    parts = {kind: batches * joules[row] * stages for kind, joules in costs.link_parts_j.items()}
+    return parts | {"dp_comm": costs.iteration_link_j[row] * stages}
+
+
+def _affine(physics: CostModel, layout: Columns) -> tuple[Floats, Floats]:
+    """Bytes (pp,) of one micro-batch that do not and that do grow with its size."""
+    larger = layout | {"micro_batch_size": 2 * layout["micro_batch_size"]}
+    once, twice = (stage_costs(physics.job, physics.hardware, plan).hbm_bytes[0] for plan in (layout, larger))
+    return 2.0 * once - twice, twice - once

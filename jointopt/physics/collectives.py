@@ -1,5 +1,8 @@
 """Time and traffic of one collective: fitted NCCL timings inside a scale-up domain, rings and trees across.
 
+Sources: 504 timings of 2, 4 and 8 GPUs within a node (tests/bench/bench_collectives_fit.py) in the form of the
+latency-bandwidth model (Hockney; Thakur et al. 2005 for rings); NCCL's tuning model across nodes.
+
 A group has ``size`` members, ``local`` of them in each scale-up domain. ``message_bytes`` is always the full
 (unsharded) buffer of one rank: the result of an all-gather, the input of a reduce-scatter, all that a rank
 hands to an all-to-all including its own share, the activation that a p2p sends (size 2; local 2 or 1).
@@ -47,9 +50,10 @@ def collective_time_s(
 def link_bytes(
     kind: str, message_bytes: npt.ArrayLike, size: npt.ArrayLike, local: npt.ArrayLike
 ) -> tuple[Floats, Floats]:
-    """Bytes that each GPU sends over (the scale-up link, the network) in one collective, group average.
+    """Bytes that each GPU sends over (the scale-up link, the network) in one collective, group average, (...) each.
 
-    Rings: of a domain's ``local`` hops one crosses the network. In-network reduction would send half of that.
+    Rings send (n - 1)/n of the buffer per direction, twice in an all-reduce (Patarasuk and Yuan 2009); of a domain's
+    ``local`` hops one crosses the network. In-network reduction (SHARP) would send half of that.
     """
     _check_kind(kind)
     message, size, local = _floats(message_bytes, size, local)
@@ -86,6 +90,7 @@ def _remote_share(kind: str, size: Floats, local: Floats) -> Floats:
 
 
 def _intra_s(kind: str, message: Floats, size: Floats, c: CollectiveConstants, links: Links) -> Floats:
+    """Seconds inside one domain: latency plus bytes over bus bandwidth, of the fastest of NCCL's protocols."""
     if kind == "p2p":  # an all-to-all of two, each of which sends half of twice the message
         return _intra_s("all_to_all", 2.0 * message, np.full_like(size, 2.0), c, links)
     sent = _ring_factor(kind, size) * message
@@ -103,6 +108,7 @@ def _domain_latency_s(protocol: Protocol, size: Floats) -> Floats:
 
 
 def _bus_bytes_per_s(protocol: Protocol, size: Floats) -> Floats:
+    """Bus bandwidth as nccl-tests defines it, by the logarithm of the size between 2, 4 and 8 members."""
     return np.interp(np.log2(size), (1.0, 2.0, 3.0), protocol.bus_bytes_per_s)
 
 

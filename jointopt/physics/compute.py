@@ -6,6 +6,7 @@ holds (micro-batch x sequence / cp). Arrays broadcast; times in seconds, traffic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from jointopt.spec.model import Model
 
 @dataclass(frozen=True)
 class Work:
-    """What kernels cost: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
+    """Costs of kernels: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
 
     sm_s: Floats
     memory_s: Floats
@@ -37,11 +38,17 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def map(self, of: Callable[[Floats], Floats]) -> Work:
+        """Each of the four after ``of``."""
+        return Work(*(of(getattr(self, f.name)) for f in fields(self)))
+
     def times(self, factor: Floats | float) -> Work:
-        return Work(*(getattr(self, f.name) * factor for f in fields(self)))
+        """The work so many times."""
+        return self.map(lambda x: x * factor)
 
     @property
     def time_s(self) -> Floats:
+        """Seconds at the maximum clock."""
         return self.sm_s + self.memory_s
 
 
@@ -55,13 +62,14 @@ class Pass:
     def __add__(self, other: Pass) -> Pass:
         return Pass(self.forward + other.forward, self.backward + other.backward)
 
-    def times(self, factor: Floats | float) -> Pass:
-        return Pass(self.forward.times(factor), self.backward.times(factor))
+    def map(self, of: Callable[[Floats], Floats]) -> Pass:
+        """Both passes after ``of``."""
+        return Pass(self.forward.map(of), self.backward.map(of))
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """How fast one GPU runs kernels under one framework and precision."""
+    """Speed at which one GPU runs kernels under one framework and precision."""
 
     gemm: GemmConstants
     dtype: str  # of linear layers
@@ -78,6 +86,7 @@ class Kernels:
 
     @property
     def core_flops_per_s(self) -> float:
+        """Peak flop/s of the attention core, which runs in 16 bit or fp32."""
         return self.gemm.peak_flops / dtype_time_factor(self.gemm, self.wide_dtype)
 
     @property
@@ -88,10 +97,10 @@ class Kernels:
 
 def kernels(job: Job, constants: KernelConstants) -> Kernels:
     """The kernels that the job's GPU, precision and framework run."""
-    training, habits, gpu = job.training, job.training.framework, job.cluster.gpu
+    training, profile, gpu = job.training, job.training.framework, job.cluster.gpu
     gemm, overhead = constants.gemm, training_factor(gpu)
     plain = fp32_time_factor(gpu)
-    if training.dtype == "fp32" and not habits.tf32 and plain is not None:
+    if training.dtype == "fp32" and not profile.tf32 and plain is not None:
         # FP32 cores are slow enough to be fed: products reach about 0.9 of their peak, alone or in training
         top_share = max(tile.peak_fraction for tile in gemm.tiles)
         gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
@@ -103,12 +112,12 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         element_bytes=4.0 if training.dtype == "fp32" else 2.0,
         attention=training.attention,
         core=attention_constants(gpu, training.attention),
-        compute_factor=habits.compute_factor * overhead,
-        elementwise_factor=habits.elementwise_factor * (1.0 if training.fused_norm else 1.5),
-        loss_passes=habits.loss_passes,
+        compute_factor=profile.compute_factor * overhead,
+        elementwise_factor=profile.elementwise_factor * (1.0 if training.fused_norm else 1.5),
+        loss_passes=profile.loss_passes,
         unaligned=unaligned_factors(gpu),
-        unaligned_head_factor=habits.unaligned_head_factor,
-        grouped_experts=habits.grouped_experts,
+        unaligned_head_factor=profile.unaligned_head_factor,
+        grouped_experts=profile.grouped_experts,
     )
 
 
@@ -139,10 +148,12 @@ def linear(
     dtype: str = "",
     padded: bool = False,
 ) -> Pass:
-    """A linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
+    """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
+
+    2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time by `gemm.gemm_time_s`.
 
     ``count`` equal layers (experts) run as one grouped product, or one after the other. Each of the three products
-    reads or writes rows of both widths, n and depth; ``padded`` ones (vocabularies) are aligned whatever n says.
+    reads or writes rows of both widths, n and depth; ``padded`` ones (vocabularies) are aligned whatever n is.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -158,7 +169,11 @@ def linear(
 
 
 def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
-    """Memory-bound kernels: bytes over bandwidth (0.85 of nominal is what streaming kernels reach) plus launches."""
+    """Memory-bound kernels (norms, activations, dropout, residuals): bytes over bandwidth, plus launches.
+
+    0.85 of the nominal bandwidth is what streaming kernels reach; the profile's ``elementwise_factor`` is how far a
+    framework fuses them.
+    """
     moved = moved_bytes * k.elementwise_factor
     time = moved / (0.85 * k.gemm.hbm_bytes_per_s) + launches * k.gemm.launch_s
     return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
@@ -178,7 +193,7 @@ def _head_factor(k: Kernels, d_qk: int, d_v: int) -> float:
 
 
 def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
-    """Scores and their product with the values, causal. Flash kernels skip the masked half and recompute it backward.
+    """Kernels of causal scores and their product with the values; flash skips the masked half and recomputes backward.
 
     Flops forward 2·tokens·s·a·(d_qk + d_v)/tp, halved when causal blocks are skipped; backward 2.5 times that for
     flash (Dao 2023, arXiv:2307.08691, section 3), twice for unfused. Unfused scores go through memory.
@@ -210,7 +225,11 @@ def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp
 def attention_layer(
     k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, sharded_tokens: Floats
 ) -> Pass:
-    """Norm, projections, core, output projection and residual. ``sharded_tokens``: tokens / tp under SP."""
+    """Kernels of norm, projections, core, output projection and residual. ``sharded_tokens``: tokens / tp under SP.
+
+    Column- then row-parallel products (Shoeybi et al. 2019, arXiv:1909.08053, section 3); MLA with its low-rank
+    projections (DeepSeek-V2, arXiv:2405.04434, section 2.1), without absorbing them into the core.
+    """
     h, a, g, d = model.hidden_size, model.num_attention_heads, model.num_query_groups, model.head_dim
     e = k.element_bytes
     if model.kv_lora_rank:
@@ -246,7 +265,7 @@ def mlp_layer(
     sharded_tokens: Floats,
     experts: Floats | float = 1.0,
 ) -> Pass:
-    """Norm, up (and gate) projection, activation, down projection, residual; ``width`` is what one rank holds.
+    """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
     With ``experts`` > 1 the products run once per local expert on ``tokens`` tokens each (grouped GEMM).
     """
@@ -266,7 +285,7 @@ def moe_layer(
     k: Kernels, model: Model, tokens: Floats, ep: Floats, expert_tp: Floats, token_share: Floats,
     tp: Floats, sharded_tokens: Floats,
 ) -> Pass:  # fmt: skip
-    """Router, permutation, grouped expert products (balanced routing) and shared experts.
+    """Kernels of router, permutation, grouped expert products (balanced routing) and shared experts.
 
     ``expert_tp`` cuts an expert's width; ``token_share`` is the share of the rank's tokens that its experts see
     (1 where experts are cut by tp, 1/tp where each tensor rank routes its own slice).
@@ -287,13 +306,16 @@ def moe_layer(
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
-    """Look-up forward, scatter-add backward."""
+    """Kernels of the embedding, memory-bound: look-up forward, scatter-add backward; three reads or writes of s·b·h."""
     moved = 3.0 * tokens * model.hidden_size * k.element_bytes / tp
     return Pass(elementwise(k, moved, 3), elementwise(k, 2 * moved, 3))
 
 
 def head(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
-    """Final norm, output projection and cross-entropy over the vocabulary; never in fp8 or fp4."""
+    """Kernels of final norm, output projection and cross-entropy over the vocabulary; never in fp8 or fp4.
+
+    The loss goes ``loss_passes`` times over fp32 logits, two thirds of them forward (a framework profile's figure).
+    """
     vocab = model.vocab_size / tp
     logits = tokens * vocab * 4.0
     product = linear(k, tokens, vocab, float(model.hidden_size), dtype=k.wide_dtype, padded=True)

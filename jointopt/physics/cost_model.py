@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.core.units import GIB, PICO
+from jointopt.core.units import GIB
+from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
-from jointopt.physics import facility, power, slack
-from jointopt.physics.cooler import cooler
+from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
+from jointopt.physics.memory import memory_parts
 from jointopt.physics.pipeline import iteration_time_s
-from jointopt.physics.power_limits import kernel_limit_w, power_limit_w
-from jointopt.physics.stage_memory import memory_parts
-from jointopt.physics.stage_traffic import hardware
+from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
@@ -66,30 +65,6 @@ class StageTimes:
     total_s: Floats  # (n,)
 
 
-@dataclass(frozen=True)
-class _Lump:
-    """Energy of an iteration by how it follows the clock, so that a plan costs few operations."""
-
-    clocked_j: Floats  # (L, pp) at the top clock, follows V²
-    active_j: Floats  # (L, pp) at the top clock, follows f·V²
-    fixed_j: Floats  # (L,) of all stages, whatever the clock
-    step_s: Floats  # (L,) optimizer steps of all stages
-
-
-def _lump(costs: pc.StageCosts, k: PowerConstants) -> _Lump:
-    batches = costs.num_micro_batches[:, None]
-    sm = costs.forward_sm_s + costs.backward_sm_s
-    memory = costs.forward_memory_s + costs.backward_memory_s
-    hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
-    link = batches * costs.link_j + costs.iteration_link_j
-    return _Lump(
-        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * (batches * memory + costs.optimizer_s),
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        step_s=costs.optimizer_s.sum(axis=1),
-    )
-
-
 class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
@@ -106,7 +81,7 @@ class CostModel:
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
-        self.lumps: list[_Lump] = []
+        self.energy_terms: list[pc.EnergyTerms] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor = self.power_factor = 1.0
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
@@ -120,7 +95,7 @@ class CostModel:
             self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
-            self.lumps.append(_lump(self.groups[-1], self.power))
+            self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0
@@ -177,7 +152,7 @@ class CostModel:
         return self.memory_factor * peak_memory_bytes(self.job, self.layouts)
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
-        """The time of `evaluate` alone, (n,), where nobody asks for energy or memory."""
+        """The time of `evaluate` alone, (n,), without energy and memory."""
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
@@ -197,11 +172,13 @@ class CostModel:
             fastest = self.times(g, rows, top).total_s
             at = np.flatnonzero(self.group_of == g)
             time[at] = fastest[self.row_of[at]]
-            energy[at] = slack.energy_floor_j(costs, self.power, self.cooler, fastest)[self.row_of[at]]
+            floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
+            energy[at] = floor_j[self.row_of[at]]
         return time * self.time_factor, energy * self.time_factor * self.power_factor
 
     @property
     def energy_slope_w(self) -> float:
+        """`slack.energy_slope_w` of all GPUs, in W, as corrected."""
         return self.power_factor * slack.energy_slope_w(self.power, self.cooler, self.job.cluster.num_gpus)
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
@@ -223,10 +200,12 @@ class CostModel:
         sm = costs.forward_sm_s + costs.backward_sm_s
         other = costs.forward_memory_s + costs.backward_memory_s
         work = (costs.flops, costs.hbm_bytes)
-        clock = power.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz)
-        busy = power.scaled_time_s(sm, other, clock, self.top_mhz)
-        burst = power.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
-        return clock, power.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
+        clock = clock_law.capped_clock_mhz(
+            self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz
+        )
+        busy = clock_law.scaled_time_s(sm, other, clock, self.top_mhz)
+        burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
+        return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
 
     @property
     def _floor_mhz(self) -> float:
@@ -235,7 +214,7 @@ class CostModel:
     def times(self, g: int, rows: Ints, clock_mhz: Floats) -> StageTimes:
         """Schedule of plans of group ``g``: everything that is about time."""
         costs = self.groups[g]
-        habits = self.job.training.framework
+        profile = self.job.training.framework
         clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
         stretch = self.top_mhz / clock
         forward_kernel = costs.forward_sm_s.take(rows, 0)
@@ -253,7 +232,7 @@ class CostModel:
         left = np.zeros((1, 1))
         if costs.has_gathers:
             gather = costs.gather_s.take(rows, 0)
-            hidden = habits.dp_overlap * gather
+            hidden = profile.dp_overlap * gather
             left_forward = gather - np.minimum(hidden, forward)
             left_backward = gather - np.minimum(hidden, backward)
             forward += left_forward
@@ -266,7 +245,7 @@ class CostModel:
         makespan = self._makespan_s(costs, rows, forward, backward, batches)
         exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
         step = costs.slowest_step_s[rows]
-        total = makespan + exposed + step + habits.iteration_overhead_s
+        total = makespan + exposed + step + profile.iteration_overhead_s
         kernel = forward_kernel
         kernel += backward_kernel
         return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
@@ -274,7 +253,7 @@ class CostModel:
     def _makespan_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
     ) -> Floats:
-        """Length of the schedule, (n,); recorded interleaved runs need not fill their last group of micro-batches."""
+        """Seconds (n,) of the schedule, bubble included; the last group of interleaved runs may be partly empty."""
         depth = len(costs.layers)
         vpp = costs.layouts["vpp"][rows]
         full = np.where((vpp > 1) & (depth > 1), -(-batches // depth) * depth, batches)
@@ -284,8 +263,10 @@ class CostModel:
     def dp_exposed_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
     ) -> Floats:
-        """Gradient traffic that neither hides under compute nor under the drain of the pipeline, (n,)."""
-        habits = self.job.training.framework
+        """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
+
+        At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
+        """
         if not costs.has_reduction:
             return np.zeros(len(rows))
         reduce = costs.reduce_s.take(rows, 0)
@@ -299,7 +280,7 @@ class CostModel:
         window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
         # the distributed optimizer gathers weights under the next iteration's first forward pass
         window = window + np.where(zero == 1, forward, 0.0)
-        left = reduce - np.minimum(habits.dp_overlap * reduce, window)
+        left = reduce - np.minimum(self.job.training.framework.dp_overlap * reduce, window)
         # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
         drained = (np.cumsum(backward, axis=1) - backward) / vpp
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
@@ -331,20 +312,20 @@ class CostModel:
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
         busy = self.kernel_s(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
-        return power.energy_parts_j(
+        return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
         )
 
     def _energy_j(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Energy of all GPUs, (n,): the sum of `energy_parts` over parts, stages and ranks, with constants lumped."""
-        costs, lump, k = self.groups[g], self.lumps[g], self.power
+        costs, terms, k = self.groups[g], self.energy_terms[g], self.power
         x = t.clock_mhz / self.top_mhz
-        v2 = power.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
-        scaled = lump.clocked_j.take(rows, 0)
-        x *= lump.active_j.take(rows, 0)
+        v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
+        scaled = terms.clocked_j.take(rows, 0)
+        x *= terms.active_j.take(rows, 0)
         scaled += x
-        work = np.einsum("ij,ij->i", scaled, v2) + lump.fixed_j[rows]
-        busy = costs.num_micro_batches[rows] * t.kernel_s.sum(axis=1) + lump.step_s[rows]
+        work = np.einsum("ij,ij->i", scaled, v2) + terms.fixed_j[rows]
+        busy = costs.num_micro_batches[rows] * t.kernel_s.sum(axis=1) + terms.step_s[rows]
         rank_s = t.total_s * x.shape[1]
         cold = work + k.static_w * rank_s + max(k.wait_w - k.static_w, 0.0) * (rank_s - busy)
         at_zero, gain = self.cooler.leakage_line
@@ -368,16 +349,15 @@ class CostModel:
 
     def burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
-        costs = self.groups[g]
-        burst = power.busy_power_w(
+        costs, limit_w = self.groups[g], self.limits_w[g]
+        burst = clock_law.busy_power_w(
             self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         )
-        limit_w = self.limits_w[g]
         burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
         return np.asarray(burst + self.cooler.peak_leakage_w(burst))
 
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
-        """What is bounded: predicted values (n,) and the bound, by the constraint's name."""
+        """Bounded predictions: predicted values (n,) and the bound, by the constraint's name."""
         limits, cluster = self.job.constraints, self.job.cluster
         bounded = {"memory (GiB)": (out["peak_memory_gib"], memory_limit_gib(self.job))}
         for name in ("iteration_time_s", "energy_j", "avg_power_w"):
@@ -411,7 +391,7 @@ def _summed(parts: dict[str, Floats]) -> Floats:
 
 
 def memory_limit_gib(job: Job) -> float:
-    """What a run may use per GPU: the job's fraction, else the framework's."""
+    """Memory in GiB that a run may use per GPU: the job's fraction, else the framework's."""
     fraction = job.constraints.memory_fraction or job.training.framework.memory_fraction
     return fraction * job.cluster.gpu.memory_gib
 

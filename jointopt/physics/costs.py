@@ -1,4 +1,4 @@
-"""What a layout costs before any clock is chosen: per stage, with the SM-bound share kept apart.
+"""Costs of a layout before any clock is chosen: per stage, with the SM-bound share kept apart.
 
 Layouts of one pipeline depth form one `StageCosts`, whose arrays have shape (layouts, pp) unless stated otherwise.
 Times are of one micro-batch at the maximum clock.
@@ -7,6 +7,7 @@ Times are of one micro-batch at the maximum clock.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,20 +15,30 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.physics import memory as mem
+from jointopt.core.units import PICO
+from jointopt.physics.compute import (
+    Pass,
+    attention_core,
+    attention_layer,
+    embedding,
+    head,
+    mlp_layer,
+    moe_layer,
+)
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
-from jointopt.physics.stage_memory import stage_parameters
-from jointopt.physics.stage_traffic import (
+from jointopt.physics.memory import Parameters, stage_parameters
+from jointopt.physics.traffic import (
     Hardware,
+    Traffic,
     cp_traffic,
     ep_traffic,
     gradient_traffic,
     pipeline_traffic,
     tp_traffic,
 )
-from jointopt.physics.stage_work import layer_costs, work_per_stage
+from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
-from jointopt.spec.plans.placement import even_domain, placement
+from jointopt.spec.plans.placement import Group, even_domain, placement
 
 
 @dataclass(frozen=True)
@@ -60,14 +71,17 @@ class StageCosts:
 
     @functools.cached_property
     def has_host_floor(self) -> bool:
+        """Whether any stage waits for its host."""
         return bool(self.host_s.any())
 
     @functools.cached_property
     def has_gathers(self) -> bool:
+        """Whether any layout gathers weights (ZeRO-3)."""
         return bool(self.gather_s.any())
 
     @functools.cached_property
     def has_reduction(self) -> bool:
+        """Whether any layout reduces gradients."""
         return bool(self.reduce_s.any())
 
 
@@ -80,31 +94,50 @@ def paused(costs: StageCosts, duty: Floats) -> StageCosts:
     return replace(costs, **longer)
 
 
+@dataclass(frozen=True)
+class EnergyTerms:
+    """Energy of an iteration by how it follows the clock, so that a plan costs few operations; L layouts."""
+
+    clocked_j: Floats  # (L, pp) at the top clock, follows V²
+    active_j: Floats  # (L, pp) at the top clock, follows f·V²
+    fixed_j: Floats  # (L,) of all stages, whatever the clock
+    step_s: Floats  # (L,) optimizer steps of all stages
+
+
+def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
+    """The work of `clock_law.energy_parts_j` summed into the terms above; SM-bound time times f is constant."""
+    batches = costs.num_micro_batches[:, None]
+    sm = costs.forward_sm_s + costs.backward_sm_s
+    memory = costs.forward_memory_s + costs.backward_memory_s
+    hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
+    link = batches * costs.link_j + costs.iteration_link_j
+    return EnergyTerms(
+        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
+        active_j=k.active_w * (batches * memory + costs.optimizer_s),
+        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
+        step_s=costs.optimizer_s.sum(axis=1),
+    )
+
+
 def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
-    """Costs of layouts that share one pipeline depth."""
-    lay = LayoutArrays(job, layouts)
-    habits = job.training.framework
+    """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
+
+    A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
+    products per product forward). The optimizer step is bound by device memory, of which streaming reaches 0.8.
+    """
+    lay, profile = LayoutArrays(job, layouts), job.training.framework
     layers = stage_layers(job, layouts)
     groups = placement(layouts, even_domain(job.cluster))
     layer = layer_costs(job, hw, lay)
     work = work_per_stage(job, layers, lay, layer)
-    traffic = {
-        "tp_comm": tp_traffic(job, hw, lay, groups, layer.dense),
-        "cp_comm": cp_traffic(job, hw, lay, groups, layer.core),
-    }
-    per_stage = {"tp_comm": layers, "cp_comm": layers}
-    if job.model.is_moe:
-        traffic["ep_comm"] = ep_traffic(job, hw, lay, groups, layer.moe)
-        per_stage["ep_comm"] = layers - dense_layers_of(job, layers)
-    forward_comm = _summed(t.forward_s[:, None] * per_stage[n] for n, t in traffic.items())
-    backward_comm = _summed(t.backward_s[:, None] * per_stage[n] for n, t in traffic.items())
+    traffic = _stage_traffic(job, hw, lay, groups, layer, layers)
     p2p_s, p2p_j = pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = gradient_traffic(job, hw, lay, groups, params)
     step_bytes = _optimizer_bytes(lay, params)
     step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + _slices_s(job, lay, layers)
-    overhead = habits.micro_batch_overhead_s
-    link_parts_j = {n: t.joules[:, None] * per_stage[n] for n, t in traffic.items()}
+    overhead = profile.micro_batch_overhead_s
+    link_parts_j = {name: t.joules for name, t in traffic.items()}
     link_parts_j |= {"pp_comm": p2p_j[:, None] * _sends(lay), "zero_comm": gather_j}
     return StageCosts(
         layouts=layouts,
@@ -113,12 +146,12 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s,
         forward_memory_s=work.forward.memory_s,
-        forward_comm_s=forward_comm + overhead / 3.0,
+        forward_comm_s=_summed(t.forward_s for t in traffic.values()) + overhead / 3.0,
         backward_sm_s=work.backward.sm_s,
         backward_memory_s=work.backward.memory_s,
-        backward_comm_s=backward_comm + overhead * 2.0 / 3.0,
+        backward_comm_s=_summed(t.backward_s for t in traffic.values()) + overhead * 2.0 / 3.0,
         host_s=_host_s(job, lay, layers),
-        p2p_s=p2p_s * lay.vpp * (1.0 - habits.pp_overlap),
+        p2p_s=p2p_s * lay.vpp * (1.0 - profile.pp_overlap),
         gather_s=gather_s,
         reduce_s=reduce_s,
         optimizer_s=step_s,
@@ -128,9 +161,23 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
         link_j=_summed(link_parts_j.values()),
         iteration_link_j=reduce_j,
         iteration_hbm_bytes=step_bytes,
-        comm_parts_s={n: (t.forward_s + t.backward_s)[:, None] * per_stage[n] for n, t in traffic.items()},
+        comm_parts_s={name: t.forward_s + t.backward_s for name, t in traffic.items()},
         link_parts_j=link_parts_j,
     )
+
+
+def _stage_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
+) -> dict[str, Traffic]:
+    """Collectives of one micro-batch inside the layers of every stage, (L, pp), by kind of parallelism."""
+    traffic = {
+        "tp_comm": tp_traffic(job, hw, lay, groups, layer.dense).over(layers),
+        "cp_comm": cp_traffic(job, hw, lay, groups, layer.core).over(layers),
+    }
+    if job.model.is_moe:
+        moe_layers = layers - dense_layers_of(job, layers)
+        traffic["ep_comm"] = ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
+    return traffic
 
 
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
@@ -154,10 +201,10 @@ def _sends(lay: LayoutArrays) -> Floats:
 
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts."""
-    habits = job.training.framework
-    piped = habits.host_floor_pp_s + habits.host_floor_pp_tp_s * lay.tp
-    layer = piped if lay.pp > 1 else np.full_like(lay.tp, habits.host_floor_s)
-    experts = habits.expert_host_s * job.model.num_experts / lay.ep
+    profile = job.training.framework
+    piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
+    layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
+    experts = profile.expert_host_s * job.model.num_experts / lay.ep
     moe_layers = layers - dense_layers_of(job, layers)
     total = layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
@@ -174,8 +221,65 @@ def _summed(parts: Iterable[Floats]) -> Floats:
     return np.asarray(functools.reduce(np.add, parts))
 
 
-def _optimizer_bytes(lay: LayoutArrays, params: mem.Parameters) -> Floats:
+def _optimizer_bytes(lay: LayoutArrays, params: Parameters) -> Floats:
     """Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B)."""
     shard = np.where(lay.zero >= 1, lay.dp * lay.cp, 1.0)[:, None]
     expert_shard = np.where(lay.zero >= 1, lay.dp * lay.cp / lay.ep, 1.0)[:, None]
     return 30.0 * (params.dense / shard + params.expert / expert_shard)
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,)."""
+
+    dense: Pass
+    moe: Pass
+    core: Pass
+    embedding: Pass
+    head: Pass
+
+
+def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
+    """Kernels of one micro-batch, (L,), priced once per distinct shape."""
+    model, k, seq_length = job.model, hw.kernels, job.training.seq_length
+    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp], axis=1)
+    _, first, inverse = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
+    # context parallelism: a rank's queries meet the keys of the whole sequence
+    core = attention_core(k, model, tokens, seq_length, tp)
+    attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
+    dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
+    if model.is_moe:
+        expert_tp, share = lay.expert_tp[first], lay.token_share[first]
+        moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
+    parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
+    return LayerCosts(*(p.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)]) for p in parts))
+
+
+def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
+    """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
+    dense_layers, depth = dense_layers_of(job, layers), len(layers)
+    first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
+    dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
+    parts = [
+        (dense, dense_layers),
+        (moe, layers - dense_layers),
+        (costs.embedding, first),
+        (costs.head, last),
+    ]
+
+    def outer(part: Pass, per_stage: Floats) -> Pass:
+        return part.map(lambda x: x[:, None] * per_stage)
+
+    return functools.reduce(operator.add, (outer(*part) for part in parts))
+
+
+def _with_recompute(job: Job, layer: Pass, core: Pass, lay: LayoutArrays) -> Pass:
+    """The layer with forward work repeated before its backward pass: all of it (full), its core or a share (selective).
+
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole.
+    """
+    share = job.training.framework.selective_share
+    selected = layer.forward.times(share) if share else core.forward
+    again = layer.forward.times(lay.full.astype(float)) + selected.times(lay.selective.astype(float))
+    return Pass(layer.forward, layer.backward + again)

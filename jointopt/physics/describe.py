@@ -1,4 +1,4 @@
-"""What a learner may know of a plan: shares of its predicted time, its shape, and how its time would move.
+"""Features of a plan for a learner: shares of its predicted time, its shape, and how its time would move.
 
 No name of a model, cluster or GPU is among the features, so that what is learned transfers. Framework and attention
 kernel are categories, a column of ones named ``framework=nemo`` or ``attention=unknown``; other frameworks' columns are
@@ -58,7 +58,7 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
 
 
 def _categories(job: Job) -> tuple[str, str]:
-    """Which framework and which attention kernel the job has; a framework without a profile says nothing."""
+    """Columns of the job's framework (`UNKNOWN` without a profile) and attention kernel."""
     framework, attention = job.training.framework, job.training.attention
     return (
         f"framework{CATEGORY}{framework.name if framework.fitted else UNKNOWN}",
@@ -93,8 +93,8 @@ def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> C
     return out
 
 
-def _habits(job: Job, **habits: Any) -> Job:
-    framework = replace(job.training.framework, **habits)
+def _profile(job: Job, **figures: Any) -> Job:
+    framework = replace(job.training.framework, **figures)
     return replace(job, training=replace(job.training, framework=framework))
 
 
@@ -106,22 +106,22 @@ def _host(job: Job) -> Job:
     f = job.training.framework
     floor, piped = (own + STEP * max(own, 5e-4) for own in (f.host_floor_s, f.host_floor_pp_s))
     per_tp = f.host_floor_pp_tp_s * (1.0 + STEP)
-    return _habits(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_tp)
+    return _profile(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_tp)
 
 
 # What differs between clusters and software stacks, as one step of each: a tenth of the logarithm of a speed or a
 # cost, 1 ms per micro-batch, 20 ms per iteration, a tenth of an overlap.
 _STEPS: Mapping[str, Callable[[Job], Job]] = {
-    "compute": lambda j: _habits(j, compute_factor=j.training.framework.compute_factor * np.exp(STEP)),
-    "elementwise": lambda j: _habits(j, elementwise_factor=j.training.framework.elementwise_factor * np.exp(STEP)),
+    "compute": lambda j: _profile(j, compute_factor=j.training.framework.compute_factor * np.exp(STEP)),
+    "elementwise": lambda j: _profile(j, elementwise_factor=j.training.framework.elementwise_factor * np.exp(STEP)),
     "intra_node": lambda j: _links(j, intra_node_gbytes_per_s=j.cluster.intra_node_gbytes_per_s * np.exp(-STEP)),
     "inter_node": lambda j: _links(j, inter_node_gbytes_per_s=j.cluster.inter_node_gbytes_per_s * np.exp(-STEP)),
     "host": _host,
-    "micro_batch": lambda j: _habits(j, micro_batch_overhead_s=j.training.framework.micro_batch_overhead_s + 1e-3),
-    "iteration": lambda j: _habits(j, iteration_overhead_s=j.training.framework.iteration_overhead_s + 0.02),
-    "dp_overlap": lambda j: _habits(j, dp_overlap=abs(j.training.framework.dp_overlap - STEP)),
-    "tp_overlap": lambda j: _habits(j, tp_overlap=min(j.training.framework.tp_overlap + STEP, 1.0)),
-    "loss": lambda j: _habits(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
+    "micro_batch": lambda j: _profile(j, micro_batch_overhead_s=j.training.framework.micro_batch_overhead_s + 1e-3),
+    "iteration": lambda j: _profile(j, iteration_overhead_s=j.training.framework.iteration_overhead_s + 0.02),
+    "dp_overlap": lambda j: _profile(j, dp_overlap=abs(j.training.framework.dp_overlap - STEP)),
+    "tp_overlap": lambda j: _profile(j, tp_overlap=min(j.training.framework.tp_overlap + STEP, 1.0)),
+    "loss": lambda j: _profile(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
 }  # fmt: skip
 CONSTANTS = tuple(_STEPS)
 _AFTER_PRICING = (

@@ -45,7 +45,7 @@ def cluster_power_kw(cluster: Cluster, avg_power_w: Array) -> Floats:
 
 
 def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
-    """What the site pays, (n,) each, from time and energy of the GPUs of one iteration.
+    """Payments of the site, (n,) each, from time and energy of the GPUs of one iteration.
 
     ``facility_energy_j`` always; ``carbon_kg`` and ``cost`` (in the job's currency) where the job states what a kWh
     brings along; with ``run_tokens`` all of these, and ``run_time_s``, for the whole run too.

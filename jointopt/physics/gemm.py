@@ -1,8 +1,8 @@
 """Time of one dense matrix product on one GPU: tiles, waves, prologue, power, HBM and launch floor.
 
-The form is a roofline with the three effects that measured products show most: a product is cut into tiles
-that run in waves over the SMs; each tile pays a fixed stretch of k to fill and drain its pipeline; large products
-draw the board to its power limit, which lowers the clock. ``catalog/kernels.yaml`` has the constants.
+The form is a roofline (Williams et al. 2009) with the three effects that measured products show most: a product is cut
+into tiles that run in waves over the SMs; each tile pays a fixed stretch of k to fill and drain its pipeline; large
+products draw the board to its power limit, which lowers the clock. ``catalog/kernels.yaml`` has the constants.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def dtype_time_factor(constants: GemmConstants, dtype: str) -> float:
 
 
 def gemm_bytes(m: Floats, n: Floats, k: Floats, operand_bytes: float, batch: Floats | float = 1.0) -> Floats:
-    """Bytes that a product must move at least: both operands in, the result out."""
+    """Bytes that a product must move at least: both operands in, the result out (the roofline's compulsory traffic)."""
     return batch * (operand_bytes * k * (m + n) + max(operand_bytes, OUTPUT_BYTES) * (m * n))
 
 

@@ -10,7 +10,7 @@ from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
 
 
 class LayoutArrays:
-    """Layout columns as floats, and what every formula asks of them."""
+    """Layout columns as floats, and what every formula needs of them."""
 
     def __init__(self, job: Job, layouts: Columns) -> None:
         f = {k: v.astype(float) for k, v in layouts.items()}
@@ -32,7 +32,10 @@ class LayoutArrays:
 
 
 def stage_layers(job: Job, layouts: Columns) -> Floats:
-    """Layers per stage (pp,); the head counts, by its flops, where layers do not divide or ``layers_by_cost``."""
+    """Layers per stage (pp,); the head counts, by its flops, where layers do not divide or ``layers_by_cost``.
+
+    Layers that divide are split evenly, as Megatron does; ``layers_by_cost`` is a framework profile's.
+    """
     model = job.model
     per_layer = model.attention_parameters + model.dense_mlp_parameters
     if model.is_moe:

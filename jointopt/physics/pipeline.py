@@ -1,167 +1,27 @@
-"""Makespan and activation count of the 1F1B and the interleaved 1F1B pipeline schedule with unequal ranks.
+"""Makespan of the 1F1B and the interleaved 1F1B pipeline schedule with unequal ranks, and with it the bubble.
 
-Both makespans are closed forms of the longest path through the schedule's graph: exact, and a few vector
-operations per rank for any number of plans. `simulate` runs an explicit schedule operation by operation; it serves
-explanations, and the closed forms are tested against it. Receiving blocks and is part of the receiver's time.
+Closed forms of the longest path through the graph of `jointopt.physics.schedule`: exact, and a few vector operations
+per rank for any number of plans. Receiving blocks and is part of the receiver's time.
 
-Indices: rank i of p, virtual chunk c of v, micro-batch j of m. A rank's k-th forward (backward) is its *slot* k;
-its *round* r is the steady pair of forward slot r + w and backward slot r, after w warm-up forwards.
+The bubble is what a rank idles: makespan - m (f + b). Of p equal ranks, m micro-batches and v virtual chunks, the
+makespan is (m + (p - 1)/v)(f + b), so the bubble is (p - 1)/m of the work in 1F1B and (p - 1)/(v m) interleaved
+(Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2).
+
+Indices as in `schedule`; a rank's *round* r is the steady pair of forward slot r + w and backward slot r, after w
+warm-up forwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats, Ints
+from jointopt.physics.schedule import check_micro_batches, warmup_slots
 
 BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One micro-batch's forward or backward pass through one virtual chunk of a rank."""
-
-    backward: bool
-    chunk: int
-    micro_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimedOperation:
-    """An operation with its start and end, in seconds from the start of the iteration."""
-
-    operation: Operation
-    start_s: float
-    end_s: float
-
-
-Order = Sequence[Operation]
-Predecessor = Callable[[int, Operation], tuple[int, Operation] | None]
-
-
-def warmup_slots(pp: int, vpp: int, num_micro_batches: int, rank: int) -> int:
-    """Forwards (of one chunk each) that a rank runs before its first backward.
-
-    1F1B and interleaved: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; counts as in Megatron Core's
-    `get_pp_rank_microbatches` with micro-batch groups of p. Older Megatron-LM ran all forwards first when m = p.
-    """
-    ahead = pp - 1 - rank
-    slots = ahead if vpp == 1 else 2 * ahead + (vpp - 1) * pp
-    return min(slots, num_micro_batches * vpp)
-
-
-def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list[Operation]:
-    """The operations of one rank in Megatron-LM's order: 1F1B, or interleaved 1F1B if vpp > 1.
-
-    Interleaved: groups of p micro-batches pass chunk 0, then chunk 1, and so on; backwards from the last chunk
-    down. Raises PlanError where Megatron-LM has no such schedule.
-    """
-    _check_micro_batches(np.array([pp]), np.array([vpp]), np.array([num_micro_batches]))
-    slots = num_micro_batches * vpp
-    group = pp if vpp > 1 else 1
-    warmup = warmup_slots(pp, vpp, num_micro_batches, rank)
-
-    def operation(slot: int, backward: bool) -> Operation:
-        groups, inside = divmod(slot, group * vpp)
-        chunk, member = divmod(inside, group)
-        return Operation(backward, vpp - 1 - chunk if backward else chunk, groups * group + member)
-
-    order = [operation(slot, False) for slot in range(warmup)]
-    for slot in range(slots - warmup):
-        order += [operation(slot + warmup, False), operation(slot, True)]
-    return order + [operation(slot, True) for slot in range(slots - warmup, slots)]
-
-
-def data_dependency(pp: int, vpp: int) -> Predecessor:
-    """The rule that says which (rank, operation) delivers an operation's input; None = the data loader."""
-
-    def predecessor(rank: int, op: Operation) -> tuple[int, Operation] | None:
-        stage = op.chunk * pp + rank
-        if op.backward and stage == pp * vpp - 1:
-            return rank, Operation(False, op.chunk, op.micro_batch)
-        source = stage + 1 if op.backward else stage - 1
-        return None if source < 0 else (source % pp, Operation(op.backward, source // pp, op.micro_batch))
-
-    return predecessor
-
-
-def execution_order(orders: Sequence[Order], predecessor: Predecessor) -> list[tuple[int, Operation]]:
-    """All (rank, operation) in one sequence that respects every rank's order and every dependency.
-
-    Raises PlanError if the ranks would wait for each other for ever.
-    """
-    done: set[tuple[int, Operation]] = set()
-    sequence: list[tuple[int, Operation]] = []
-    position = [0] * len(orders)
-    total = sum(len(order) for order in orders)
-    while len(sequence) < total:
-        before = len(sequence)
-        for rank, order in enumerate(orders):
-            while position[rank] < len(order):
-                op = order[position[rank]]
-                source = predecessor(rank, op)
-                if source is not None and source not in done:
-                    break
-                done.add((rank, op))
-                sequence.append((rank, op))
-                position[rank] += 1
-        if len(sequence) == before:
-            raise PlanError(
-                f"The pipeline schedule deadlocks after {before} of {total} operations, every rank waiting for "
-                f"another: expected orders in which each input is produced first, got positions {position} "
-                f"that cannot advance; reorder the operations."
-            )
-    return sequence
-
-
-def simulate(
-    orders: Sequence[Order], duration_s: Callable[[int, Operation], float], predecessor: Predecessor
-) -> list[list[TimedOperation]]:
-    """Start and end of every operation, per rank; each starts as soon as its rank and its input are ready.
-
-    ``orders``: one sequence per rank; ``duration_s(rank, operation)``: seconds. Raises PlanError on a deadlock.
-    """
-    timed: list[list[TimedOperation]] = [[] for _ in orders]
-    end_s: dict[tuple[int, Operation], float] = {}
-    for rank, op in execution_order(orders, predecessor):
-        source = predecessor(rank, op)
-        free_s = timed[rank][-1].end_s if timed[rank] else 0.0
-        start_s = max(free_s, end_s[source]) if source is not None else free_s
-        end_s[rank, op] = start_s + duration_s(rank, op)
-        timed[rank].append(TimedOperation(op, start_s, end_s[rank, op]))
-    return timed
-
-
-def simulate_plan(
-    forward_s: Sequence[float], backward_s: Sequence[float], vpp: int, num_micro_batches: int
-) -> list[list[TimedOperation]]:
-    """`simulate` one plan: seconds per micro-batch and rank (length pp), split evenly over the rank's chunks."""
-    pp = len(forward_s)
-    orders = [schedule_order(pp, vpp, num_micro_batches, rank) for rank in range(pp)]
-
-    def duration_s(rank: int, op: Operation) -> float:
-        return float(backward_s[rank] if op.backward else forward_s[rank]) / vpp
-
-    return simulate(orders, duration_s, data_dependency(pp, vpp))
-
-
-def in_flight_micro_batches(pp: Ints, vpp: Ints, num_micro_batches: Ints, stage: Ints) -> Floats:
-    """Most micro-batches whose activations a rank holds at once, in units of the rank's full layers.
-
-    ``pp``, ``vpp``, ``num_micro_batches`` (n,), ``stage`` (S,) -> (n, S); 0 where ``stage`` >= pp. The warm-up
-    forwards plus one, each chunk counting 1/v: min(m, p - i) for 1F1B; on rank 0 of the interleaved schedule
-    p (1 + (p - 1)/(p v)), the factor of Korthikanti et al. 2022, arXiv:2205.05198. Exact for `schedule_order`.
-    """
-    p, v, m = (np.asarray(a)[..., None] for a in (pp, vpp, num_micro_batches))
-    ahead = p - 1 - np.asarray(stage)
-    chunks = np.where(v == 1, ahead, 2 * ahead + (v - 1) * p) + 1
-    alive: Floats = np.where(ahead >= 0, np.minimum(chunks, m * v) / v, 0.0)
-    return alive
 
 
 def iteration_time_s(
@@ -171,14 +31,13 @@ def iteration_time_s(
 
     ``forward_s``, ``backward_s`` (n, S): seconds of one micro-batch on each rank, all its chunks together, with
     the blocking receives; columns from pp on are ignored. ``pp``, ``vpp``, ``num_micro_batches`` (n,). Of the
-    makespan a rank is busy for m (f + b) and idle for the rest. Exact for equal chunks
-    within a rank. Unequal ones are spread evenly: measured on otherwise equal ranks, exact for a head added to the
-    last chunk, 0-0.8 % too long if that chunk also has one layer fewer, but 1-25 % too short if the rank's other
-    chunks are made lighter to make up for the head
-    (`chunked_iteration_time_s` is exact there too). Raises PlanError for a plan with no such schedule.
+    makespan a rank is busy for m (f + b); the rest is its bubble. Exact for equal chunks within a rank. Unequal ones
+    are spread evenly: measured on otherwise equal ranks, exact for a head added to the last chunk, 0-0.8 % too long if
+    that chunk also has one layer fewer, but 1-25 % too short if the rank's other chunks are made lighter to make up for
+    the head. Raises PlanError for a plan with no such schedule.
     """
     pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
-    _check_micro_batches(pp, vpp, m)
+    check_micro_batches(pp, vpp, m)
     if pp.size and int(pp.max()) > forward_s.shape[1]:
         raise PlanError(
             f"The pipeline times must have a column per rank: expected at least {int(pp.max())} (the largest pp), "
@@ -193,38 +52,6 @@ def iteration_time_s(
     return time_s
 
 
-def chunked_iteration_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int) -> Floats:
-    """Makespan, seconds, (n,), of plans with equal pp, vpp and m whose chunks may differ.
-
-    ``forward_s``, ``backward_s`` (n, pp, vpp): seconds of one micro-batch on each chunk of each rank. Replays the
-    schedule, exact for any times, in about 4 m p v vector operations: meant for few plans.
-    """
-    n, pp, vpp = forward_s.shape
-    free: list[Floats] = [np.zeros(n) for _ in range(pp)]
-    waiting: dict[int, Floats] = {}
-    # one contiguous row per (backward, rank, chunk)
-    times = np.ascontiguousarray(np.moveaxis(np.stack([forward_s, backward_s]), 1, -1), dtype=np.float64)
-    for rank, backward, chunk, source, name in _replay(pp, vpp, num_micro_batches):
-        start = free[rank] if source is None else np.maximum(free[rank], waiting.pop(source))
-        free[rank] = waiting[name] = start + times[backward, rank, chunk]
-    makespan: Floats = np.max(free, axis=0)
-    return makespan
-
-
-@lru_cache(maxsize=256)
-def _replay(pp: int, vpp: int, num_micro_batches: int) -> list[tuple[int, int, int, int | None, int]]:
-    """(rank, is backward, chunk, number of the operation waited for, own number), in an order of execution."""
-    orders = [schedule_order(pp, vpp, num_micro_batches, rank) for rank in range(pp)]
-    predecessor = data_dependency(pp, vpp)
-    sequence = execution_order(orders, predecessor)
-    number = {step: index for index, step in enumerate(sequence)}
-    sources = [predecessor(rank, op) for rank, op in sequence]
-    return [
-        (rank, int(op.backward), op.chunk, None if s is None else number[s], index)
-        for index, ((rank, op), s) in enumerate(zip(sequence, sources, strict=True))
-    ]
-
-
 def _equal_shapes(pp: Ints, vpp: Ints) -> Iterator[tuple[Ints, int, int]]:
     """Row numbers of the plans of each (pp, vpp) that occurs."""
     for p in np.flatnonzero(np.bincount(pp)).tolist():
@@ -232,18 +59,6 @@ def _equal_shapes(pp: Ints, vpp: Ints) -> Iterator[tuple[Ints, int, int]]:
         chunks = vpp[of_p]
         for v in np.flatnonzero(np.bincount(chunks)).tolist():
             yield of_p[chunks == v], p, v
-
-
-def _check_micro_batches(pp: Ints, vpp: Ints, m: Ints) -> None:
-    """PlanError for the first plan whose micro-batches fit no schedule."""
-    bad = (m < 1) | (pp < 1) | (vpp < 1) | ((vpp > 1) & (pp > 1) & (m % np.maximum(pp, 1) != 0))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise PlanError(
-            f"Plan {row} has no pipeline schedule: expected pp, vpp and num_micro_batches of at least 1, and "
-            f"num_micro_batches divisible by pp when vpp > 1; got pp={pp[row]}, vpp={vpp[row]}, "
-            f"num_micro_batches={m[row]}; change micro_batch_size, dp or vpp."
-        )
 
 
 def _equal_shape_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:

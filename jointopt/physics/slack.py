@@ -1,14 +1,17 @@
-"""Clocks that spend the slack of pipeline stages, and bounds that no clock goes below."""
+"""Clocks that spend the slack of pipeline stages, and bounds that no clock goes below.
+
+That stages off the critical path may slow down at no cost in time is the intrinsic energy bloat of Perseus (Chung et
+al., SOSP'24, section 2); the bounds follow from `jointopt.physics.clock_law` alone.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.core.units import PICO
-from jointopt.physics.cooler import Cooler
-from jointopt.physics.costs import StageCosts
-from jointopt.physics.power import squared_voltage
+from jointopt.physics.clock_law import squared_voltage
+from jointopt.physics.cooling import Cooler
+from jointopt.physics.costs import EnergyTerms, StageCosts
 from jointopt.spec.cluster import PowerConstants
 
 
@@ -21,8 +24,8 @@ def stage_clocks_mhz(
     At slack 1 a stage runs at the lowest grid clock at which it still keeps up with the slowest one; at 0 all run at
     the same clock. Snapped up to the grid, so no stage becomes a new bottleneck.
     """
-    asked = bottleneck_mhz[:, None]
-    stretch = top_mhz / np.minimum(asked, ceiling_mhz[rows])
+    shared_mhz = bottleneck_mhz[:, None]
+    stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz[rows])
     gather = costs.gather_s[rows]  # hides under either pass, up to the overlap
     exposed = (1.0 - gather_overlap) * gather
     forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows] + exposed)
@@ -38,9 +41,9 @@ def stage_clocks_mhz(
     lowest = np.maximum(
         _clock_for(*forward, own_forward * room, top_mhz), _clock_for(*backward, own_backward * room, top_mhz)
     )
-    wanted = asked + slack[:, None] * (np.minimum(lowest, asked) - asked)
+    wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
     at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
-    return np.asarray(np.minimum(grid_mhz[at], asked))
+    return np.asarray(np.minimum(grid_mhz[at], shared_mhz))
 
 
 def _clock_for(sm_s: Floats, fixed_s: Floats, target_s: Floats, top_mhz: float) -> Floats:
@@ -48,26 +51,22 @@ def _clock_for(sm_s: Floats, fixed_s: Floats, target_s: Floats, top_mhz: float) 
     return np.asarray(sm_s * top_mhz / np.maximum(target_s - fixed_s, 1e-12))
 
 
-def energy_floor_j(costs: StageCosts, constants: PowerConstants, cooler: Cooler, fastest_s: Floats) -> Floats:
-    """Energy (L,) of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
+def energy_floor_j(
+    costs: StageCosts, terms: EnergyTerms, constants: PowerConstants, cooler: Cooler, fastest_s: Floats
+) -> Floats:
+    """Energy (L,) in J of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
 
     Static power and cold leakage over the fastest time, dynamic work at the lowest voltage, all bytes and links.
     """
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
-    batches = costs.num_micro_batches[:, None]
-    sm = costs.forward_sm_s + costs.backward_sm_s
-    scaled = lowest * (constants.pj_per_flop * PICO * costs.flops + constants.active_w * sm)
-    hbm = constants.pj_per_hbm_byte * PICO
-    work = batches * (scaled + hbm * costs.hbm_bytes + costs.link_j)
-    work = work + hbm * costs.iteration_hbm_bytes + costs.iteration_link_j
+    work = lowest * terms.clocked_j.sum(axis=1) + terms.fixed_j
     cold_w, gain = cooler.leakage_line
     idle_w = max((1.0 + gain) * constants.static_w + cold_w, 0.0)
-    per_rank = (1.0 + gain) * work + idle_w * fastest_s[:, None]
-    return np.asarray(per_rank.sum(axis=1) * costs.replicas)
+    return np.asarray(((1.0 + gain) * work + idle_w * fastest_s * len(costs.layers)) * costs.replicas)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
-    """Watts w for which energy - w x time never falls as a uniform clock rises.
+    """Power w in W of all GPUs for which energy - w x time never falls as a uniform clock rises.
 
     With w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the clock, less the
     waiting that they displace, which shrinks as they get faster.

@@ -15,7 +15,7 @@ _MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
 
 @dataclass(frozen=True)
 class PowerConstants:
-    """Constants of one GPU's power model (`jointopt.physics.power` has the formulas).
+    """Constants of one GPU's power model (`jointopt.physics.clock_law` has the formulas).
 
     All watts and picojoules are at the maximum clock; dynamic parts scale with the voltage curve.
     """

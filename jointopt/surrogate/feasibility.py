@@ -1,8 +1,8 @@
-"""Whether a plan fits in memory: a learned correction of the memory model, and how sure it is.
+"""Probability that a plan fits in memory: a learned correction of the memory model, and how sure it is.
 
 With load the predicted memory over what a GPU may use, a run fits where log(load) + s + e <= 0: s is how far the
 memory model is off for a source (one cluster and software), e how far for one plan. Both are normal; their spread is
-learned from recorded sources. A measured memory tells s + e, a run that fitted without a reading bounds it from above,
+learned from recorded sources. A measured memory gives s + e, a run that fitted without a reading bounds it from above,
 one that ran out of memory from below; s is summed out on a grid.
 """
 
@@ -28,20 +28,18 @@ def _none() -> Floats:
 
 @dataclass(frozen=True)
 class MemoryMargin:
-    """How far predicted memory may be off, as standard deviations of log(measured / predicted)."""
+    """Error of predicted memory, as standard deviations of log(measured / predicted)."""
 
     centre: float
     source_sd: float  # of one source against the next
     plan_sd: float  # of one plan against the others of its source
-    crash_share: (
-        float  # of runs that fail for other reasons, where a table does not tell them from out of memory
-    )
+    crash_share: float  # of runs that fail for other reasons, where a table does not keep them apart from OOM
     cut: float  # a plan fits where its probability is at least this
 
 
 @dataclass(frozen=True)
 class MemoryEvidence:
-    """What the runs of one source say; loads are log(predicted memory / limit)."""
+    """Memory evidence from the runs of one source; loads are log(predicted memory / limit)."""
 
     log_ratio: Floats = field(default_factory=_none)  # log(measured / predicted memory) where it was measured
     ok_load: Floats = field(default_factory=_none)  # runs that fitted, memory not measured
@@ -80,7 +78,7 @@ def load_limit(weights: Floats, margin: MemoryMargin) -> float:
 def fit_draws(
     log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator
 ) -> Bools:
-    """Whether each plan fits in ``count`` draws (n, count); the source's offset is common to all plans of a draw."""
+    """Fit or not of each plan in ``count`` draws (n, count); the source's offset is common to all plans of a draw."""
     offset = rng.choice(GRID, count, p=weights)
     own = margin.plan_sd * rng.standard_normal((len(log_load), count))
     return np.asarray(log_load[:, None] + offset + own <= 0.0)
@@ -107,8 +105,8 @@ def _loss(point: Floats, sources: list[MemoryEvidence]) -> float:
     for evidence in sources:
         count = len(evidence) + len(evidence.failed_load)
         if count:
-            told = _log_likelihood(evidence, np.exp(point[2]), float(expit(point[3])))
-            total -= float(logsumexp(prior + min(1.0, _MOST / count) * told))
+            likelihood = _log_likelihood(evidence, np.exp(point[2]), float(expit(point[3])))
+            total -= float(logsumexp(prior + min(1.0, _MOST / count) * likelihood))
     return total
 
 
@@ -124,11 +122,11 @@ def _log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float
     from scipy.special import log_ndtr, ndtr
 
     error = (evidence.log_ratio[:, None] - GRID) / plan_sd
-    told = (-0.5 * (_TAIL + 1.0) * np.log1p(error**2 / _TAIL) - np.log(plan_sd)).sum(axis=0)
-    told += log_ndtr((-evidence.ok_load[:, None] - GRID) / plan_sd).sum(axis=0)
-    told += log_ndtr((evidence.oom_load[:, None] + GRID) / plan_sd).sum(axis=0)
+    total = (-0.5 * (_TAIL + 1.0) * np.log1p(error**2 / _TAIL) - np.log(plan_sd)).sum(axis=0)
+    total += log_ndtr((-evidence.ok_load[:, None] - GRID) / plan_sd).sum(axis=0)
+    total += log_ndtr((evidence.oom_load[:, None] + GRID) / plan_sd).sum(axis=0)
     if crash_share is not None and len(evidence.failed_load):
         out = ndtr((evidence.failed_load[:, None] + GRID) / plan_sd)
-        told += np.log(crash_share + (1.0 - crash_share) * out).sum(axis=0)
-        told += (len(evidence.log_ratio) + len(evidence.ok_load)) * np.log1p(-crash_share)
-    return np.asarray(told)
+        total += np.log(crash_share + (1.0 - crash_share) * out).sum(axis=0)
+        total += (len(evidence.log_ratio) + len(evidence.ok_load)) * np.log1p(-crash_share)
+    return np.asarray(total)

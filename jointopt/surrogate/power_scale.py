@@ -1,4 +1,4 @@
-"""What measured power says of the power model on one cluster: one factor, trusted as far as it was measured."""
+"""Correction of the power model on one cluster by measured power: one factor, trusted as far as it was measured."""
 
 from __future__ import annotations
 

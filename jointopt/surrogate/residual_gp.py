@@ -108,7 +108,7 @@ def covariance(kernel: Kernel, a: Runs, b: Runs) -> Floats:
 
 
 def _kinship(a: Runs, b: Runs) -> tuple[Floats, Floats]:
-    """Whether two runs share a source, and whether a group of it."""
+    """1 where two runs share a source, and where they share a group of it, (n, m) each."""
     source = a.source[:, None] == b.source[None, :]
     group = source & (a.group[:, None] == b.group[None, :])
     return source.astype(float), group.astype(float)
@@ -180,7 +180,7 @@ def learn(sources: Sequence[tuple[Runs, Floats]], most_runs: int = 100, seed: in
     """Hyperparameters that make the recorded residuals of all sources likely, each source with its own noise.
 
     ``sources``: runs and residuals of one source each. Large sources are sampled and down-weighted, so that none
-    drowns the rest. A log-normal prior around `default_kernel` keeps what no source tells about in place.
+    drowns the rest. A log-normal prior around `default_kernel` keeps in place what no source informs.
     """
     from scipy.optimize import minimize
 

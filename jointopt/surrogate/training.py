@@ -32,7 +32,7 @@ MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
 
 @dataclass(frozen=True)
 class Use:
-    """What became of the timed runs of one source, as counts of rows."""
+    """Use of the timed runs of one source, as counts of rows."""
 
     source: str
     timed: int
@@ -44,15 +44,12 @@ class Use:
     def to_text(self) -> str:
         """One line on how many rows were learned from, and why others were not."""
         hint = ": is iteration_time_s in seconds?" if self.broken > MOST_BROKEN * self.timed else ""
-        why = (
-            [f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse{hint}"]
-            if self.broken
-            else []
-        )
-        why += (
-            [f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})"] if self.unpriced else []
-        )
-        rest = f"; left out: {', '.join(why)}" if why else ""
+        reasons = {
+            f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse{hint}": self.broken,
+            f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})": self.unpriced,
+        }
+        why = ", ".join(reason for reason, count in reasons.items() if count)
+        rest = f"; left out: {why}" if why else ""
         return f"{self.source}: learned from {self.learned:,} of {self.timed:,} timed rows{rest}"
 
 
@@ -68,11 +65,16 @@ class TrainingSet:
     use: tuple[Use, ...] = ()  # by source, in the order of their names
 
     def of(self, names: set[str]) -> Ints:
+        """Runs of the sources of these names."""
         return np.flatnonzero(np.isin(self.source, list(names))).astype(np.int64)
+
+    def by_source(self, rows: Ints) -> list[Ints]:
+        """The runs ``rows``, those of each source together."""
+        return [rows[self.source[rows] == name] for name in np.unique(self.source[rows])]
 
 
 def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
-    """Rows of ``table`` with status ok and a time; the column ``source`` tells the origins apart.
+    """Rows of ``table`` with status ok and a time; the column ``source`` distinguishes origins.
 
     Runs that took more than ``broken`` times what the physics says, or less than its inverse, are left out: allocator
     retries, a link down, a gradient synchronisation per micro-batch are no smooth correction of anything.
@@ -84,9 +86,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     known, unknown = price(timed), price(timed.assign(framework=""))
     time_s = timed["iteration_time_s"].to_numpy(float)
     origin = timed.get("source", pd.Series("table", index=timed.index)).astype(str).to_numpy()
-    both = np.intersect1d(known.rows, unknown.rows)
-    at, plain = (np.searchsorted(p.rows, both, sorter=np.argsort(p.rows)) for p in (known, unknown))
-    at, plain = np.argsort(known.rows)[at], np.argsort(unknown.rows)[plain]
+    both, at, plain = np.intersect1d(known.rows, unknown.rows, return_indices=True)
     sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
     use = _use(origin, both, both[sound], known.reasons | unknown.reasons)
     at, plain, both = at[sound], plain[sound], both[sound]
@@ -103,7 +103,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
 def _use(
     origin: np.ndarray[Any, Any], priced: Ints, sound: Ints, reasons: Mapping[int, str]
 ) -> tuple[Use, ...]:
-    """How many of the timed rows of each of ``origin`` (n,) were ``priced`` and ``sound`` (positions among them)."""
+    """Counts of the timed rows of each of ``origin`` (n,) were ``priced`` and ``sound`` (positions among them)."""
     found = []
     for name in np.unique(origin).tolist():
         timed, known, learned = (
@@ -115,9 +115,7 @@ def _use(
 
 
 def _by_source(data: TrainingSet, rows: Ints, priced: Priced, residual: Floats) -> list[tuple[Runs, Floats]]:
-    names = np.unique(data.source[rows])
-    parts = [rows[data.source[rows] == name] for name in names]
-    return [(priced.runs.take(part), residual[part]) for part in parts]
+    return [(priced.runs.take(part), residual[part]) for part in data.by_source(rows)]
 
 
 def source_weights(source: np.ndarray[Any, Any]) -> Floats:
@@ -169,9 +167,8 @@ def fit(
 
 def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: int) -> float:
     errors = np.zeros(len(STRENGTHS))
-    for name in np.unique(data.source[rows]):
-        held = rows[data.source[rows] == name]
-        rest = rows[data.source[rows] != name]
+    for held in data.by_source(rows):
+        rest = np.setdiff1d(rows, held)
         if not len(rest):
             return 0.0
         full = _booster(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
@@ -182,12 +179,10 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
 
 
 def _support(data: TrainingSet, rows: Ints, seed: int) -> Ints:
+    """At most `MOST_SUPPORT` of the runs ``rows`` per source, drawn at random."""
     rng = np.random.default_rng(seed)
-    parts = []
-    for name in np.unique(data.source[rows]):
-        own = rows[data.source[rows] == name]
-        parts.append(np.sort(rng.choice(own, min(len(own), MOST_SUPPORT), replace=False)))
-    return np.concatenate(parts).astype(np.int64)
+    parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
+    return np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
 
 
 def group_folds(group: np.ndarray[Any, Any], seed: int = 0) -> Iterator[tuple[Ints, Ints]]:
@@ -288,10 +283,7 @@ def calibrated(surrogate: Surrogate, parts: dict[str, list[HeldOut]]) -> Surroga
 def _conformal(held: list[HeldOut]) -> float:
     scores = np.concatenate([np.abs(h.mean - h.truth) / h.half_width for h in held])
     weight = np.concatenate([np.full(len(h.truth), 1.0 / len(h.truth)) for h in held])
-    order = np.argsort(scores)
-    below = np.cumsum(weight[order]) / weight.sum()
-    at = min(int(np.searchsorted(below, COVERAGE)), len(order) - 1)
-    return float(scores[order][at])
+    return float(np.quantile(scores, COVERAGE, weights=weight, method="inverted_cdf"))
 
 
 @dataclass(frozen=True)
@@ -304,7 +296,7 @@ class Scores:
     source_out: HeldOut | None
     three: HeldOut | None
     ten: HeldOut | None
-    stranger: HeldOut | None  # as source_out, under a framework that nobody knows
+    unseen: HeldOut | None  # as source_out, under a framework without a profile
 
 
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
@@ -322,7 +314,7 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
                 source_out=leave_source_out(data, surrogate, name, 0, seed),
                 three=leave_source_out(data, surrogate, name, 3, seed),
                 ten=leave_source_out(data, surrogate, name, 10, seed),
-                stranger=_predict_rows(surrogate, data.unknown, data.unknown_residual, rows, None, False),
+                unseen=_predict_rows(surrogate, data.unknown, data.unknown_residual, rows, None, False),
             )
         )
     return scores
@@ -333,7 +325,7 @@ def score_table(scores: list[Scores]) -> pd.DataFrame:
     rows = []
     for s in scores:
         held = {"group out": s.group_out, "source out": s.source_out, "+3 runs": s.three, "+10 runs": s.ten}
-        held["framework unknown"] = s.stranger
+        held["framework unknown"] = s.unseen
         row: dict[str, Any] = {"source": s.source, "physics": s.physics}
         row |= {name: h.median_error if h else np.nan for name, h in held.items()}
         row |= {f"{name} covered": h.coverage if h else np.nan for name, h in held.items()}
@@ -355,10 +347,10 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     everything = np.arange(len(data.source)).astype(np.int64)
     names = set(data.source.tolist())
     if len(everything) < LEAST_ROWS or len(names) < 2:
-        told = "; ".join(use.to_text() for use in data.use)
+        used = "; ".join(use.to_text() for use in data.use)
         raise TableError(
             f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
-            f"rows of {len(names)} ({told}): add tables, or adapt to the rows with `jointopt predict --measured` "
+            f"rows of {len(names)} ({used}): add tables, or adapt to the rows with `jointopt predict --measured` "
             "instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
@@ -398,12 +390,11 @@ def _group_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, dict[str
 
 def _held_out(scores: list[Scores]) -> dict[str, list[HeldOut]]:
     """Held-out predictions by how much was known: runs of the source, a profile of its framework, neither."""
-    kinds: dict[str, list[HeldOut]] = {"measured": [], "fitted": [], "unknown": []}
-    for s in scores:
-        kinds["measured"] += [h for h in (s.group_out, s.three) if h]
-        kinds["fitted"] += [s.source_out] if s.source_out else []
-        kinds["unknown"] += [s.stranger] if s.stranger else []
-    return kinds
+    kinds = {"measured": ("group_out", "three"), "fitted": ("source_out",), "unknown": ("unseen",)}
+    return {
+        kind: [held for s in scores for name in names if (held := getattr(s, name))]
+        for kind, names in kinds.items()
+    }
 
 
 __all__ = ["Scores", "TrainingSet", "Widths", "cross_validate", "score_table", "train", "training_set"]

@@ -1,10 +1,10 @@
-"""What a few measured runs say about the other plans of the same job: a regression on log(measured / predicted).
+"""Correction of a job's plans by a few of them that were measured: a regression on log(measured / predicted).
 
 The prediction carries the shape, the regression what it misses: a factor common to all plans, and one per doubling of
 each degree. The Gaussian process that carries corrections from job to job (`residual_gp`) was tried in
 its place: with as few runs of one job, all alike but for the plan, its freedom (constants, a smooth function) makes the
-order of the plans worse (tests/bench/bench_replay.py models: 3.9 runs in the mean instead of 2.3), and told of other
-jobs of the cluster it helps no more reliably, so that it must first do better on the job's own runs.
+order of the plans worse (tests/bench/bench_replay.py models: 3.9 runs in the mean instead of 2.3), and given runs of
+other jobs of the cluster it helps no more reliably, so that it must first do better on the job's own runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Spread:
 
     shared: float = 0.2  # common to all plans of a job: what the kernel table and the cluster share
     trend: float = 0.03  # per doubling of a degree, wherever the others stand
-    noise: float = 0.05  # of one plan, not told by the others
+    noise: float = 0.05  # of one plan, not explained by the others
 
 
 # CPU cores: their figures are an order of magnitude, and processes that share cores pay for work rather than for

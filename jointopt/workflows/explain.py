@@ -10,7 +10,7 @@ import numpy as np
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Columns
 from jointopt.core.units import GIB
-from jointopt.physics import thermal
+from jointopt.physics import cooling
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation, Stage
@@ -81,7 +81,7 @@ def assumptions(job: Job) -> tuple[str, ...]:
     power: tuple[object, ...] = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
-    return tuple(map(str, (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, thermal.ASSUMED)))
+    return tuple(map(str, (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, cooling.ASSUMED)))
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -13,12 +13,11 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
 from jointopt.physics.polish.graph import Graph, schedule_graph
-from jointopt.physics.polish.options import Options, Problem, efficient
-from jointopt.physics.polish.window import widened, window
+from jointopt.physics.polish.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
+from jointopt.physics.polish.options import Options, Problem, efficient, widened, window
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -108,7 +107,7 @@ class Schedule:
         return self.plan_s * (1.0 + slowdown) * (1.0 + 1e-9)
 
     def beyond_s(self, choice: Ints) -> float:
-        """What the iteration takes beyond its schedule under a choice of options, (N,), seconds."""
+        """Seconds of the iteration beyond its schedule under a choice of options, (N,), seconds."""
         graph, seconds = self.problem.graph, self.problem.durations_s(choice)
         first = ~graph.backward & (graph.micro_batch == 0)
         last = graph.backward & (graph.micro_batch == graph.num_micro_batches - 1)
@@ -148,7 +147,7 @@ def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waitin
     """Options of each kind of instruction, three per rank: forward, backward, and last backward with the step.
 
     As in Perseus, no clock is below the one at which the pass alone takes least energy (or the plan's): slower passes
-    would but take the place of waiting, whose power at such clocks nobody measured. ``waiting_w``: of a stage.
+    would but take the place of waiting, whose power at such clocks is not measured. ``waiting_w``: of a stage.
     """
     out = []
     for rank, plan_mhz in enumerate(stage_clock_mhz.tolist()):

@@ -11,11 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.pipeline import (
-    chunked_iteration_time_s,
-    in_flight_micro_batches,
-    iteration_time_s,
-)
+from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.schedule import Operation, in_flight_micro_batches, replay
 
 PLANS = 100_000
 MAX_PP = 16
@@ -63,8 +60,13 @@ def largest_deviation(
                 if m * vpp * pp > 4000:
                     continue
                 f, b = random_times(rng, (500, pp), spread)
-                chunks = [np.repeat(a[:, :, None] / vpp, vpp, axis=2) for a in (f, b)]
-                exact = chunked_iteration_time_s(chunks[0], chunks[1], m)
+
+                def duration_s(
+                    rank: int, op: Operation, f: Floats = f, b: Floats = b, vpp: int = vpp
+                ) -> Floats:
+                    return (b if op.backward else f)[:, rank] / vpp
+
+                exact = np.max(list(replay(pp, vpp, m, duration_s).values()), axis=0)
                 closed = iteration_time_s(f, b, *(np.full(500, x) for x in (pp, vpp, m)))
                 deviation = closed / exact - 1.0
                 plans, low, high = plans + 500, min(low, deviation.min()), max(high, deviation.max())

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from jointopt.physics import power
+from jointopt.physics import clock_law
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.power import power_constants
 
@@ -49,7 +49,7 @@ def stage_profiles(data: pathlib.Path) -> pd.DataFrame:
 def a100_stages(data: pathlib.Path) -> None:
     rows, k = stage_profiles(data), power_constants(load_gpu("a100-sxm4-80gb"))
     below = rows[rows.clock_mhz <= FIT_BELOW_MHZ]
-    watts = power.busy_power_w(k, below.clock_mhz, 1410.0, below.time_s, below.flops, below.moved)
+    watts = clock_law.busy_power_w(k, below.clock_mhz, 1410.0, below.time_s, below.flops, below.moved)
     error = np.abs(watts / below.avg_power_w - 1)
     print(
         f"A100-SXM stages below the limit: power off by {error.mean():.2%} on average, {error.max():.1%} at most"
@@ -67,10 +67,10 @@ def predicted_minimum(profile: pd.DataFrame) -> str:
     k, top = power_constants(load_gpu("a100-sxm4-80gb")), profile.iloc[-1]
     low = profile[profile.clock_mhz <= FIT_BELOW_MHZ]
     sm_s, other_s = np.polyfit(1410.0 / low.clock_mhz, low.time_s, 1)
-    cap = power.capped_clock_mhz(k, sm_s, other_s, top.flops, top.moved, top.avg_power_w, 1410.0, 210.0)
+    cap = clock_law.capped_clock_mhz(k, sm_s, other_s, top.flops, top.moved, top.avg_power_w, 1410.0, 210.0)
     clock = np.minimum(profile.clock_mhz.to_numpy(), cap)
-    time_s = power.scaled_time_s(sm_s, other_s, clock, 1410.0)
-    energy = time_s * power.busy_power_w(k, clock, 1410.0, time_s, top.flops, top.moved)
+    time_s = clock_law.scaled_time_s(sm_s, other_s, clock, 1410.0)
+    energy = time_s * clock_law.busy_power_w(k, clock, 1410.0, time_s, top.flops, top.moved)
     best = int(np.argmin(energy))
     return (f"model {clock[best] / 1410:.3f}, {1 - energy[best] / energy[-1]:.1%}, "
             f"{time_s[best] / time_s[-1] - 1:.1%}, clock under the limit {float(cap):.0f} MHz")  # fmt: skip
@@ -86,7 +86,7 @@ def pipelines(data: pathlib.Path, gpu_id: str, fixed_share: float = 0.15) -> Non
     n = at.max() + 1
 
     def shape(clock: pd.Series) -> np.ndarray:
-        v2 = power.squared_voltage(clock, top, k.knee_fraction, k.voltage_ratio)
+        v2 = clock_law.squared_voltage(clock, top, k.knee_fraction, k.voltage_ratio)
         return np.asarray(clock / top * ((1 - fixed_share) * v2 + fixed_share))
 
     forward, backward = shape(rows.forward_clock_mhz_mean), shape(rows.backward_clock_mhz_mean)
@@ -113,9 +113,9 @@ def h200_products(data: pathlib.Path, full_clock_flops: float = 818e12) -> None:
     flops = 2.0 * rows.m * rows.n * rows.k
     moved = 2.0 * (rows.m * rows.k + rows.k * rows.n + rows.m * rows.n)
     full_s = flops / full_clock_flops
-    clock = power.capped_clock_mhz(k, full_s, 0.0, flops, moved, rows.avg_power_w, 1980.0, 345.0)
+    clock = clock_law.capped_clock_mhz(k, full_s, 0.0, flops, moved, rows.avg_power_w, 1980.0, 345.0)
     error = np.abs(full_s * 1980.0 / clock / rows.time_s - 1)
-    uncapped = power.busy_power_w(k, 1980.0, 1980.0, full_s, flops, moved)
+    uncapped = clock_law.busy_power_w(k, 1980.0, 1980.0, full_s, flops, moved)
     print("H200 products at the limit, calibrated on their median: "
           f"time off by {error.median():.1%}, clock {np.median(clock):.0f} MHz, "
           f"would draw {np.median(uncapped):.0f} W unlimited ({len(rows)} rows)")  # fmt: skip
@@ -128,14 +128,16 @@ def speed(plans: int = 20_000, stages: int = 16) -> None:
     other_s = sm_s * rng.uniform(0.05, 1.0, shape)
     flops = rng.uniform(0.3, 0.8, shape) * 312e12 * (sm_s + other_s)
     moved = rng.uniform(0.2, 0.9, shape) * 1.5e12 * (sm_s + other_s)
-    limit = np.percentile(power.busy_power_w(k, 1410.0, 1410.0, sm_s + other_s, flops, moved), 90)
-    clock = power.capped_clock_mhz(k, sm_s, other_s, flops, moved, limit, 1410.0, 210.0)
+    limit = np.percentile(clock_law.busy_power_w(k, 1410.0, 1410.0, sm_s + other_s, flops, moved), 90)
+    clock = clock_law.capped_clock_mhz(k, sm_s, other_s, flops, moved, limit, 1410.0, 210.0)
     calls: dict[str, Callable[[], object]] = {
-        "capped_clock_mhz": lambda: power.capped_clock_mhz(
+        "capped_clock_mhz": lambda: clock_law.capped_clock_mhz(
             k, sm_s, other_s, flops, moved, limit, 1410.0, 210.0
         ),
-        "energy_parts_j": lambda: power.energy_parts_j(k, clock, 1410.0, 2 * sm_s, sm_s, flops, moved, 0.0),
-        "busy_power_w": lambda: power.busy_power_w(k, clock, 1410.0, sm_s, flops, moved),
+        "energy_parts_j": lambda: clock_law.energy_parts_j(
+            k, clock, 1410.0, 2 * sm_s, sm_s, flops, moved, 0.0
+        ),
+        "busy_power_w": lambda: clock_law.busy_power_w(k, clock, 1410.0, sm_s, flops, moved),
     }
     for name, call in calls.items():
         print(f"{name}: {best_seconds(call) / sm_s.size * 1e9:.1f} ns per element, 10 % capped")

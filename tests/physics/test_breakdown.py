@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.core.schema import Columns
+from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
-from jointopt.physics.breakdown import Breakdown, breakdown
+from jointopt.physics.breakdown import Breakdown, breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
 from jointopt.spec.job import Job
 
@@ -99,3 +100,86 @@ def test_per_gpu_memory_of_the_heaviest_stage_is_what_is_shown(
     parts = breakdown(physics, 0, np.full(4, physics.top_mhz))
     assert parts.stage_memory_bytes.argmax() in (0, 3)  # the embedding and most micro-batches, or the head
     assert sum(parts.memory_bytes.values()) == pytest.approx(parts.stage_memory_bytes.max())
+
+
+Price = Callable[..., CostModel]
+Jobs = Callable[..., Job]
+
+
+def total(parts: dict[str, Floats]) -> float:
+    return float(sum(values.sum() for values in parts.values()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(job=st.integers(0, 6), layout=st.integers(0, 10**6), seed=st.integers(0, 10**6))
+def test_every_level_of_the_energy_adds_up_to_the_one_above(
+    job: int, layout: int, seed: int, shipped_physics: Callable[[int], CostModel]
+) -> None:
+    physics = shipped_physics(job)
+    layout %= len(physics.layouts["pp"])
+    grid = np.asarray(physics.job.search.clock_mhz)
+    clocks = np.random.default_rng(seed).choice(grid, int(physics.layouts["pp"][layout]))
+    parts = breakdown(physics, layout, clocks)
+    links = {kind: sum(by_link.values()) for kind, by_link in parts.communication_energy_j.items()}
+    assert sum(links.values()) == pytest.approx(parts.energy_j["communication"], rel=1e-9)
+    assert sum(parts.memory_energy_j.values()) == pytest.approx(parts.energy_j["memory"], rel=1e-9)
+    assert min(*parts.memory_energy_j.values(), *links.values()) >= 0.0
+    by_stage = np.sum(list(parts.stage_energy_parts_j.values()), axis=0)
+    np.testing.assert_allclose(by_stage, parts.stage_energy_j, rtol=1e-9)
+
+
+def test_weights_are_read_as_often_whoever_holds_them(make_job: Jobs, price: Price) -> None:
+    plans = price(make_job(), dp=[8, 1], tp=[1, 8])
+    apart = [float(memory_traffic_j(plans, i)["weights"].sum()) for i in range(2)]
+    assert apart[0] == pytest.approx(apart[1], rel=0.01)
+
+
+def test_without_tensor_parallelism_nothing_is_read_again(make_job: Jobs, price: Price) -> None:
+    plans = price(make_job(), dp=[8, 2], pp=[1, 4])
+    assert [float(memory_traffic_j(plans, i)["tensor_parallel_rereads"].sum()) for i in range(2)] == [
+        0.0,
+        0.0,
+    ]
+
+
+def test_more_tensor_parallelism_reads_more_activations_again_for_the_same_tokens(
+    make_job: Jobs, price: Price
+) -> None:
+    plans = price(make_job(), dp=[8, 4, 2, 1], tp=[1, 2, 4, 8])
+    again = [float(memory_traffic_j(plans, i)["tensor_parallel_rereads"].sum()) for i in range(4)]
+    assert again == sorted(again)
+    assert again[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [({"dp": 8}, "dp_comm"), ({"tp": 8}, "tp_comm"), ({"pp": 4, "tp": 1}, "pp_comm"), ({"cp": 8}, "cp_comm")],
+)
+def test_a_layout_pays_for_its_own_links_alone(
+    plan: dict[str, int], kind: str, make_job: Jobs, price: Price
+) -> None:
+    spent = {
+        name: total(links)
+        for name, links in communication_j(
+            price(make_job(int(np.prod(list(plan.values())))), **plan), 0
+        ).items()
+    }
+    others = {"dp_comm"} if kind == "cp_comm" else set()  # ranks of a context group share their gradients
+    assert {name for name, joules in spent.items() if joules > 0} == {kind} | others
+
+
+@pytest.mark.parametrize(("gpus", "link"), [(8, "intra_node"), (16, "inter_node")])
+def test_a_pair_of_stages_on_two_nodes_talks_between_nodes(
+    gpus: int, link: str, make_job: Jobs, price: Price
+) -> None:
+    sent = communication_j(price(make_job(gpus), dp=gpus // 2, pp=2), 0)["pp_comm"]
+    assert {name for name, joules in sent.items() if joules.sum() > 0} == {link}
+
+
+def test_a_pipeline_sends_each_boundary_forward_and_back_once(make_job: Jobs, price: Price) -> None:
+    # 4 stages, 3 boundaries; 2 bytes x tokens x hidden each way, 8 micro-batches of 2 sequences, 1.3 pJ/bit
+    job = make_job(4, global_batch_size=16)
+    job = replace(job, cluster=replace(job.cluster, intra_node_pj_per_bit=1.3))
+    sent = communication_j(price(job, pp=4, micro_batch_size=2), 0)["pp_comm"]["intra_node"].sum()
+    moved = 2 * 3 * 8 * 2.0 * (2 * job.training.seq_length) * job.model.hidden_size
+    assert float(sent) == pytest.approx(moved * 8 * 1.3e-12)

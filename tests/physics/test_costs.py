@@ -12,7 +12,7 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts, stage_costs
 from jointopt.physics.layout_arrays import dense_layers_of, stage_layers
-from jointopt.physics.stage_traffic import hardware
+from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model

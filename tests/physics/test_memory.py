@@ -13,7 +13,7 @@ from jointopt.core.units import GB
 from jointopt.physics import memory as mem
 from jointopt.physics.cost_model import peak_memory_bytes
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
-from jointopt.physics.stage_memory import memory_parts, stage_parameters
+from jointopt.physics.memory import memory_parts, stage_parameters
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model

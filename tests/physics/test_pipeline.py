@@ -1,4 +1,4 @@
-"""Pipeline schedules: the closed forms against the simulated schedule, limits and published numbers."""
+"""Pipeline schedules: the closed forms against the replayed schedule, limits and published numbers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats
-from jointopt.physics.pipeline import (
+from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.schedule import (
     Operation,
-    TimedOperation,
-    chunked_iteration_time_s,
     data_dependency,
+    execution_order,
     in_flight_micro_batches,
-    iteration_time_s,
+    replay,
     schedule_order,
-    simulate,
-    simulate_plan,
 )
 
 SECONDS = st.one_of(
@@ -48,24 +46,32 @@ def closed_form_s(f: list[float], b: list[float], vpp: int, m: int) -> float:
     return float(iteration_time_s(np.array([f]), np.array([b]), pp, np.array([vpp]), np.array([m]))[0])
 
 
-def makespan_s(timed: list[list[TimedOperation]]) -> float:
-    return max(rank[-1].end_s for rank in timed)
+def replayed_s(f: Floats, b: Floats, m: int) -> Floats:
+    """Makespans (n,) of the replayed schedule for seconds (n, pp, vpp) of each chunk."""
+    pp, vpp = f.shape[1:]
+    ends = replay(pp, vpp, m, lambda rank, op: (b if op.backward else f)[:, rank, op.chunk])
+    return np.max(list(ends.values()), axis=0)
+
+
+def replayed_plan_s(f: list[float], b: list[float], vpp: int, m: int) -> float:
+    chunks = (np.repeat(np.array(a)[None, :, None] / vpp, vpp, axis=2) for a in (f, b))
+    return float(replayed_s(*chunks, m)[0])
 
 
 @settings(max_examples=300, deadline=None)
 @given(plans_1f1b())
-def test_1f1b_closed_form_equals_the_simulated_schedule(
+def test_1f1b_closed_form_equals_the_replayed_schedule(
     plan: tuple[list[float], list[float], int, int],
 ) -> None:
-    assert closed_form_s(*plan) == pytest.approx(makespan_s(simulate_plan(*plan)), rel=1e-9, abs=1e-9)
+    assert closed_form_s(*plan) == pytest.approx(replayed_plan_s(*plan), rel=1e-9, abs=1e-9)
 
 
 @settings(max_examples=150, deadline=None)
 @given(plans_interleaved())
-def test_interleaved_closed_form_equals_the_simulated_schedule(
+def test_interleaved_closed_form_equals_the_replayed_schedule(
     plan: tuple[list[float], list[float], int, int],
 ) -> None:
-    assert closed_form_s(*plan) == pytest.approx(makespan_s(simulate_plan(*plan)), rel=1e-9, abs=1e-9)
+    assert closed_form_s(*plan) == pytest.approx(replayed_plan_s(*plan), rel=1e-9, abs=1e-9)
 
 
 @settings(max_examples=100, deadline=None)
@@ -85,13 +91,13 @@ def test_a_slower_rank_never_shortens_the_iteration(
 @pytest.mark.parametrize("pp", [2, 3, 8, 16])
 @pytest.mark.parametrize("vpp", [2, 3, 4])
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_interleaved_closed_form_equals_the_replay_on_many_unequal_plans(
+def test_interleaved_closed_form_equals_the_schedule_of_many_unequal_plans(
     pp: int, vpp: int, groups: int
 ) -> None:
     rng = np.random.default_rng(pp * 100 + vpp * 10 + groups)
     f, b = np.exp(rng.normal(0.0, 1.5, (2, 200, pp)))
     chunks = [np.repeat(a[:, :, None] / vpp, vpp, axis=2) for a in (f, b)]
-    exact = chunked_iteration_time_s(chunks[0], chunks[1], groups * pp)
+    exact = replayed_s(*chunks, groups * pp)
     closed = iteration_time_s(f, b, *(np.full(200, x) for x in (pp, vpp, groups * pp)))
     np.testing.assert_allclose(closed, exact, rtol=1e-12)
 
@@ -139,37 +145,26 @@ def test_no_plans_take_no_time() -> None:
     assert iteration_time_s(np.empty((0, 4)), np.empty((0, 4)), none, none, none).shape == (0,)
 
 
-def test_the_replay_of_unequal_chunks_equals_the_simulated_schedule() -> None:
-    pp, vpp, m = 4, 3, 8
-    f, b = np.random.default_rng(5).uniform(0.5, 2.0, (2, 1, pp, vpp))
-    orders = [schedule_order(pp, vpp, m, rank) for rank in range(pp)]
-
-    def duration_s(rank: int, op: Operation) -> float:
-        return float((b if op.backward else f)[0, rank, op.chunk])
-
-    timed = simulate(orders, duration_s, data_dependency(pp, vpp))
-    assert chunked_iteration_time_s(f, b, m)[0] == pytest.approx(makespan_s(timed))
-
-
 def test_a_head_on_the_last_chunk_costs_the_same_as_spread_over_its_rank() -> None:
     """The even split is exact while the head's rank stays the slowest throughout."""
     pp, vpp, m = 4, 2, 16
     f = np.full((1, pp, vpp), 4.0)
     f[0, -1, -1] += 2.0
-    exact = chunked_iteration_time_s(f, 2 * f, m)[0]
+    exact = replayed_s(f, 2 * f, m)[0]
     assert closed_form_s(list(f[0].sum(1)), list(2 * f[0].sum(1)), vpp, m) == pytest.approx(exact)
 
 
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(4, 1, 8), (4, 1, 2), (4, 2, 8), (3, 4, 3)])
 def test_simulated_operations_respect_rank_and_data_order(pp: int, vpp: int, m: int) -> None:
-    timed = simulate_plan([1.0] * pp, [2.0] * pp, vpp, m)
-    end_s = {(rank, t.operation): t.end_s for rank, row in enumerate(timed) for t in row}
+    seconds = {False: np.ones(1), True: np.full(1, 2.0)}
+    end_s = replay(pp, vpp, m, lambda _, op: seconds[op.backward])
     assert len(end_s) == 2 * pp * vpp * m
-    for rank, row in enumerate(timed):
-        assert all(before.end_s <= after.start_s for before, after in pairwise(row))
-        for t in row:
-            source = data_dependency(pp, vpp)(rank, t.operation)
-            assert source is None or end_s[source] <= t.start_s
+    for rank in range(pp):
+        order = schedule_order(pp, vpp, m, rank)
+        start_s = {op: end_s[rank, op] - seconds[op.backward] for op in order}
+        assert all(end_s[rank, before] <= start_s[after] for before, after in pairwise(order))
+        sources = [(data_dependency(pp, vpp)(rank, op), op) for op in order]
+        assert all(source is None or end_s[source] <= start_s[op] for source, op in sources)
 
 
 def test_interleaved_order_is_megatrons() -> None:
@@ -220,4 +215,4 @@ def test_too_few_columns_are_refused() -> None:
 def test_a_deadlocked_order_is_refused() -> None:
     forward, backward = Operation(False, 0, 0), Operation(True, 0, 0)
     with pytest.raises(PlanError, match="deadlocks"):
-        simulate([[backward, forward], [forward, backward]], lambda *_: 1.0, data_dependency(2, 1))
+        execution_order([[backward, forward], [forward, backward]], data_dependency(2, 1))

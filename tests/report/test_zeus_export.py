@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import UsageError
-from jointopt.physics.pipeline import schedule_order
+from jointopt.physics.schedule import schedule_order
 from jointopt.report.results import Polished
 from jointopt.report.zeus_export import write_zeus, zeus_command
 from jointopt.spec.catalog.frameworks import load_framework

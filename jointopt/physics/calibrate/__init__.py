@@ -1,1 +1,1 @@
-"""What readings of a GPU at a few clocks and power limits tell of it: tables, fits, and what they add up to."""
+"""Clock law of a GPU and its work from readings at a few clocks and power limits: tables, fits, results."""

@@ -1,4 +1,4 @@
-"""Which rows of such tables belong together: of one piece of work, of one stage that no column names, of one plan."""
+"""Groups of rows of such tables: of one piece of work, of one stage that no column names, of one plan."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
 
-Key = tuple[str, ...]  # cells that tell rows apart, spelled
+Key = tuple[str, ...]  # cells that distinguish rows, spelled
 
-# What tells pieces of work apart; `source`, `method` and the like tell how they were run.
+# Columns that distinguish pieces of work; `source`, `method` and the like are how they were run.
 _WORK = (
     "model", "num_layers", "hidden_size", "seq_length", "batch_size", "micro_batch_size", "num_micro_batches", "dp",
     "tp", "pp", "cp", "dtype", "framework", "recompute",
@@ -19,9 +19,9 @@ _ORDERED = 3  # rows of a sweep through the clocks, at least, that are no chance
 _REPEATS_DIFFER = 0.015  # relative; two readings of one pass at one clock that differ more are of two stages
 
 
-def work_columns(measured: pd.DataFrame, asked: pd.DataFrame) -> list[str]:
-    """The columns by which both tables tell pieces of work apart."""
-    return [name for name in _WORK if name in measured and name in asked]
+def work_columns(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
+    """The columns by which both tables distinguish pieces of work."""
+    return [name for name in _WORK if name in measured and name in queried]
 
 
 def keys_of(rows: pd.DataFrame, columns: list[str]) -> list[Key]:
@@ -36,9 +36,9 @@ def _word(cell: object) -> str:
 
 
 def unlabelled_stages(
-    measured: pd.DataFrame, keys: list[Key], asked: pd.DataFrame, wanted: list[Key]
+    measured: pd.DataFrame, keys: list[Key], queried: pd.DataFrame, wanted: list[Key]
 ) -> bool:
-    """Whether rows of equal keys are of several stages that no column tells apart.
+    """Whether rows of equal keys are of several stages that no column distinguishes.
 
     Either readings at equal clocks differ more than repeats do, or both tables run through the clocks several times.
     """
@@ -48,19 +48,19 @@ def unlabelled_stages(
     spread = groups.transform("max") / groups.transform("min") - 1.0
     if twice.mean() > 0.5:
         return bool(spread[twice].median() > _REPEATS_DIFFER)
-    sweeps = [_sweeps(rows, own) for rows, own in ((measured, keys), (asked, wanted)) if len(rows)]
+    sweeps = [_sweeps(rows, own) for rows, own in ((measured, keys), (queried, wanted)) if len(rows)]
     return all(found == sweeps[0] and found and min(found) > 1 for found in sweeps)
 
 
 def _sweeps(rows: pd.DataFrame, keys: list[Key]) -> list[int]:
-    """How often each key's rows run through the clocks, by key; empty where they are in no order."""
+    """Number of times that each key's rows run through the clocks, by key; empty where they are in no order."""
     counts = pd.Series(stage_blocks(rows, keys)).groupby(pd.Series(keys)).agg(["max", "size"]).sort_index()
     ordered = (counts["size"] >= _ORDERED * (counts["max"] + 1)).all()
     return [int(last) + 1 for last in counts["max"]] if ordered else []
 
 
 def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
-    """Number of the stage of every row where no column says it: profiles of stages follow each other in a file.
+    """Number of the stage of every row where no column holds it: profiles of stages follow each other in a file.
 
     A profile runs through its clocks in one direction; where it turns back, or a clock comes again, the next begins.
     Rows in no order are numbered by their time: the stage with more work takes longer at every clock.
@@ -78,7 +78,7 @@ def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
 
 
 def in_no_order(rows: pd.DataFrame, keys: list[Key]) -> bool:
-    """Whether some key's clocks turn back more often than they come again, so that no order tells stages."""
+    """Whether some key's clocks turn back more often than they come again, so that no order distinguishes stages."""
     order = _clocks(rows)
     turns = [_turns(order[index]) for index in _positions(keys, order)]
     return any(

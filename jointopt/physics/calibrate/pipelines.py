@@ -1,4 +1,4 @@
-"""Measured ranks of pipelines: one fit per pipeline, and what it says of other plans of it."""
+"""Measured ranks of pipelines: one fit per pipeline, and predictions of other plans of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate.board import Board
-from jointopt.physics.calibrate.fitted import (
-    MOST_ASKED,
+from jointopt.physics.calibrate.grouping import Key, keys_of, plan_keys, work_columns
+from jointopt.physics.calibrate.parameters import Board
+from jointopt.physics.calibrate.rank_fit import RankFit, RankRows, fit_ranks
+from jointopt.physics.calibrate.results import (
+    MOST_QUERIED,
     NOT_PREDICTED,
     Fitted,
     estimate_columns,
@@ -22,39 +24,37 @@ from jointopt.physics.calibrate.fitted import (
     tail,
     unknown_work,
 )
-from jointopt.physics.calibrate.grouping import Key, keys_of, plan_keys, work_columns
 from jointopt.physics.calibrate.tables import ResponseTable
-from jointopt.physics.rank_response import RankFit, RankRows, fit_ranks
 
 _MOST_READINGS = 280  # of one fit, spread evenly over the plans of the pipeline
 _NEEDED = ["forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j"]
 
 
 def fit_pipelines(
-    measured: ResponseTable, asked: pd.DataFrame, board: Board
+    measured: ResponseTable, queried: pd.DataFrame, board: Board
 ) -> tuple[list[Fitted], pd.DataFrame]:
-    """One fit per pipeline, and the predicted columns of the rows ``asked``, by position."""
+    """One fit per pipeline, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
-    columns = work_columns(rows, asked)
-    columns = [c for c in columns if c != "num_micro_batches" or asked.empty or asked[c].notna().all()]
-    keys, wanted = keys_of(rows, columns), keys_of(asked, columns)
-    plans, asked_plans = plan_keys(rows), plan_keys(asked)
+    columns = work_columns(rows, queried)
+    columns = [c for c in columns if c != "num_micro_batches" or queried.empty or queried[c].notna().all()]
+    keys, wanted = keys_of(rows, columns), keys_of(queried, columns)
+    plans, queried_plans = plan_keys(rows), plan_keys(queried)
     pipelines = list(dict.fromkeys(keys))
-    fits, parts = [], [pd.DataFrame(index=asked.index[:0])]
+    fits, parts = [], [pd.DataFrame(index=queried.index[:0])]
     for key in pipelines:
         own = [i for i, other in enumerate(keys) if other == key]
         pipeline = _Pipeline.of(rows.iloc[own], [plans[i] for i in own], board)
         fits.append(pipeline.fitted(key))
         at = [i for i, other in enumerate(wanted) if other == key]
-        parts.append(pipeline.predicted(asked.iloc[at], [asked_plans[i] for i in at]))
-    told = pd.concat(parts).reindex(asked.index)
-    reasons = told.pop(NOT_PREDICTED).tolist()
+        parts.append(pipeline.predicted(queried.iloc[at], [queried_plans[i] for i in at]))
+    fit = pd.concat(parts).reindex(queried.index)
+    reasons = fit.pop(NOT_PREDICTED).tolist()
     known = set(pipelines)
     reasons = [
         reason if key in known else unknown_work(key, pipelines)
         for key, reason in zip(wanted, reasons, strict=True)
     ]
-    return fits, told.assign(**{NOT_PREDICTED: reasons})
+    return fits, fit.assign(**{NOT_PREDICTED: reasons})
 
 
 def _whole_and_kept(rows: pd.DataFrame, plans: Sequence[Key]) -> Bools:
@@ -79,7 +79,7 @@ class _Pipeline:
     ranks: dict[Any, int]
     micro_batches: int
     readings: RankRows
-    told: RankFit
+    fit: RankFit
 
     @classmethod
     def of(cls, rows: pd.DataFrame, plans: Sequence[Key], board: Board) -> _Pipeline:
@@ -93,33 +93,33 @@ class _Pipeline:
         return cls(board, ranks, micro_batches, readings, fit_ranks(readings, board.prior))
 
     def fitted(self, key: Key) -> Fitted:
-        times = np.concatenate([time.value for time in self.told.time])
+        times = np.concatenate([time.value for time in self.fit.time])
         error = {
             "pass_time": mean_error_percent(times, self.readings.time_s.reshape(-1)),
-            "energy": mean_error_percent(self.told.energy, self.readings.energy_j),
+            "energy": mean_error_percent(self.fit.energy, self.readings.energy_j),
         }
         passes = [(way, rank) for way in ("forward", "backward") for rank in range(self.readings.ranks)]
         names = [" ".join([*key, f"rank {rank}", way]) for way, rank in passes]
-        return Fitted(self.told, self.readings.x.reshape(-1), error, names)
+        return Fitted(self.fit, self.readings.x.reshape(-1), error, names)
 
-    def predicted(self, asked: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
+    def predicted(self, queried: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         """Predicted columns of rows of this pipeline, plan by plan whole, and why the others have none."""
-        known = asked["rank"].isin(list(self.ranks)).to_numpy(bool)
-        rows, plans = asked[known], [plan for plan, is_known in zip(plans, known, strict=True) if is_known]
+        known = queried["rank"].isin(list(self.ranks)).to_numpy(bool)
+        rows, plans = queried[known], [plan for plan, is_known in zip(plans, known, strict=True) if is_known]
         parts = [pd.DataFrame(index=rows.index[:0])]
         for block in _whole_plans(plans):
             parts.append(self._predicted(rows.iloc[block], [plans[i] for i in block]))
         there = ", ".join(f"{rank:g}" for rank in self.ranks)
         reason = np.where(known, "", f"no reading of that rank: measured are {there}")
-        return pd.concat(parts).reindex(asked.index).assign(**{NOT_PREDICTED: reason})
+        return pd.concat(parts).reindex(queried.index).assign(**{NOT_PREDICTED: reason})
 
     def _predicted(self, rows: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         more = _rank_rows(rows, plans, self.ranks, self.micro_batches, self.board)
         first = int(self.readings.plan.max()) + 1
         blank = np.full(len(rows), np.nan)
         both = _appended(self.readings, replace(more, plan=more.plan + first, energy_j=blank))
-        told = fit_ranks(both, self.board.prior, self.told.found)
-        names = {"predicted_iteration_time_s": told.iteration, "predicted_energy_j": told.energy}
+        fit = fit_ranks(both, self.board.prior, self.fit.found)
+        names = {"predicted_iteration_time_s": fit.iteration, "predicted_energy_j": fit.energy}
         return estimate_columns({name: tail(part, len(rows)) for name, part in names.items()}, rows.index)
 
 
@@ -148,12 +148,12 @@ def _numbers(plans: Sequence[Key]) -> Ints:
 
 
 def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
-    """Positions of rows, whole plans together, about `MOST_ASKED` at a time."""
+    """Positions of rows, whole plans together, about `MOST_QUERIED` at a time."""
     number = _numbers(plans)
     order = np.argsort(number, kind="stable")
     start = 0
     while start < len(order):
-        end = min(start + MOST_ASKED, len(order))
+        end = min(start + MOST_QUERIED, len(order))
         while end < len(order) and number[order[end]] == number[order[end - 1]]:
             end += 1
         yield order[start:end]

@@ -1,4 +1,4 @@
-"""Stage profiles and whole iterations: one fit of all curves, and what it says at other clocks and limits."""
+"""Stage profiles and whole iterations: one fit of all curves, and predictions at other clocks and limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate.board import Board
-from jointopt.physics.calibrate.fitted import (
+from jointopt.physics.calibrate.grouping import (
+    Key,
+    in_no_order,
+    keys_of,
+    stage_blocks,
+    unlabelled_stages,
+    work_columns,
+)
+from jointopt.physics.calibrate.parameters import Board
+from jointopt.physics.calibrate.results import (
     MOST_WORK,
     NOT_PREDICTED,
     Fitted,
@@ -24,27 +32,19 @@ from jointopt.physics.calibrate.fitted import (
     tail,
     unknown_work,
 )
-from jointopt.physics.calibrate.grouping import (
-    Key,
-    in_no_order,
-    keys_of,
-    stage_blocks,
-    unlabelled_stages,
-    work_columns,
-)
+from jointopt.physics.calibrate.stage_fit import StageFit, StageRows, fit_stages
 from jointopt.physics.calibrate.tables import Kind, ResponseTable
-from jointopt.physics.stage_response import StageFit, StageRows, fit_stages
 
 _MOST_READINGS = 600  # of one fit, spread evenly over the file
 _SLOWDOWNS_PERCENT = (1, 5, 10)
 
 
 def fit_profiles(
-    measured: ResponseTable, asked: pd.DataFrame, board: Board
+    measured: ResponseTable, queried: pd.DataFrame, board: Board
 ) -> tuple[list[Fitted], pd.DataFrame]:
-    """One fit of all curves, and the predicted columns of the rows ``asked``, by position."""
+    """One fit of all curves, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
-    keys, wanted = _keys(rows, asked)
+    keys, wanted = _keys(rows, queried)
     stated = rows["clock_mhz"].notna() | rows["power_limit_w"].notna()
     whole = (rows["time_s"].notna() & rows["power_w"].notna() & stated).to_numpy()
     if not whole.any():
@@ -57,18 +57,18 @@ def fit_profiles(
     readings = _stage_rows(rows.iloc[kept], [keys[i] for i in kept], curves, board)
     readings = replace(readings, mixed=measured.kind == "iterations" and _pipelined(rows))
     profiles = _Profiles(measured.kind, board, curves, readings, fit_stages(readings, board.prior))
-    return [profiles.fitted()], profiles.predicted(asked, wanted)
+    return [profiles.fitted()], profiles.predicted(queried, wanted)
 
 
-def _keys(rows: pd.DataFrame, asked: pd.DataFrame) -> tuple[list[Key], list[Key]]:
-    """Keys of the curves of both tables' rows; the last cell numbers stages that no column tells apart."""
-    stage = ["stage"] if "stage" in rows and (asked.empty or "stage" in asked) else []
-    columns = [*work_columns(rows, asked), *stage, "instruction"]
-    keys, wanted = keys_of(rows, columns), keys_of(asked, columns)
-    if unlabelled_stages(rows, keys, asked, wanted):
-        unordered = in_no_order(rows, keys) or in_no_order(asked, wanted)
+def _keys(rows: pd.DataFrame, queried: pd.DataFrame) -> tuple[list[Key], list[Key]]:
+    """Keys of the curves of both tables' rows; the last cell numbers stages that no column distinguishes."""
+    stage = ["stage"] if "stage" in rows and (queried.empty or "stage" in queried) else []
+    columns = [*work_columns(rows, queried), *stage, "instruction"]
+    keys, wanted = keys_of(rows, columns), keys_of(queried, columns)
+    if unlabelled_stages(rows, keys, queried, wanted):
+        unordered = in_no_order(rows, keys) or in_no_order(queried, wanted)
         keys = _numbered(keys, stage_blocks(rows, keys))
-        wanted = wanted if unordered else _numbered(wanted, stage_blocks(asked, wanted))
+        wanted = wanted if unordered else _numbered(wanted, stage_blocks(queried, wanted))
     return keys, wanted
 
 
@@ -110,13 +110,13 @@ class _Profiles:
     board: Board
     curves: list[Key]
     readings: StageRows
-    told: StageFit
+    fit: StageFit
 
     def fitted(self) -> Fitted:
-        time = mean_error_percent(self.told.time, self.readings.time_s)
-        error = {"time": time, "power": mean_error_percent(self.told.power, self.readings.power_w)}
+        time = mean_error_percent(self.fit.time, self.readings.time_s)
+        error = {"time": time, "power": mean_error_percent(self.fit.power, self.readings.power_w)}
         names = [" ".join(key) for key in self.curves]
-        return Fitted(self.told, self.readings.x, error, names, list(self._savings()))
+        return Fitted(self.fit, self.readings.x, error, names, list(self._savings()))
 
     def _with(self, more: StageRows) -> StageFit:
         """The same fit for the readings and ``more`` rows after them."""
@@ -124,49 +124,47 @@ class _Profiles:
         both: dict[str, Any] = {
             n: np.concatenate([getattr(self.readings, n), getattr(more, n)]) for n in names
         }
-        return fit_stages(replace(self.readings, **both), self.board.prior, self.told.found)
+        return fit_stages(replace(self.readings, **both), self.board.prior, self.fit.found)
 
-    def predicted(self, asked: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
+    def predicted(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
         """Predicted columns of the rows; of one that may be of several profiles the mean, with an interval that holds
         them all.
         """
         profiles = [self._profiles(key) for key in wanted]
-        at = np.repeat(np.arange(len(asked)), [len(own) for own in profiles])
+        at = np.repeat(np.arange(len(queried)), [len(own) for own in profiles])
         of = [profile for own in profiles for profile in own]
-        told = self._predicted_each(asked.iloc[at].reset_index(drop=True), of)
-        if len(at) == len(asked):
-            return told.set_index(asked.index)
+        fit = self._predicted_each(queried.iloc[at].reset_index(drop=True), of)
+        if len(at) == len(queried):
+            return fit.set_index(queried.index)
         how = {"low": "min", "high": "max", "predicted": "first"}
-        out = told.groupby(at).agg(
-            {str(name): how.get(str(name).rsplit("_", 1)[-1], "mean") for name in told}
-        )
+        out = fit.groupby(at).agg({str(name): how.get(str(name).rsplit("_", 1)[-1], "mean") for name in fit})
         several = [f"mean of {len(own)} profiles" if len(own) > 1 else "" for own in profiles]
-        return out.assign(assumed=several).set_index(asked.index)
+        return out.assign(assumed=several).set_index(queried.index)
 
     def _profiles(self, key: Key) -> list[Key]:
-        """The key itself, or all profiles that were told apart where it does not say of which it is."""
+        """The key itself, or all profiles that were kept apart where it does not name one of them."""
         return [known for known in self.curves if known[:-1] == key and _is_numbered(known)] or [key]
 
-    def _predicted_each(self, asked: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
+    def _predicted_each(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
         curves = set(self.curves)
         known = np.array([key in curves for key in wanted], bool)
-        stated = (asked["clock_mhz"].notna() | asked["power_limit_w"].notna()).to_numpy(bool)
-        parts = [pd.DataFrame(index=asked.index[:0])]
+        stated = (queried["clock_mhz"].notna() | queried["power_limit_w"].notna()).to_numpy(bool)
+        parts = [pd.DataFrame(index=queried.index[:0])]
         for at in chunks(np.flatnonzero(known & stated)):
-            rows = asked.iloc[at]
+            rows = queried.iloc[at]
             more = _stage_rows(rows, [wanted[i] for i in at], self.curves, self.board, known=False)
             parts.append(self._columns(self._with(more), rows))
-        out = pd.concat(parts).reindex(asked.index)
+        out = pd.concat(parts).reindex(queried.index)
         return out.assign(**{NOT_PREDICTED: list(self._reasons(wanted, known, stated))})
 
-    def _columns(self, told: StageFit, rows: pd.DataFrame) -> pd.DataFrame:
-        """Estimates of the rows, which stand last in ``told``; of an iteration the energy of all its GPUs."""
+    def _columns(self, fit: StageFit, rows: pd.DataFrame) -> pd.DataFrame:
+        """Estimates of the rows, which stand last in ``fit``; of an iteration the energy of all its GPUs."""
         count, whole = len(rows), self.kind == "iterations"
         gpus = rows["num_gpus"].to_numpy(float) if whole and "num_gpus" in rows else 1.0
         estimates = {
-            "predicted_iteration_time_s" if whole else "predicted_time_s": tail(told.time, count),
-            "predicted_energy_j": tail(told.energy, count, gpus),
-            "predicted_avg_power_w": tail(told.power, count),
+            "predicted_iteration_time_s" if whole else "predicted_time_s": tail(fit.time, count),
+            "predicted_energy_j": tail(fit.energy, count, gpus),
+            "predicted_avg_power_w": tail(fit.power, count),
         }
         return estimate_columns(estimates, rows.index)
 
@@ -183,8 +181,8 @@ class _Profiles:
         blank = np.full(len(grid), np.nan)
         for curve in range(min(len(self.curves), MOST_WORK)):
             rows = StageRows(np.full(len(grid), curve), self.readings.kind_of, grid, blank, blank, blank)
-            told = self._with(rows)
-            time, energy = (tail(part, len(grid)).value for part in (told.time, told.energy))
+            fit = self._with(rows)
+            time, energy = (tail(part, len(grid)).value for part in (fit.time, fit.energy))
             time, energy = time / time[-1], energy / energy[-1]
             figures = {
                 "least_energy_clock_mhz": round(float(grid[np.argmin(energy)]) * self.board.max_clock_mhz),

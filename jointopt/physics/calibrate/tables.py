@@ -51,7 +51,7 @@ class ResponseTable:
 
 
 def response_table(table: pd.DataFrame, kind: Kind | None = None) -> ResponseTable:
-    """The table in canonical columns; ``kind`` where the table is asked for and lacks results to tell it by.
+    """The table in canonical columns; ``kind`` for a query, which lacks the results by which it is known.
 
     Raises TableError for a column that is missing and for a cell that is no number.
     """
@@ -154,32 +154,29 @@ def _ranks(rows: pd.DataFrame) -> pd.DataFrame:
 _COMPLETED = {"stages": _stages, "iterations": _iterations, "ranks": _ranks}
 
 
+# Per kind the table's name, and what one of these columns must hold, by the column that the error names.
+_RESULTS: dict[Kind, tuple[str, dict[str, tuple[tuple[str, ...], str]]]] = {
+    "stages": ("a stage profile", {
+        "time_s": (("time_s",), "seconds of one pass (also read: time, frequency, energy)"),
+        "energy_j": (("power_w",), "joules of one pass, or avg_power_w"),
+        "clock_mhz": (("clock_mhz", "power_limit_w"), "the SM clock, or power_limit_w"),
+    }),
+    "ranks": ("a table of pipeline ranks", {
+        "forward_time_sum_s": (("forward_time_sum_s",), "seconds of all forward passes of the rank"),
+        "backward_time_sum_s": (("backward_time_sum_s",), "seconds of all backward passes of the rank"),
+        "iteration_time_s": (("iteration_time_s",), "seconds of the iteration"),
+        "energy_j": (("energy_j",), "joules of the rank, or avg_power_w"),
+        "num_micro_batches": (("num_micro_batches",), "micro-batches of one iteration"),
+    }),
+}  # fmt: skip
+
+
 def check_results(table: ResponseTable) -> None:
-    """Raises TableError where the table lacks a column without which nothing can be fitted."""
-    rows = table.rows
-    if table.kind == "stages":
-        names = [
-            name for name in ("time_s", "power_w", "clock_mhz", "power_limit_w") if rows[name].notna().any()
-        ]
-        if "time_s" not in names:
-            raise _missing(
-                rows, "time_s", "a stage profile", "seconds of one pass (also read: time, frequency, energy)"
-            )
-        if "power_w" not in names:
-            raise _missing(rows, "energy_j", "a stage profile", "joules of one pass, or avg_power_w")
-        if not {"clock_mhz", "power_limit_w"} & set(names):
-            raise _missing(rows, "clock_mhz", "a stage profile", "the SM clock, or power_limit_w")
-    if table.kind == "ranks":
-        meaning = {
-            "forward_time_sum_s": "seconds of all forward passes of the rank",
-            "backward_time_sum_s": "seconds of all backward passes of the rank",
-            "iteration_time_s": "seconds of the iteration",
-            "energy_j": "joules of the rank, or avg_power_w",
-            "num_micro_batches": "micro-batches of one iteration",
-        }
-        for name, what in meaning.items():
-            if rows[name].isna().all():
-                raise _missing(rows, name, "a table of pipeline ranks", what)
+    """Raise TableError where the table lacks a column without which nothing can be fitted."""
+    what, needed = _RESULTS.get(table.kind, ("", {}))
+    for name, (columns, meaning) in needed.items():
+        if table.rows[list(columns)].isna().all(axis=None):
+            raise _missing(table.rows, name, what, meaning)
 
 
 def _missing(rows: pd.DataFrame, name: str, what: str, meaning: str) -> TableError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
+from jointopt.physics.schedule import data_dependency, execution_order, schedule_order
 
 FORWARD, BACKWARD, LAST = 0, 1, 2  # the last instruction of a rank is a backward pass and an optimizer step
 KINDS = 3  # per rank
@@ -71,7 +71,7 @@ def schedule_graph(pp: int, vpp: int, num_micro_batches: int) -> Graph:
 
 
 def ends_s(graph: Graph, duration_s: Floats) -> Floats:
-    """When each instruction ends, (N,) seconds, if it starts as soon as it can; the largest is the makespan."""
+    """End of each instruction, (N,) seconds, if it starts as soon as it can; the largest is the makespan."""
     ends = [0.0] * (len(graph) + 1)  # the place behind the last one, -1, stands for "waits for nothing"
     waits = zip(graph.previous.tolist(), graph.source.tolist(), duration_s.tolist(), strict=True)
     for k, (a, b, seconds) in enumerate(waits):
@@ -80,7 +80,7 @@ def ends_s(graph: Graph, duration_s: Floats) -> Floats:
 
 
 def latest_ends_s(graph: Graph, duration_s: Floats, makespan_s: float) -> Floats:
-    """When each instruction must end, (N,) seconds, so that the iteration ends at ``makespan_s``."""
+    """Latest end of each instruction, (N,) seconds, so that the iteration ends at ``makespan_s``."""
     latest = [makespan_s] * (len(graph) + 1)
     previous, source, seconds = graph.previous.tolist(), graph.source.tolist(), duration_s.tolist()
     for k in range(len(graph) - 1, -1, -1):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.physics.polish.graph import schedule_graph
-from jointopt.physics.polish.options import Problem
-from jointopt.physics.polish.window import widened, window
+from jointopt.physics.polish.options import Problem, widened, window
 
 from .conftest import curve, problems
 

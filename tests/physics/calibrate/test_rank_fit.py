@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.physics.clock_response import Hierarchy, ResponsePrior, Shape, Work, log_power_w, log_time_s
-from jointopt.physics.pipeline import simulate_plan
-from jointopt.physics.rank_response import (
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior
+from jointopt.physics.calibrate.rank_fit import (
     RankRows,
     _follows,
     _prior,
@@ -16,6 +15,8 @@ from jointopt.physics.rank_response import (
     fit_ranks,
     scattered_schedule_s,
 )
+from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s
+from jointopt.physics.schedule import replay
 
 SHAPE = Shape(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
 MICRO_BATCHES = 8
@@ -65,10 +66,9 @@ def test_an_iteration_that_the_row_states_is_not_predicted_again() -> None:
 
 def test_without_scatter_the_schedule_is_the_simulated_one() -> None:
     forward, backward = [0.1, 0.13, 0.12], [0.2, 0.22, 0.19]
-    timed = simulate_plan(forward, backward, 1, 6)
-    makespan = max(row[-1].end_s for row in timed)
+    ends = replay(3, 1, 6, lambda rank, op: np.array([(backward if op.backward else forward)[rank]]))
     told = scattered_schedule_s(np.array([forward]), np.array([backward]), 6, np.zeros((1, 3)))
-    assert told[0] == pytest.approx(makespan)
+    assert told[0] == pytest.approx(max(ends.values())[0])
 
 
 def test_scatter_makes_a_balanced_pipeline_slower() -> None:

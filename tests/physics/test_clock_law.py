@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.physics import power
+from jointopt.physics import clock_law
 from jointopt.spec.cluster import PowerConstants
 
 A100 = PowerConstants(62.0, 84.0, 80.0, 1.336, 60.0, 0.774, 1.282)
@@ -28,22 +28,22 @@ BLOOM = (0.0465, 0.0047, 1.164e13, 1.78e10)
 
 def busy(clock, load=BLOOM, constants=A100):
     sm_s, other_s, flops, hbm_bytes = load
-    time_s = power.scaled_time_s(sm_s, other_s, clock, TOP)
-    return time_s, power.busy_power_w(constants, clock, TOP, time_s, flops, hbm_bytes)
+    time_s = clock_law.scaled_time_s(sm_s, other_s, clock, TOP)
+    return time_s, clock_law.busy_power_w(constants, clock, TOP, time_s, flops, hbm_bytes)
 
 
 def test_voltage_is_flat_below_the_knee_and_one_at_the_top():
-    v = power.relative_voltage(np.array([210.0, 900.0, 0.774 * TOP, TOP]), TOP, 0.774, 1.282)
+    v = clock_law.relative_voltage(np.array([210.0, 900.0, 0.774 * TOP, TOP]), TOP, 0.774, 1.282)
     assert v == pytest.approx([1 / 1.282, 1 / 1.282, 1 / 1.282, 1.0])
 
 
 def test_voltage_rises_linearly_above_the_knee():
-    v = power.relative_voltage(TOP * np.array([0.8, 0.9, 1.0]), TOP, 0.774, 1.282)
+    v = clock_law.relative_voltage(TOP * np.array([0.8, 0.9, 1.0]), TOP, 0.774, 1.282)
     assert np.diff(v, 2) == pytest.approx([0.0], abs=1e-12)
 
 
 def test_a_curve_without_a_knee_leaves_the_voltage_alone():
-    assert power.squared_voltage(CLOCKS, TOP, 1.0, 1.3) == pytest.approx(np.ones(CLOCKS.size))
+    assert clock_law.squared_voltage(CLOCKS, TOP, 1.0, 1.3) == pytest.approx(np.ones(CLOCKS.size))
 
 
 def test_vectors_give_what_scalars_give():
@@ -53,8 +53,8 @@ def test_vectors_give_what_scalars_give():
 
 
 def test_only_the_sm_bound_part_stretches():
-    assert power.scaled_time_s(2.0, 1.0, TOP / 2, TOP) == pytest.approx(5.0)
-    assert power.scaled_time_s(2.0, 1.0, TOP, TOP) == pytest.approx(3.0)
+    assert clock_law.scaled_time_s(2.0, 1.0, TOP / 2, TOP) == pytest.approx(5.0)
+    assert clock_law.scaled_time_s(2.0, 1.0, TOP, TOP) == pytest.approx(3.0)
 
 
 @given(loads)
@@ -89,7 +89,7 @@ def test_an_a100_stage_at_top_clock_draws_about_what_was_measured():
 
 
 def ceiling(load, limit_w, constants=A100):
-    return power.capped_clock_mhz(constants, *load, limit_w, TOP, BOTTOM)
+    return clock_law.capped_clock_mhz(constants, *load, limit_w, TOP, BOTTOM)
 
 
 @given(loads, st.floats(70.0, 500.0))
@@ -132,23 +132,23 @@ def test_ceilings_hold_without_active_power_or_clock_free_time():
 
 
 def test_work_below_the_lowest_clock_is_paused_until_its_mean_power_is_the_limit():
-    time_s = power.duty_cycled_time_s(2.0, 162.0, 112.0, 62.0)
+    time_s = clock_law.duty_cycled_time_s(2.0, 162.0, 112.0, 62.0)
     assert time_s == pytest.approx(4.0)
     assert 2.0 * 162.0 + (time_s - 2.0) * 62.0 == pytest.approx(112.0 * time_s)
-    assert power.duty_cycled_time_s(2.0, 100.0, 112.0, 62.0) == pytest.approx(2.0)
-    assert power.duty_cycled_time_s(2.0, 100.0, 60.0, 62.0) == np.inf
+    assert clock_law.duty_cycled_time_s(2.0, 100.0, 112.0, 62.0) == pytest.approx(2.0)
+    assert clock_law.duty_cycled_time_s(2.0, 100.0, 60.0, 62.0) == np.inf
 
 
 @given(loads, st.floats(210.0, 1410.0), st.floats(0.0, 3.0))
 def test_parts_add_up_to_busy_power_plus_waiting(load, clock, idle_s):
     work = stage(*load)
     time_s, power_w = busy(clock, work)
-    parts = power.energy_parts_j(A100, clock, TOP, time_s + idle_s, time_s, work[2], work[3], 5.0)
+    parts = clock_law.energy_parts_j(A100, clock, TOP, time_s + idle_s, time_s, work[2], work[3], 5.0)
     assert sum(parts.values()) == pytest.approx(power_w * time_s + 84.0 * idle_s + 5.0)
 
 
 def test_waiting_never_gives_energy_back():
     cheap = replace(A100, wait_w=50.0)
-    parts = power.energy_parts_j(cheap, TOP, TOP, 2.0, 1.0, 0.0, 0.0, 0.0)
+    parts = clock_law.energy_parts_j(cheap, TOP, TOP, 2.0, 1.0, 0.0, 0.0, 0.0)
     assert parts["waiting"] == pytest.approx(0.0)
-    assert power.energy_parts_j(A100, TOP, TOP, 1.0, 2.0, 0.0, 0.0, 0.0)["waiting"] == pytest.approx(0.0)
+    assert clock_law.energy_parts_j(A100, TOP, TOP, 1.0, 2.0, 0.0, 0.0, 0.0)["waiting"] == pytest.approx(0.0)

@@ -2,8 +2,8 @@
 
     E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x)
 
-with the response of `jointopt.physics.clock_response` per rank and direction, and T from the 1F1B schedule of the mean
-times plus what an iteration takes beyond it. Under a power limit a pass takes now longer, now shorter, and a pipeline
+with the clock law (`jointopt.physics.clock_law`) per rank and direction, and T from the 1F1B schedule of the mean times
+plus what an iteration takes beyond it. Under a power limit a pass takes now longer, now shorter, and a pipeline
 waits for the slowest; a rank that waits keeps its clock and draws more than under a low clock.
 """
 
@@ -15,18 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.clock_response import (
-    Hierarchy,
-    ResponsePrior,
-    log_power_w,
-    log_time_s,
-    matern,
-    switching_shape,
-    take,
-)
-from jointopt.physics.pipeline import data_dependency, execution_order, schedule_order
-from jointopt.physics.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
-from jointopt.physics.stage_response import Estimate, departures, interval, per_curve
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern, take
+from jointopt.physics.calibrate.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
+from jointopt.physics.calibrate.stage_fit import Estimate, departures, interval, per_curve
+from jointopt.physics.clock_law import log_power_w, log_time_s, switching_shape
+from jointopt.physics.schedule import Operation, replay
 
 # Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
 _TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025
@@ -49,14 +42,14 @@ _BESIDE = 3  # parameters after those of the response: waiting power and the two
 
 @dataclass(frozen=True)
 class RankRows:
-    """Ranks of measured iterations and of those asked for; (n,) each, times (2, n) of one forward and backward pass.
+    """Ranks of measured iterations and of those queried; (n,) each, times (2, n) of one forward and backward pass.
 
     NaN is unknown. All rows are of one pipeline: equal stages, work and number of micro-batches.
     """
 
     rank: Ints
     plan: Ints
-    x: Floats  # (2, n) mean clock asked for in forward and backward passes over the maximum clock
+    x: Floats  # (2, n) mean clock set in forward and backward passes over the maximum clock
     limit_w: Floats  # NaN where no limit but the board's is set
     num_micro_batches: int
     time_s: Floats  # (2, n)
@@ -74,7 +67,7 @@ class RankRows:
 
 @dataclass(frozen=True)
 class RankFit:
-    """Parameters of GPU and passes (curve = direction·ranks + rank), and what they say of every row."""
+    """Parameters of GPU and passes (curve = direction·ranks + rank), and the estimates of every row."""
 
     hierarchy: Hierarchy
     theta: Floats
@@ -91,9 +84,9 @@ class RankFit:
 
 
 def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) -> RankFit:
-    """Response of every rank's passes, what the asked rows take and draw. Needs times, T and energy of one plan.
+    """Response of every rank's passes, what the queried rows take and draw. Needs times, T and energy of one plan.
 
-    ``found``: parameters from an earlier call with the same readings, beside which only other rows were asked for.
+    ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
     """
     hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2)
     prior = _prior(rows, hierarchy, known)
@@ -103,21 +96,21 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
     guess = _RankLaw(rows, hierarchy, np.nan_to_num(rows.time_s, nan=1.0), np.nan_to_num(rows.iteration_s))
     by_guess = Law(guess, follows)
     found = found.padded(3, n) if found else fit(by_guess, readings, prior, list(_stronger(prior)))
-    told = predict(by_guess, readings, prior, found)
-    times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(told.mean[: 2 * n].reshape(2, n)))
-    iteration = _iterations(rows, times, told, np.exp(hierarchy.work(found.theta).log_time_s))
+    predicted = predict(by_guess, readings, prior, found)
+    times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(predicted.mean[: 2 * n].reshape(2, n)))
+    iteration = _iterations(rows, times, predicted, np.exp(hierarchy.work(found.theta).log_time_s))
     law = _RankLaw(rows, hierarchy, times, iteration.value)
-    told_energy = predict(Law(law, follows), readings, prior, found)
-    width = _energy_width(law, law.wait_w(found.theta), told_energy, told, iteration)
-    ends = told.factor * told.sd[: 2 * n].reshape(2, n)
+    energies = predict(Law(law, follows), readings, prior, found)
+    width = _energy_width(law, law.wait_w(found.theta), energies, predicted, iteration)
+    ends = predicted.factor * predicted.sd[: 2 * n].reshape(2, n)
     return RankFit(
         hierarchy,
         found.theta,
-        told.theta_sd,
+        predicted.theta_sd,
         found,
-        (interval(told.mean[:n], ends[0]), interval(told.mean[n : 2 * n], ends[1])),
+        (interval(predicted.mean[:n], ends[0]), interval(predicted.mean[n : 2 * n], ends[1])),
         iteration,
-        interval(told_energy.mean[2 * n :], width),
+        interval(energies.mean[2 * n :], width),
     )
 
 
@@ -207,14 +200,14 @@ def _readings(rows: RankRows) -> Readings:
     return Readings(value.reshape(-1), departure, np.concatenate([times, times, energies]))
 
 
-def _iterations(rows: RankRows, times: Floats, told: Prediction, full_s: Floats) -> Estimate:
+def _iterations(rows: RankRows, times: Floats, predicted: Prediction, full_s: Floats) -> Estimate:
     """Iteration time of every row's plan: as measured, else the schedule of its times and what lies beyond it."""
     plans = np.unique(rows.plan)
     scheduled = _schedules(rows, plans, times, full_s)
     measured = np.array([np.nanmax(rows.iteration_s[rows.plan == p], initial=-np.inf) for p in plans])
     limited = np.array([rows.limited[rows.plan == p].any() for p in plans])
     n = len(rows.rank)
-    own = np.where(np.isnan(rows.time_s), told.sd[: 2 * n].reshape(2, n), 0.0).mean(axis=0)
+    own = np.where(np.isnan(rows.time_s), predicted.sd[: 2 * n].reshape(2, n), 0.0).mean(axis=0)
     pace = np.array([own[rows.plan == p].max() for p in plans])
     value, beyond_sd = _with_beyond(scheduled, measured, limited)
     floor = np.where(limited, _LIMITED_BEYOND_SD, _BEYOND_NOISE)
@@ -222,7 +215,7 @@ def _iterations(rows: RankRows, times: Floats, told: Prediction, full_s: Floats)
     at = np.searchsorted(plans, rows.plan)
     own_row = np.isfinite(rows.iteration_s)
     value_of_row = np.where(own_row, rows.iteration_s, value[at])
-    return interval(np.log(value_of_row), told.factor * np.where(own_row, _MEASURED_SD, sd[at]))
+    return interval(np.log(value_of_row), predicted.factor * np.where(own_row, _MEASURED_SD, sd[at]))
 
 
 def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[Floats, Floats]:
@@ -268,18 +261,12 @@ def scattered_schedule_s(
     ``scatter`` is the standard deviation of the logarithm; the draws are the same at every call. Exact where it is 0.
     """
     depth, draws = forward_s.shape[1], np.random.default_rng(0)
-    orders = [schedule_order(depth, 1, num_micro_batches, rank) for rank in range(depth)]
-    before = data_dependency(depth, 1)
-    free = np.zeros_like(forward_s)
-    done: dict[tuple[int, object], Floats] = {}
-    for rank, operation in execution_order(orders, before):
-        source = before(rank, operation)
-        start = free[:, rank] if source is None else np.maximum(free[:, rank], done[source])
-        mean = (backward_s if operation.backward else forward_s)[:, rank]
-        width = scatter[:, rank]
-        end = start + mean * np.exp(width * draws.standard_normal() - 0.5 * width**2)
-        free[:, rank] = done[rank, operation] = end
-    return np.asarray(free.max(axis=1))
+
+    def duration_s(rank: int, op: Operation) -> Floats:
+        mean, width = (backward_s if op.backward else forward_s)[:, rank], scatter[:, rank]
+        return np.asarray(mean * np.exp(width * draws.standard_normal() - 0.5 * width**2))
+
+    return np.asarray(np.max(list(replay(depth, 1, num_micro_batches, duration_s).values()), axis=0))
 
 
 def _energy_width(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics import power
+from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.costs import layer_costs, work_per_stage
 from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
-from jointopt.physics.stage_work import layer_costs, work_per_stage
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _beyond_waiting_j(
 ) -> Floats:
     """Energy of kernels on one GPU that follows its clock, less the waiting that they displace."""
     k = physics.power
-    parts = power.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
+    parts = clock_law.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
     waiting_w = max(k.wait_w - k.static_w, 0.0)
     return np.asarray(parts["active"] + parts["compute"] - waiting_w * kernel_s)
 
@@ -76,7 +76,7 @@ def _flops(physics: CostModel, g: int, row: int) -> tuple[Floats, Floats]:
 
 
 def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Floats], float]:
-    """What the iteration takes beyond its schedule, seconds: gradients that do not hide, optimizer step, overhead.
+    """Seconds of the iteration beyond its schedule: gradients that do not hide, optimizer step, overhead.
 
     The function returned takes the time of the first forward and of the last backward pass of each stage, (pp,):
     gradients hide under the last backward pass, gathered weights under the first forward pass.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.instructions import beyond_schedule_s, instruction_costs
+from jointopt.physics.polish.instructions import beyond_schedule_s, instruction_costs
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 

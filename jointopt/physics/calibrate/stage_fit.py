@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.clock_response import (
-    Hierarchy,
-    ResponsePrior,
-    Work,
-    log_power_w,
-    log_time_s,
-    matern,
-    switching_shape,
-    take,
-)
-from jointopt.physics.posterior import Fit, Law, Prior, Readings, fit, predict
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern, take
+from jointopt.physics.calibrate.posterior import Fit, Law, Prior, Readings, fit, predict
+from jointopt.physics.clock_law import Work, log_power_w, log_time_s, switching_shape
 
 # Chosen on the A100-SXM profiles, clocks held out. Departures and noise are of logarithms; those under a power limit
 # are of the A40 and A100-PCIe ranks.
@@ -36,11 +28,11 @@ _MIXED_TIME_NOISE, _MIXED_LIMITED_NOISE = 0.04, 0.06
 
 @dataclass(frozen=True)
 class StageRows:
-    """Readings of passes, and rows asked for: (n,) each, NaN where a time or a power is not known."""
+    """Readings of passes, and rows queried: (n,) each, NaN where a time or a power is not known."""
 
     curve: Ints  # which stage's which pass
     kind_of: Ints  # (curves,) forward, backward, ...
-    x: Floats  # clock asked for over the maximum clock
+    x: Floats  # clock set over the maximum clock
     limit_w: Floats  # NaN where no limit but the board's is set
     time_s: Floats
     power_w: Floats
@@ -82,7 +74,7 @@ class StageFit:
 def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) -> StageFit:
     """The clock response of every curve; each needs at least one reading of its time and of its power.
 
-    ``found``: parameters from an earlier call with the same readings, beside which only other rows were asked for.
+    ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
     """
     hierarchy, n = rows.hierarchy, len(rows.x)
 
@@ -95,14 +87,14 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
     found = found.padded(2, n) if found else fit(law, readings, prior, list(_other_limits(prior)))
-    told = predict(law, readings, prior, found)
+    predicted = predict(law, readings, prior, found)
     outside = _outside(rows)
-    (time, power), widths = told.mean.reshape(2, n), told.factor * told.sd.reshape(2, n)
+    (time, power), widths = predicted.mean.reshape(2, n), predicted.factor * predicted.sd.reshape(2, n)
     widths = widths + _OUTSIDE * outside
     return StageFit(
         hierarchy,
         found.theta,
-        told.theta_sd,
+        predicted.theta_sd,
         found,
         time=interval(time, widths[0]),
         power=interval(power, widths[1]),
@@ -111,7 +103,7 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
 
 
 def _outside(rows: StageRows) -> Floats:
-    """How far every row's clock is from those read, in log x; 0 between them."""
+    """Distance of every row's clock from those read, in log x; 0 between them."""
     z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)
     return np.asarray(np.maximum(z[read].min() - z, 0.0) + np.maximum(z - z[read].max(), 0.0))
 

@@ -17,17 +17,15 @@ from scipy.special import stdtrit
 from jointopt.core.schema import Bools, Floats, Ints
 
 _STEP = 1e-5  # of central differences; parameters are logarithms, logits and fractions
-_ENOUGH = 1e-4  # change of the cost (of the order of the number of readings) at which a search ends
-_PRIOR_READINGS = (
-    40.0  # weight of the assumed sizes of noise and departure against what the readings say of them
-)
+_ENOUGH = 1e-5  # relative change of the sum of squares at which a search ends
+_PRIOR_READINGS = 40.0  # weight of the assumed sizes of noise and departure against that of the readings
 _OUTLYING = 2.0  # standard deviations of noise
 _TAIL = 4.0  # degrees of freedom of the Student distribution that judges outliers
 
 
 @dataclass(frozen=True)
 class Law:
-    """What readings (n,) would be without error, ``at(theta)``, and which parameters each of them follows.
+    """Readings (n,) without error, ``at(theta)``, and the parameters that each of them follows.
 
     ``follows`` (k, n): no reading depends on any parameter but those of its column. Derivatives take k steps, in each
     of which all parameters of a row move at once.
@@ -39,7 +37,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Readings:
-    """Logarithms of what was measured, (n,), NaN where it is asked for, and how far it may lie from the law."""
+    """Logarithms of what was measured, (n,), NaN where it is queried, and how far it may lie from the law."""
 
     value: Floats
     departure: Floats  # (n, n) covariance of the law's own error
@@ -83,7 +81,9 @@ class Prediction:
 
 
 def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
-    """Most likely parameters of the law; ``starts`` beside the prior's mean, for laws with several optima."""
+    """Parameters of the optimum that holds most of the posterior; ``starts`` beside the prior's mean, where a law has
+    several optima.
+    """
     weight = np.ones(len(readings.value))
     found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
     theta = min(found, key=lambda pair: pair[1])[0]
@@ -97,7 +97,10 @@ def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = (
 
 
 def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Prediction:
-    """Every reading, asked for or known, as law and known readings together tell it."""
+    """Every reading, queried or known, given law and known readings: Gaussian process regression on the linearised law.
+
+    Rasmussen and Williams 2006, section 2.7 (explicit basis functions); its scale is Student's, of prior and readings.
+    """
     known = np.flatnonzero(readings.known)
     value, slope = _linearised(law, found.theta)
     expected = value + slope @ (prior.mean - found.theta)
@@ -122,9 +125,15 @@ def _covariance(readings: Readings, weight: Floats) -> Floats:
 
 
 def _search(
-    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats, steps: int = 40
+    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats
 ) -> tuple[Floats, float]:
-    """Levenberg-Marquardt on the whitened misses and the prior: parameters and cost."""
+    """Parameters of least squares of the whitened misses and of the departures from the prior, and their rank.
+
+    Rank: -2·log of the optimum's posterior mass in Laplace's approximation (MacKay 2003, chapter 27), but for a
+    constant: of optima as likely as each other, the wider holds more of the posterior.
+    """
+    from scipy.optimize import least_squares
+
     known = np.flatnonzero(readings.known)
     lower = cholesky(_covariance(readings, weight), lower=True)
     measured = readings.value[known]
@@ -132,46 +141,21 @@ def _search(
     def whitened(value: Floats) -> Floats:
         return np.asarray(solve_triangular(lower, value, lower=True, check_finite=False))
 
-    def cost_of(theta: Floats) -> float:
-        miss, away = whitened(measured - law.at(theta)[known]), (theta - prior.mean) / prior.sd
-        cost = float(miss @ miss + away @ away)
-        return cost if np.isfinite(cost) else np.inf
+    def misses(theta: Floats) -> Floats:
+        return np.concatenate([whitened(law.at(theta)[known] - measured), (theta - prior.mean) / prior.sd])
 
-    theta, damping = start.copy(), 1e-3
-    cost = cost_of(theta)
-    for _ in range(steps):
-        value, slope = _linearised(law, theta)
-        a, miss = whitened(slope[known]), whitened(measured - value[known])
-        curvature = a.T @ a + np.diag(1.0 / prior.sd**2)
-        descent = a.T @ miss - (theta - prior.mean) / prior.sd**2
-        step, gained, damping = _damped_step(curvature, descent, damping, theta, cost, cost_of)
-        theta, cost = theta + step, cost - gained
-        if gained < _ENOUGH:
-            break
-    return theta, cost
+    def slopes(theta: Floats) -> Floats:
+        return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
 
-
-def _damped_step(
-    curvature: Floats,
-    descent: Floats,
-    damping: float,
-    theta: Floats,
-    cost: float,
-    cost_of: Callable[[Floats], float],
-) -> tuple[Floats, float, float]:
-    """A step that lowers the cost, by how much, and the next damping; no step where none of eight does."""
-    for _ in range(8):
-        damped = curvature + damping * np.diag(np.diag(curvature))
-        step: Floats = np.asarray(np.linalg.solve(damped, descent), dtype=np.float64)
-        gained = cost - cost_of(theta + step)
-        if gained > 0.0:
-            return step, gained, max(damping / 10.0, 1e-9)
-        damping *= 10.0
-    return np.zeros_like(theta), 0.0, damping
+    found = least_squares(
+        misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
+    )
+    _, log_det = np.linalg.slogdet(found.jac.T @ found.jac)
+    return found.x, 2.0 * float(found.cost) + float(log_det)
 
 
 def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
-    """1 for a reading whose noise is usual, less the further it lies from what its neighbours say."""
+    """1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)."""
     known = np.flatnonzero(readings.known)
     miss = readings.value[known] - law.at(theta)[known]
     variance = readings.noise[known] ** 2 / weight[known]
@@ -184,7 +168,7 @@ def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats
 
 
 def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
-    """The law at theta (n,) and its derivatives (n, p)."""
+    """The law at theta (n,) and its derivatives (n, p), by central differences of `_STEP`."""
     value = law.at(theta)
     slope, rows = np.zeros((value.size, theta.size)), np.arange(value.size)
     for moved in law.follows:

@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.physics.clock_response import (
-    Hierarchy,
-    ResponsePrior,
-    Shape,
-    Work,
-    log_power_w,
-    log_time_s,
-    reached_clock,
-    switching_shape,
-    take,
-)
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, take
+from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, reached_clock, switching_shape
 
 SHAPE = Shape(knee=0.77, rise=0.25, softness=0.02, floor=0.2, idle_w=50.0)
 WORK = Work(np.array(0.0), np.array(0.8), np.array(60.0), np.array(430.0), np.array(1.0))

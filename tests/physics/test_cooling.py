@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jointopt.physics import thermal
-from jointopt.physics.cooler import Cooler, cooler
+from jointopt.physics import cooling
+from jointopt.physics.cooling import Cooler, cooler, electrical_limit_w, kernel_limit_w, power_limit_w
 from jointopt.spec.job import Job
 
 
@@ -23,12 +25,12 @@ def a100(make_job: Callable[..., Job]) -> Cooler:
 def test_the_cooler_holds_the_tdp_at_the_design_inlet_with_the_margin_left(
     make_job: Callable[..., Job],
 ) -> None:
-    cluster = replace(make_job().cluster, inlet_temperature_c=thermal.DESIGN_INLET_C)
+    cluster = replace(make_job().cluster, inlet_temperature_c=cooling.DESIGN_INLET_C)
     assert cluster.gpu.power is not None
     assert cluster.gpu.tdp_w is not None
     hot = float(cooler(cluster, cluster.gpu.power).temperature_c(np.array(cluster.gpu.tdp_w)))
-    throttle = cluster.gpu.throttle_temperature_c or thermal.THROTTLE_C
-    assert hot == pytest.approx(throttle - thermal.DESIGN_MARGIN_K, abs=2.0)  # the rest is leakage
+    throttle = cluster.gpu.throttle_temperature_c or cooling.THROTTLE_C
+    assert hot == pytest.approx(throttle - cooling.DESIGN_MARGIN_K, abs=2.0)  # the rest is leakage
 
 
 def test_warmer_air_lowers_the_throttle_power(make_job: Callable[..., Job]) -> None:
@@ -48,7 +50,7 @@ def test_many_powers_at_once_equal_each_alone(a100: Cooler) -> None:
 
 def test_leakage_is_none_at_the_reference_temperature_and_negative_below(a100: Cooler) -> None:
     gain = a100.resistance_k_per_w
-    at_reference = (thermal.REFERENCE_C - a100.inlet_c) / gain
+    at_reference = (cooling.REFERENCE_C - a100.inlet_c) / gain
     assert float(a100.leakage_w(np.array(at_reference))) == pytest.approx(0.0, abs=1e-9)
     assert float(a100.leakage_w(np.array(0.5 * at_reference))) < 0.0
 
@@ -78,9 +80,9 @@ def test_at_its_tdp_in_the_design_air_a_gpu_is_the_margin_below_throttling(
     a100: Cooler, make_job: Callable[..., Job]
 ) -> None:
     # 400 W board power: NVIDIA A100 data sheet; the margin is an assumption of the thermal model
-    hot = replace(a100, inlet_c=thermal.DESIGN_INLET_C, leakage_w_per_k=0.0).temperature_c(np.array(400.0))
-    throttle_c = make_job().cluster.gpu.throttle_temperature_c or thermal.THROTTLE_C
-    assert float(hot) == pytest.approx(throttle_c - thermal.DESIGN_MARGIN_K)
+    hot = replace(a100, inlet_c=cooling.DESIGN_INLET_C, leakage_w_per_k=0.0).temperature_c(np.array(400.0))
+    throttle_c = make_job().cluster.gpu.throttle_temperature_c or cooling.THROTTLE_C
+    assert float(hot) == pytest.approx(throttle_c - cooling.DESIGN_MARGIN_K)
 
 
 def spread(make_job: Callable[..., Job], rise_k: float, gpus_per_node: int = 8) -> Cooler:
@@ -116,3 +118,67 @@ def test_a_node_with_one_gpu_has_no_exhaust_row(make_job: Callable[..., Job]) ->
     node = spread(make_job, 12.0, gpus_per_node=1)
     assert set(node.temperature_by_position_c(np.array(300.0))) == {"inlet"}
     assert node == spread(make_job, 0.0, gpus_per_node=1)
+
+
+def test_without_leakage_temperature_is_inlet_plus_resistance_times_power():
+    assert cooling.temperature_c(400.0, 25.0, 0.1) == pytest.approx(65.0)
+
+
+@given(st.floats(50.0, 1000.0), st.floats(10.0, 45.0), st.floats(0.03, 0.12), st.floats(0.0, 2.0))
+def test_the_steady_state_balances_heat_and_power(power_w, inlet_c, resistance, leakage):
+    t = cooling.temperature_c(power_w, inlet_c, resistance, leakage)
+    drawn = power_w + leakage * (t - cooling.REFERENCE_C)
+    assert t == pytest.approx(inlet_c + resistance * drawn)
+
+
+@given(st.floats(10.0, 45.0), st.floats(0.03, 0.12), st.floats(0.0, 2.0))
+def test_at_the_throttle_power_the_temperature_is_the_throttle_temperature(inlet_c, resistance, leakage):
+    limit = cooling.throttle_power_w(87.0, inlet_c, resistance, leakage)
+    assert cooling.temperature_c(limit, inlet_c, resistance, leakage) == pytest.approx(87.0)
+
+
+def test_vectors_give_what_scalars_give():
+    powers = np.array([100.0, 250.0, 400.0])
+    hot = cooling.temperature_c(powers, 30.0, 0.1, 0.6)
+    assert hot == pytest.approx([float(cooling.temperature_c(p, 30.0, 0.1, 0.6)) for p in powers])
+
+
+def test_leakage_that_outruns_the_cooler_has_no_steady_state():
+    assert np.isinf(cooling.temperature_c(np.array([100.0, 200.0]), 25.0, 0.5, 2.0)).all()
+
+
+def test_no_power_is_allowed_above_a_throttle_temperature_that_the_inlet_exceeds():
+    assert cooling.throttle_power_w(85.0, 90.0, 0.1) == pytest.approx(0.0)
+
+
+ROWS = np.arange(2)
+
+
+def test_the_lowest_limit_rules_and_a_blank_is_none(make_job: Callable[..., Job]) -> None:
+    cluster = replace(make_job().cluster, power_limit_w=350.0)
+    assert power_limit_w(cluster, {}, ROWS, 2).tolist() == [[350.0]]
+    plans = {"power_limit_w": np.array([300.0, np.nan])}
+    assert power_limit_w(cluster, plans, ROWS, 2).tolist() == [[300.0], [350.0]]
+    stages = {"stage_power_limit_w": np.array([[320.0, 400.0], [np.nan, 200.0]])}
+    assert power_limit_w(cluster, plans | stages, ROWS, 2).tolist() == [[300.0, 300.0], [350.0, 200.0]]
+
+
+@pytest.mark.parametrize("inlet_c", [20.0, 45.0, 60.0])
+def test_what_is_left_to_kernels_and_their_leakage_meet_the_limit(
+    inlet_c: float, make_job: Callable[..., Job]
+) -> None:
+    cluster = replace(make_job().cluster, inlet_temperature_c=inlet_c, exhaust_rise_k=10.0)
+    assert cluster.gpu.power is not None
+    cooled, limit = cooler(cluster, cluster.gpu.power), np.array([[300.0]])
+    left = electrical_limit_w(limit, cooled)
+    drawn = left + cooled.peak_leakage_w(left)
+    assert float(drawn[0, 0]) <= 300.0 * (1 + 1e-12)
+    assert float(left[0, 0]) == pytest.approx(300.0) or float(drawn[0, 0]) == pytest.approx(300.0)
+
+
+def test_the_cooler_is_a_limit_too(make_job: Callable[..., Job]) -> None:
+    cluster = replace(make_job().cluster, inlet_temperature_c=50.0)
+    assert cluster.gpu.power is not None
+    cooled = cooler(cluster, cluster.gpu.power)
+    left = kernel_limit_w(np.array([[400.0]]), cooled, cluster, cluster.gpu.power.static_w)
+    assert float(left[0, 0]) == cooled.throttle_power_w < 400.0

@@ -1,19 +1,85 @@
-"""What fits add up to: the constants of a GPU, its pieces of work, and which clock to measure next."""
+"""Results of fits: estimates as columns of a table, constants of a GPU, its work, and clocks to measure next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from jointopt.core.schema import Floats
-from jointopt.physics.calibrate.board import CLOCK_COLUMNS, Board
-from jointopt.physics.calibrate.fitted import MOST_WORK, Fitted, rounded
+from jointopt.core.schema import Floats, Ints
+from jointopt.physics.calibrate.grouping import Key
+from jointopt.physics.calibrate.parameters import CLOCK_COLUMNS, Board, take
+from jointopt.physics.calibrate.rank_fit import RankFit
+from jointopt.physics.calibrate.stage_fit import Estimate, StageFit
 from jointopt.physics.calibrate.tables import ResponseTable
-from jointopt.physics.clock_response import Work, take
-from jointopt.physics.rank_response import RankFit
+from jointopt.physics.clock_law import Work
 from jointopt.spec.calibration import Calibration, Constants
+
+MOST_QUERIED = 400  # rows that are predicted in one go
+MOST_WORK = 100  # pieces of work that a calibration lists
+NOT_PREDICTED = "not_predicted"
+_ENDS = ("", "_low", "_high")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One fit, and how it explains the readings that it is of."""
+
+    fit: StageFit | RankFit
+    x: Floats  # clocks of the readings over the maximum clock
+    error_percent: Mapping[str, float]
+    work: Sequence[str]  # names of its curves
+    savings: Sequence[Mapping[str, Any]] = ()  # of its first curves, where one clock sets time and energy
+
+
+def mean_error_percent(estimate: Estimate | Floats, measured: Floats) -> float:
+    """Mean absolute relative difference."""
+    value = estimate.value if isinstance(estimate, Estimate) else estimate
+    return rounded(100.0 * float(np.abs(value / measured - 1.0).mean()))
+
+
+def rounded(value: float) -> float:
+    """Four digits, of large values one decimal."""
+    return float(f"{value:.4g}") if value < 1e4 else round(value, 1)
+
+
+def spread_evenly(index: Ints, most: int) -> Ints:
+    """At most that many of the positions, evenly over all of them."""
+    if len(index) <= most:
+        return index
+    at = np.unique(np.linspace(0, len(index) - 1, most).astype(int))
+    return np.asarray(index[at])
+
+
+def chunks(index: Ints) -> Iterator[Ints]:
+    """The positions, at most `MOST_QUERIED` at a time."""
+    for start in range(0, len(index), MOST_QUERIED):
+        yield index[start : start + MOST_QUERIED]
+
+
+def tail(estimate: Estimate, count: int, scale: Any = 1.0) -> Estimate:
+    """The last ``count`` of an estimate, times ``scale``: the rows that were queried stand after the readings."""
+    return Estimate(*(getattr(estimate, end)[-count:] * scale for end in ("value", "low", "high")))
+
+
+def estimate_columns(estimates: Mapping[str, Estimate], index: Any) -> pd.DataFrame:
+    """Value and both ends of every estimate as columns ``name``, ``name_low`` and ``name_high``."""
+    columns = {}
+    for name, estimate in estimates.items():
+        for end, values in zip(_ENDS, (estimate.value, estimate.low, estimate.high), strict=True):
+            columns[name + end] = values
+    return pd.DataFrame(columns, index=index)
+
+
+def unknown_work(key: Key, known: Sequence[Key]) -> str:
+    """Why a row of work that no reading is of is not predicted."""
+    there = "; ".join(" ".join(k) for k in known[:4])
+    more = f" and {len(known) - 4} more" if len(known) > 4 else ""
+    return f"no reading of {' '.join(key)}: measure it at one clock at least (measured: {there}{more})"
+
 
 _KINDS = {"stages": "stage profile", "iterations": "iterations", "ranks": "pipeline ranks"}
 _PLACE = {
@@ -22,7 +88,7 @@ _PLACE = {
     "static_w": 6,
     "board_limit_w": 7,
 }  # in the vector of parameters
-_TOLD = 0.8  # of a prior's width: what is left of it where readings say something
+_INFORMED = 0.8  # of a prior's width: what is left of it where readings inform it
 _HALF_WIDTH = 1.645  # standard deviations in half of a 90 % interval
 _NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock
 
@@ -60,15 +126,13 @@ def _constants(board: Board, fits: Sequence[Fitted]) -> tuple[Constants, dict[st
     """The GPU's figures and half of their intervals: means of the fits, each weighed by how sure it is."""
     figures, spread = {}, {}
     for name, i in _PLACE.items():
-        found = np.array([[fitted.told.theta[i], fitted.told.theta_sd[i]] for fitted in fits])
+        found = np.array([[fitted.fit.theta[i], fitted.fit.theta_sd[i]] for fitted in fits])
         figures[name], spread[name] = _weighed(name, found)
-    ranks = [fitted.told for fitted in fits if isinstance(fitted.told, RankFit)]
+    ranks = [fitted.fit for fitted in fits if isinstance(fitted.fit, RankFit)]
     if ranks:
-        waits = np.array(
-            [[told.theta[told.hierarchy.size], told.theta_sd[told.hierarchy.size]] for told in ranks]
-        )
+        waits = np.array([[fit.theta[fit.hierarchy.size], fit.theta_sd[fit.hierarchy.size]] for fit in ranks])
         figures["wait_w"], spread["wait_w"] = _weighed("wait_w", waits)
-    if spread["board_limit_w"] > _TOLD * _HALF_WIDTH * board.prior.limit_sd * figures["board_limit_w"]:
+    if spread["board_limit_w"] > _INFORMED * _HALF_WIDTH * board.prior.limit_sd * figures["board_limit_w"]:
         del figures["board_limit_w"], spread["board_limit_w"]  # nothing came near it
     return Constants(max_clock_mhz=rounded(board.max_clock_mhz), **figures), spread
 
@@ -88,7 +152,7 @@ def _weighed(name: str, found: Floats) -> tuple[float, float]:
 
 def _work_entries(fits: Sequence[Fitted]) -> Iterator[dict[str, Any]]:
     for fitted in fits:
-        works = fitted.told.hierarchy.work(fitted.told.theta)
+        works = fitted.fit.hierarchy.work(fitted.fit.theta)
         for i, name in enumerate(fitted.work):
             saved = fitted.savings[i] if i < len(fitted.savings) else {}
             yield {"work": name} | _entry(take(works, np.array(i))) | dict(saved)
@@ -104,7 +168,7 @@ def _entry(work: Work) -> dict[str, Any]:
 
 
 def _advice(board: Board, constants: Constants, x: Floats) -> Iterator[str]:
-    """Which clocks would tell what these cannot."""
+    """Sentences on the clocks that would add what these readings leave open."""
     knee = constants.knee_fraction
 
     def clock(fraction: float) -> int:

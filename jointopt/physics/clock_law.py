@@ -1,0 +1,281 @@
+"""The clock law: time, voltage and power of work on one GPU over its SM clock, and what a power limit leaves.
+
+With x = f / f_max and v = V(f) / V(f_max),
+
+    time     t(x) = sm_s / x + other_s                                  t0 + t1·f_max/f: only SM-bound work follows f
+    voltage  v(x) = 1 / voltage_ratio up to the knee, linear above it, 1 at the top
+    power    P(x) = static + active·x·v² + (pj_per_flop·flops·v² + pj_per_hbm_byte·bytes + links) / t(x)
+    limit    x is at most the root of P(x) = limit; below the lowest clock a GPU pauses
+
+The planner prices with it as it stands (`CostModel`); `calibrate` finds the constants of single stages from readings,
+where no counts of flops and bytes are known: all that switches is one power P = static + switching·x·v², and limits
+have soft corners (`reached_clock`). P never falls as x rises, so the clock that meets a limit is unique.
+
+Source: 152 + 152 readings of A100-SXM stages at 38 clocks, 855-1410 MHz, and 2,348 of A100-PCIe and A40 ranks
+(Perseus, Chung et al., SOSP'24). Limits: no sweep of a newer GPU is public, so the knee and the voltage ratio of others
+are assumed (``catalog/power.yaml``). Array arguments broadcast against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.core.schema import Floats
+from jointopt.core.units import PICO
+from jointopt.spec.cluster import PowerConstants
+
+Array = npt.NDArray[np.float64] | float
+
+# 200,000 random loads meet their limit to 2e-5 after 3 steps, to 2e-10 after 4.
+_NEWTON_STEPS = 4
+_HIGHEST = 2.5  # x up to which a limit is turned into a clock where readings have soft corners
+_POWER_CORNER = 0.5  # width of power's corner at the limit over that of the clock's
+_PAUSE_CORNER = 0.1
+_FLOOR_CORNER = 0.03
+
+
+def voltage_slope(knee: float, voltage_ratio: float) -> float:
+    """dv/dx above the knee; 0 for a curve without one (knee at the top)."""
+    return 0.0 if knee >= 1.0 else (1.0 - 1.0 / voltage_ratio) / (1.0 - knee)
+
+
+def relative_voltage(clock_mhz: Array, max_clock_mhz: float, knee: float, voltage_ratio: float) -> Floats:
+    """V(f) / V(f_max): 1 / ``voltage_ratio`` up to the ``knee`` (a fraction of f_max), linear above, 1 at the top.
+
+    The shape of A100 and A40 training stages at every clock (Perseus, SOSP'24); no sweep of a newer GPU is public.
+    """
+    v = np.maximum(np.asarray(clock_mhz) / max_clock_mhz, knee)
+    v -= 1.0
+    v *= voltage_slope(knee, voltage_ratio)
+    v += 1.0
+    return np.asarray(v, dtype=np.float64)
+
+
+def squared_voltage(clock_mhz: Array, max_clock_mhz: float, knee: float, voltage_ratio: float) -> Floats:
+    """(V(f) / V(f_max))²: the factor on the energy of one operation, as CMOS switching takes C·V²."""
+    v = relative_voltage(clock_mhz, max_clock_mhz, knee, voltage_ratio)
+    v *= v
+    return v
+
+
+def scaled_time_s(sm_s: Array, other_s: Array, clock_mhz: Array, max_clock_mhz: float) -> Floats:
+    """Seconds of work whose ``sm_s`` (at f_max) follow the SM clock and whose ``other_s`` (memory, links) do not.
+
+    t = t0 + t1·f_max/min(f, f_cap) fits the 8 A100-SXM stage profiles, 855-1410 MHz, to 0.23 %.
+    """
+    return np.asarray(np.divide(max_clock_mhz, clock_mhz) * sm_s + other_s, dtype=np.float64)
+
+
+def busy_power_w(
+    constants: PowerConstants,
+    clock_mhz: Array,
+    max_clock_mhz: float,
+    busy_s: Array,
+    flops: Array,
+    hbm_bytes: Array,
+    comm_j: Array = 0.0,
+) -> Floats:
+    """Mean power in W of one GPU while work runs that takes ``busy_s`` at that clock (0 for none), before any limit."""
+    v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
+    work_j = np.multiply(flops, constants.pj_per_flop * PICO) * v2
+    work_j += np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)
+    work_j += comm_j
+    v2 *= clock_mhz
+    v2 *= constants.active_w / max_clock_mhz
+    v2 += constants.static_w
+    return np.asarray(v2 + work_j / np.maximum(busy_s, np.finfo(float).tiny), dtype=np.float64)
+
+
+def capped_clock_mhz(
+    constants: PowerConstants,
+    sm_s: Array,
+    other_s: Array,
+    flops: Array,
+    hbm_bytes: Array,
+    limit_w: Array,
+    max_clock_mhz: float,
+    min_clock_mhz: float,
+    comm_j: Array = 0.0,
+) -> Floats:
+    """Highest clock in MHz at which the work's mean power meets the limit; the maximum where the limit does not bind.
+
+    Work set to f runs at min(f, this): NVML's clock event reason "SW power cap". Never below ``min_clock_mhz``: what
+    the limit still demands there is `duty_cycled_time_s`. Only the elements over the limit are solved for.
+    """
+    top_s = np.add(sm_s, other_s)
+    power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes, comm_j)
+    exceeds = np.asarray(power > limit_w)
+    clock = np.full(exceeds.shape, max_clock_mhz)
+    over = np.flatnonzero(exceeds)
+    if over.size:
+        some = (sm_s, other_s, flops, hbm_bytes, comm_j, limit_w)
+        sm, other, operations, moved, link_j, limit = (
+            np.broadcast_to(np.asarray(a, np.float64), exceeds.shape).reshape(-1).take(over) for a in some
+        )
+        compute_j = operations * (constants.pj_per_flop * PICO)
+        fixed_j = moved * (constants.pj_per_hbm_byte * PICO) + link_j
+        load = (np.full_like(sm, constants.active_w), compute_j, fixed_j, sm, other)
+        x = _limited(load, limit - constants.static_w, constants.knee_fraction, constants.voltage_ratio)
+        clock.reshape(-1)[over] = np.maximum(x, min_clock_mhz / max_clock_mhz) * max_clock_mhz
+    return clock
+
+
+_Load = tuple[Floats, Floats, Floats, Floats, Floats]
+"""W that follow x·v², J that follow v², J that follow nothing, s that follow 1/x, s that follow nothing: (n,) each."""
+
+
+def _limited(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, highest: float = 1.0) -> Floats:
+    """Root x = f / f_max, (n,), at most ``highest``, of power above static = ``room_w``."""
+    active_w, compute_j, fixed_j, sm_s, other_s = load
+    lowest = float(squared_voltage(0.0, 1.0, knee, voltage_ratio))
+    x = _root_below_knee(active_w * lowest, compute_j * lowest + fixed_j, sm_s, other_s, room_w)
+    above = np.flatnonzero(~(x <= knee))  # also where no clock below the knee draws that much
+    if above.size:
+        some = (active_w[above], compute_j[above], fixed_j[above], sm_s[above], other_s[above])
+        x[above] = _root_above_knee(some, room_w[above], knee, voltage_slope(knee, voltage_ratio), highest)
+    return x
+
+
+def _root_below_knee(
+    active_w: Floats, work_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats
+) -> Floats:
+    """Positive root of active·x + work·x / (sm + other·x) = room; the voltage does not change below the knee."""
+    # q·x² + p·x − c = 0, in the form that does not cancel; zero where the static power alone is over the limit
+    c = np.maximum(room_w, 0.0) * sm_s
+    p = active_w * sm_s + work_j - room_w * other_s
+    root = np.sqrt(p * p + 4.0 * active_w * other_s * c)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        forward = 2.0 * c / (p + root)
+        back = (root - p) / (2.0 * active_w * other_s)
+    return np.where(p > 0.0, forward, back)
+
+
+def _root_above_knee(load: _Load, room_w: Floats, knee: float, rise: float, highest: float) -> Floats:
+    """Root in [knee, highest] by Newton from the right, where the power curves upwards."""
+    active_w, compute_j, fixed_j, sm_s, other_s = load
+    x = np.ones_like(room_w)
+    for _ in range(_NEWTON_STEPS):
+        v = 1.0 + rise * (x - 1.0)
+        v2 = v * v
+        v *= 2.0 * rise
+        per_s = 1.0 / (sm_s + other_s * x)
+        work_w = (compute_j * v2 + fixed_j) * per_s
+        excess = x * (active_w * v2 + work_w) - room_w
+        per_s *= sm_s
+        slope = active_w * (v2 + x * v) + x * compute_j * v / (sm_s + other_s * x) + work_w * per_s
+        x -= excess / slope
+        np.clip(x, knee, highest, out=x)
+    return x
+
+
+def duty_cycled_time_s(busy_s: Array, busy_w: Array, limit_w: Array, static_w: float) -> Floats:
+    """Seconds of work that would draw ``busy_w`` for ``busy_s``, paused so that its mean power is within the limit.
+
+    Pauses cost static power, so busy_s·(busy_w − static_w)/(limit_w − static_w) where the limit binds; infinite where
+    the limit is not above the static power. It is what is left to a GPU that is at its lowest clock.
+    """
+    room = np.maximum(np.subtract(limit_w, static_w), 0.0)
+    with np.errstate(divide="ignore"):
+        stretch = np.divide(np.subtract(busy_w, static_w), room)
+    return np.asarray(np.multiply(busy_s, np.where(np.greater(busy_w, limit_w), stretch, 1.0)))
+
+
+def energy_parts_j(
+    constants: PowerConstants,
+    clock_mhz: Array,
+    max_clock_mhz: float,
+    total_s: Array,
+    busy_s: Array,
+    flops: Array,
+    hbm_bytes: Array,
+    comm_j: Array,
+) -> dict[str, Floats]:
+    """Energy in J of one rank over ``total_s``, of which kernels run for ``busy_s`` at ``clock_mhz``, by part.
+
+    The parts add up to the rank's energy, P(x)·busy_s + wait_w·(total_s − busy_s). ``waiting`` is what blocking on
+    others draws above the static power, clamped at zero.
+    """
+    v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
+    active = v2 * clock_mhz
+    active *= busy_s
+    active *= constants.active_w / max_clock_mhz
+    v2 *= constants.pj_per_flop * PICO
+    waiting = np.maximum(np.subtract(total_s, busy_s), 0.0)
+    waiting *= max(constants.wait_w - constants.static_w, 0.0)
+    return {
+        "static": np.asarray(np.multiply(total_s, constants.static_w)),
+        "active": np.asarray(active),
+        "compute": np.asarray(v2 * flops),
+        "memory": np.asarray(np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)),
+        "communication": np.asarray(comm_j, dtype=np.float64),
+        "waiting": np.asarray(waiting),
+    }
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Parameters of the law that all work on one GPU shares, as `calibrate` finds them."""
+
+    knee: float  # x below which the voltage no longer falls
+    rise: float  # voltage ratio - 1
+    softness: float  # width of the corner in x where the limit begins to bite
+    floor: float  # x at which a limited GPU begins to pause
+    idle_w: float  # during those pauses
+
+
+@dataclass(frozen=True)
+class Work:
+    """Constants of one piece of work per row, arrays that broadcast against the rows."""
+
+    log_time_s: Floats  # at the maximum clock, without a limit
+    share: Floats  # of that time which follows the clock
+    static_w: Floats
+    switching_w: Floats  # at the maximum clock, beyond static
+    limit_factor: Floats  # power at which the limit holds it, over the limit
+
+
+def switching_shape(x: Floats, knee: float, rise: float) -> Floats:
+    """x·v², the factor on switching power, for x = f / f_max; 1 at the maximum clock."""
+    return np.asarray(x * squared_voltage(x, 1.0, knee, 1.0 + rise))
+
+
+def soft_min(a: Floats, b: Floats, width: float) -> Floats:
+    """min(a, b) with a round corner of that width, never above the minimum: −width·ln(e^(−a/width) + e^(−b/width))."""
+    return np.asarray(-width * np.logaddexp(-np.asarray(a) / width, -np.asarray(b) / width))
+
+
+def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
+    """Clock that every row reaches, as a fraction of the maximum, when ``x`` is set under the limit.
+
+    The sharp clock of `capped_clock_mhz` with a soft corner, as a limited GPU dithers between clocks, and with a floor.
+    """
+    room_w = np.maximum(limit_w * work.limit_factor - work.static_w, 1.0)
+    room_w, switching_w = np.broadcast_arrays(room_w, work.switching_w)
+    nothing = np.zeros(room_w.size)
+    load = (switching_w.ravel(), nothing, nothing, nothing + 1.0, nothing)
+    ceiling = _limited(load, room_w.ravel(), shape.knee, 1.0 + shape.rise, _HIGHEST).reshape(room_w.shape)
+    reached = soft_min(x, ceiling, shape.softness)
+    floor = np.minimum(shape.floor, x)
+    return np.minimum(-soft_min(-reached, -floor, _FLOOR_CORNER), x)
+
+
+def log_time_s(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
+    """Logarithm of the seconds that the work takes when ``x`` is set under the limit; pauses included."""
+    reached = reached_clock(shape, work, x, limit_w)
+    floor = switching_shape(np.minimum(shape.floor, x), shape.knee, shape.rise)
+    least_w = work.static_w + work.switching_w * floor
+    room_w = np.maximum(limit_w * work.limit_factor - shape.idle_w, 5.0)
+    pause = np.log(np.maximum(least_w - shape.idle_w, 1.0) / room_w)
+    paused = _PAUSE_CORNER * np.logaddexp(0.0, pause / _PAUSE_CORNER)
+    relative = scaled_time_s(work.share, 1.0 - work.share, reached, 1.0)
+    return np.asarray(work.log_time_s + np.log(relative) + paused)
+
+
+def log_power_w(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
+    """Logarithm of the watts drawn while the work runs with ``x`` set under the limit, never above it."""
+    free_w = work.static_w + work.switching_w * switching_shape(x, shape.knee, shape.rise)
+    width = _POWER_CORNER * shape.softness
+    return soft_min(np.log(free_w), np.log(limit_w * work.limit_factor), width)

@@ -1,0 +1,192 @@
+"""Cooling of one cluster: temperature and leakage of its GPUs, and what they may draw before a limit or throttling.
+
+Steady state, minutes and not milliseconds:
+
+    T = T_inlet + R_th·P,    P = P_ref + leakage_w_per_k·(T − T_ref)
+
+with P_ref the power that would be drawn at the reference temperature: a lumped thermal resistance, and leakage linear
+in temperature. No source states either for a GPU under training load; the constants below are assumptions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.core.errors import InfeasibleError
+from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.spec.cluster import Cluster, PowerConstants
+
+Array = npt.NDArray[np.float64] | float
+
+DESIGN_INLET_C = 35.0  # air at which the cooler still holds the TDP (upper end of ASHRAE's class A2)
+DESIGN_MARGIN_K = 10.0  # what is left to the throttle temperature then
+REFERENCE_C = 60.0  # temperature at which the power constants hold
+LEAKAGE_PER_K = 0.01  # leakage grows by this share of the static power per kelvin
+THROTTLE_C = 87.0  # for a GPU whose throttle temperature the catalogue does not have
+
+ASSUMED = (
+    f"cooling: holds the TDP at {DESIGN_INLET_C:g} °C inlet air, {DESIGN_MARGIN_K:g} K below the throttle temperature "
+    f"({THROTTLE_C:g} °C where the catalogue has none); leakage grows by {LEAKAGE_PER_K:.0%} of the static power per K"
+)
+
+
+def thermal_resistance_k_per_w(tdp_w: float, throttle_c: float) -> float:
+    """R_th in K/W of a cooler sized for the TDP: the design inlet and margin of this file are assumptions."""
+    return (throttle_c - DESIGN_MARGIN_K - DESIGN_INLET_C) / tdp_w
+
+
+def temperature_c(
+    reference_power_w: Array, inlet_c: Array, resistance_k_per_w: float, leakage_w_per_k: float = 0.0
+) -> Floats:
+    """Steady temperature in °C at a power stated for the reference; infinite where leakage outruns the cooler."""
+    gain = resistance_k_per_w * leakage_w_per_k
+    if gain >= 1.0:
+        return np.full(np.broadcast(reference_power_w, inlet_c).shape, np.inf)
+    heated = np.multiply(reference_power_w, resistance_k_per_w) + inlet_c
+    return np.asarray((heated - gain * REFERENCE_C) / (1.0 - gain))
+
+
+def throttle_power_w(
+    throttle_c: float, inlet_c: Array, resistance_k_per_w: float, leakage_w_per_k: float = 0.0
+) -> Floats:
+    """Power in W, stated for the reference, at which the steady temperature is the throttle's; 0 where none is.
+
+    A hot GPU lowers its clock until it is there (NVML: "SW thermal slowdown"), so this acts as one more power limit.
+    """
+    drawn_w = np.subtract(throttle_c, inlet_c) / resistance_k_per_w
+    return np.asarray(np.maximum(drawn_w - leakage_w_per_k * (throttle_c - REFERENCE_C), 0.0))
+
+
+@dataclass(frozen=True)
+class Cooler:
+    """Steady state of the GPUs of one node; without a TDP there is no thermal model (NaN, no leakage).
+
+    GPUs of the exhaust row breathe air that is ``exhaust_rise_k`` warmer than ``inlet_c``; all others the inlet's.
+    Powers are in W at the reference temperature.
+    """
+
+    inlet_c: float
+    resistance_k_per_w: float
+    leakage_w_per_k: float
+    throttle_power_w: float  # of the hottest position
+    exhaust_rise_k: float = 0.0
+    exhaust_share: float = 0.0  # of a node's GPUs
+
+    @property
+    def mean_inlet_c(self) -> float:
+        """Air in °C, the mean over positions."""
+        return self.inlet_c + self.exhaust_share * self.exhaust_rise_k
+
+    @property
+    def hottest_inlet_c(self) -> float:
+        """Air in °C of the hottest position."""
+        return self.inlet_c + self.exhaust_rise_k
+
+    def temperature_c(self, reference_power_w: Floats) -> Floats:
+        """Temperature in °C of the hottest position."""
+        return self._temperature_c(reference_power_w, self.hottest_inlet_c)
+
+    def temperature_by_position_c(self, reference_power_w: Floats) -> dict[str, Floats]:
+        """Temperature by where the GPU sits: ``inlet`` and, where a node has one, ``exhaust``."""
+        positions = {"inlet": self._temperature_c(reference_power_w, self.inlet_c)}
+        return positions | ({"exhaust": self.temperature_c(reference_power_w)} if self.exhaust_share else {})
+
+    @property
+    def leakage_line(self) -> tuple[float, float]:
+        """(a, b) of leakage = a + b x power, the mean over positions."""
+        return self._line(self.mean_inlet_c)
+
+    @property
+    def hottest_leakage_line(self) -> tuple[float, float]:
+        """The same of the hottest position, which decides what a power limit leaves to the kernels."""
+        return self._line(self.hottest_inlet_c)
+
+    def leakage_w(self, reference_power_w: Floats) -> Floats:
+        """Power in W beyond the reference's (negative on cooler GPUs), mean over positions."""
+        return self._leakage_w(reference_power_w, self.mean_inlet_c)
+
+    def leakage_parts_w(self, reference_power_w: Floats) -> tuple[float, Floats]:
+        """`leakage_w` as (what static power is more or less in GPUs as cool as their air, what their own heat adds)."""
+        at_air = (self.mean_inlet_c - REFERENCE_C) * self.leakage_w_per_k
+        return at_air, self.leakage_w(reference_power_w) - at_air
+
+    def peak_leakage_w(self, reference_power_w: Floats) -> Floats:
+        """`leakage_w` of the hottest position."""
+        return self._leakage_w(reference_power_w, self.hottest_inlet_c)
+
+    def _temperature_c(self, reference_power_w: Floats, air_c: float) -> Floats:
+        return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
+
+    def _leakage_w(self, reference_power_w: Floats, air_c: float) -> Floats:
+        if not self.leakage_w_per_k:
+            return np.zeros(np.shape(reference_power_w))
+        return (self._temperature_c(reference_power_w, air_c) - REFERENCE_C) * self.leakage_w_per_k
+
+    def _line(self, air_c: float) -> tuple[float, float]:
+        at_zero, at_one = self._leakage_w(np.array([0.0, 1.0]), air_c)
+        return float(at_zero), float(at_one - at_zero)
+
+
+def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
+    """The cooler that holds the GPU's TDP, in the cluster's air.
+
+    Half of a node's GPUs (rounded down) sit in the exhaust row, as on boards with two rows of four.
+    """
+    gpu, inlet, rise = cluster.gpu, cluster.inlet_temperature_c, cluster.exhaust_rise_k
+    share = (cluster.gpus_per_node // 2) / cluster.gpus_per_node if rise else 0.0
+    rise = rise if share else 0.0
+    if gpu.tdp_w is None:
+        return Cooler(inlet, float("nan"), 0.0, float("inf"))
+    throttle_c = gpu.throttle_temperature_c or THROTTLE_C
+    resistance = thermal_resistance_k_per_w(gpu.tdp_w, throttle_c)
+    leakage = LEAKAGE_PER_K * constants.static_w
+    throttle = throttle_power_w(throttle_c, inlet + rise, resistance, leakage)
+    return Cooler(inlet, resistance, leakage, float(throttle), rise, share)
+
+
+def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) -> Floats:
+    """Power limit of a GPU of each stage, (1, 1), (n, 1) or (n, depth) W: the lowest of cluster and plan.
+
+    As NVML sets it (``nvmlDeviceSetPowerManagementLimit``), whole board, HBM included.
+    A plan's own: ``power_limit_w`` (L,) and ``stage_power_limit_w`` (L, pp) of the layouts, NaN = none.
+    """
+    limit = np.full((1, 1), cluster.power_limit_w)
+    if "power_limit_w" in layouts:
+        limit = np.fmin(limit, layouts["power_limit_w"][rows, None])
+    if "stage_power_limit_w" in layouts:
+        limit = np.fmin(limit, layouts["stage_power_limit_w"][rows, :depth])
+    return limit
+
+
+def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
+    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference temperature, never more."""
+    at_zero, gain = cooler.hottest_leakage_line
+    # fmin: a GPU of unknown power still has a time
+    return np.asarray(np.fmin(limit_w, (limit_w - at_zero) / (1.0 + gain)))
+
+
+def kernel_limit_w(limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float) -> Floats:
+    """Power in W that kernels may draw, at the reference temperature, within a limit and before a GPU throttles.
+
+    Raises InfeasibleError where that does not exceed the static power.
+    """
+    cold = np.fmin(electrical_limit_w(limit_w, cooler), cooler.throttle_power_w)
+    if float(cold.min()) <= static_w:
+        raise InfeasibleError(_nothing_left(float(cold.min()), cooler, cluster, static_w))
+    return np.asarray(cold)
+
+
+def _nothing_left(watts: float, cooler: Cooler, cluster: Cluster, static_w: float) -> str:
+    idle = f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
+    if watts < cooler.throttle_power_w:
+        return (
+            f"A power limit of {watts:.4g} W per GPU leaves nothing to compute with: {idle}; raise "
+            f"cluster.power_limit_w, or the plan's own limit, or lower cluster.inlet_temperature_c."
+        )
+    return (
+        f"Air of {cooler.inlet_c + cooler.exhaust_rise_k:.4g} °C at the hottest GPU makes it throttle at "
+        f"{watts:.4g} W, and {idle}; lower cluster.inlet_temperature_c or cluster.exhaust_rise_k."
+    )

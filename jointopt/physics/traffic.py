@@ -1,0 +1,201 @@
+"""Traffic of each kind of parallelism: which collectives, of how many bytes, how long and for how many joules.
+
+Bytes are per rank; L layouts, pp stages. What a collective costs on which link is `jointopt.physics.collectives`; which
+link a group crosses is `jointopt.spec.plans.placement`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.core.schema import Floats
+from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
+from jointopt.physics.collectives import collective_time_s, link_bytes
+from jointopt.physics.compute import Kernels, Pass, kernels
+from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.memory import Parameters
+from jointopt.spec.job import Job
+from jointopt.spec.kernels import KernelConstants, Links
+from jointopt.spec.model import Model
+from jointopt.spec.plans.placement import Group
+
+
+def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
+    """Bytes of the residual stream of one micro-batch on one rank, s·b·h elements: what TP reduces and PP sends."""
+    return element_bytes * tokens * model.hidden_size
+
+
+def pipeline_bytes(
+    model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float
+) -> Floats:
+    """Bytes of one activation (or its gradient) across one stage boundary; SP sends its shard only.
+
+    Narayanan et al. 2021 (arXiv:2104.04473) section 4.1, whose scatter/gather optimisation is SP's shard.
+    """
+    whole = hidden_bytes(model, tokens, element_bytes)
+    return np.where(sequence_parallel, whole / tp, whole)
+
+
+def context_bytes(model: Model, tokens: Floats, cp: Floats, tp: Floats, element_bytes: float) -> Floats:
+    """Bytes of keys and values of the whole sequence that a rank sees in one layer's forward pass (gathered size).
+
+    Grouped queries have fewer of them; MLA's are counted after their up-projection, as its core reads them.
+    """
+    if model.kv_lora_rank:
+        per_token = model.num_attention_heads * (
+            model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        )
+    else:
+        per_token = 2 * model.num_query_groups * model.head_dim
+    return element_bytes * tokens * cp * per_token / tp
+
+
+def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_bytes: float) -> Floats:
+    """Bytes that one rank hands to experts in one direction of one all-to-all, top-k copies of its tokens.
+
+    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) with balanced routing and no capacity factor.
+    """
+    return element_bytes * tokens * token_share * model.moe_router_topk * model.hidden_size
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The job's cluster and software in the units of the formulas."""
+
+    kernels: Kernels
+    constants: KernelConstants
+    links: Links
+    intra_j_per_byte: float
+    inter_j_per_byte: float
+
+
+def hardware(job: Job, constants: KernelConstants) -> Hardware:
+    """The job's kernels and links; the framework's ``network_efficiency`` lowers the bandwidth between nodes."""
+    cluster, profile = job.cluster, job.training.framework
+    links = Links(
+        cluster.intra_node_gbytes_per_s * GB,
+        cluster.inter_node_gbytes_per_s * GB * profile.network_efficiency,
+        cluster.inter_node_latency_us * MICRO,
+    )
+    intra_j, inter_j = (
+        pj_per_bit * BITS_PER_BYTE * PICO
+        for pj_per_bit in (cluster.intra_node_pj_per_bit, cluster.inter_node_pj_per_bit)
+    )
+    return Hardware(kernels(job, constants), constants, links, intra_j, inter_j)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one layer: exposed seconds of the forward and of the backward pass, joules of both, (L,)."""
+
+    forward_s: Floats
+    backward_s: Floats
+    joules: Floats
+
+    def over(self, layers: Floats) -> Traffic:
+        """The collectives of so many layers of each stage, (L, pp)."""
+        return Traffic(*(x[:, None] * layers for x in (self.forward_s, self.backward_s, self.joules)))
+
+
+def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
+    """(seconds, joules) of one collective, (2, ...)."""
+    time = collective_time_s(kind, moved, group.size, group.local, hw.constants.collectives, hw.links)
+    intra, inter = link_bytes(kind, moved, group.size, group.local)
+    return np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
+
+
+def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: float, over: Pass) -> Traffic:
+    """A layer's traffic that costs ``once`` (2, L), so many times per pass, less what hides under the kernels ``over``.
+
+    The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
+    """
+    seconds, joules = once
+
+    def left(time_s: Floats, window_s: Floats) -> Floats:
+        return np.asarray(time_s - np.minimum(overlap * time_s, window_s))
+
+    return Traffic(
+        left(forward * seconds, over.forward.time_s),
+        left(backward * seconds, over.backward.time_s),
+        (forward + backward) * joules,
+    )
+
+
+def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
+    """Tensor parallelism: two all-reduces of the residual stream per pass, two more where a layer is recomputed.
+
+    Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather and a reduce-scatter (Korthikanti
+    et al. 2022, arXiv:2205.05198, section 4.2.2). Hides under the kernels of the ``layer``.
+    """
+    moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
+    reduced, gathered, scattered = (
+        _collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
+    )
+    pair = np.where(lay.sp, gathered + scattered, reduced)
+    return _exposed(pair, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.tp_overlap, layer)
+
+
+def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
+    """Context parallelism: keys and values gathered forward; gathered again and their gradients scattered backward.
+
+    Megatron Core's all-gather form; ring attention (Liu et al. 2023, arXiv:2310.01889) moves as many bytes. Hides under
+    the attention ``core``.
+    """
+    moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
+    once = _collective(hw, "all_gather", moved, groups["cp"])
+    return _exposed(once, 1.0, 2.0 + lay.full, job.training.framework.cp_overlap, core)
+
+
+def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
+    """Expert parallelism: all-to-alls that dispatch and combine, forward and backward (again under full recompute).
+
+    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Hides under its own MoE ``layer``.
+    """
+    moved = routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
+    moved = np.where(lay.expert_tp > 1, moved / lay.tp, moved)  # each tensor rank sends its slice
+    once = _collective(hw, "all_to_all", moved, groups["ep"])
+    return _exposed(once, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.ep_overlap, layer)
+
+
+def gradient_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], params: Parameters
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), shape (L, pp).
+
+    Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over dp·cp; ZeRO-1 and
+    2 scatter them and gather updated weights; ZeRO-3 scatters and gathers weights in every pass. Expert gradients have
+    a group of their own. Before overlap.
+    """
+    profile, zero = job.training.framework, lay.zero[:, None]
+    weight_bytes = 4.0 if job.training.dtype == "fp32" else 2.0
+    whole = (zero == 0) | (zero == 1) & profile.zero1_reduces_whole
+    reduced = gathered = np.zeros((2, *params.dense.shape))
+    for count, name in ((params.dense, "dp_cp"), (params.expert, "expert_dp")):
+        if not np.any(count):
+            continue
+        group = Group(groups[name].size[:, None], groups[name].local[:, None])
+        gradients = count * max(profile.gradient_comm_bytes, 1)
+        all_reduce, scatter = (
+            _collective(hw, kind, gradients, group) for kind in ("all_reduce", "reduce_scatter")
+        )
+        reduced = reduced + np.where(whole, all_reduce, scatter)
+        gathered = gathered + _collective(hw, "all_gather", weight_bytes * count, group)
+    # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
+    every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & profile.gradient_sync_per_micro_batch
+    repeats = np.where(every, lay.micro_batches[:, None], 1.0)
+    once_s, once_j = reduced * repeats + np.where((zero == 1) | (zero == 2), gathered, 0.0)
+    gather_s, gather_j = np.where(zero == 3, gathered, 0.0)
+    return once_s, once_j, gather_s, 2.0 * gather_j
+
+
+def pipeline_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]
+) -> tuple[Floats, Floats]:
+    """(seconds, joules) of one send across one stage boundary, (L,); zero without a pipeline."""
+    if lay.pp == 1:
+        return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
+    moved = pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, hw.kernels.element_bytes)
+    seconds, joules = _collective(hw, "p2p", moved, groups["pp"])
+    return seconds, joules
