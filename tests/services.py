@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-# Fixtures that need an extra, a server, a browser or root: the tests that use them bear the mark.
-NEEDY = {"torch", "cluster", "postgres", "served", "page", "small_disk"}
+# Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
+NEEDY = {
+    "torch", "cluster", "postgres", "page", "small_disk", "shared_url=postgresql", "setting=slurm",
+    "setting=torchrun", "setting=megatron",
+}  # fmt: skip
 # Why a test may be skipped in CI: what is there or not is none of CI's making.
 ALLOWED = (
     "the recorded measurements are not beside the repository",
@@ -35,7 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if NEEDY & set(getattr(item, "fixturenames", ())):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        named = {f"{name}={value}" for name, value in parameters.items() if isinstance(value, str)}
+        if NEEDY & (named | set(getattr(item, "fixturenames", ()))):
             item.add_marker(pytest.mark.services)
 
 
@@ -55,7 +60,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
 
 def _refuse(report: Any, call: pytest.CallInfo[Any] | None) -> None:
     """Turns a skip for a reason that is not on the list into a failure, where ``$CI`` is set."""
-    skipped = call is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+    skipped = (
+        call is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+    )
     if skipped and os.environ.get("CI") and not str(call.excinfo.value).startswith(ALLOWED):
         report.outcome = "failed"
-        report.longrepr = f"skipped in CI for a reason that tests/services.py does not allow: {call.excinfo.value}"
+        report.longrepr = (
+            f"skipped in CI for a reason that tests/services.py does not allow: {call.excinfo.value}"
+        )

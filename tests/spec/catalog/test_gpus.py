@@ -185,7 +185,7 @@ def test_loading_again_costs_nothing() -> None:
 
 def test_every_gpu_of_the_measured_tables_is_known() -> None:
     if not DATA.is_dir():
-        pytest.skip("../shared/data is not there: the recorded measurements are not part of the repository")
+        pytest.skip("the recorded measurements are not beside the repository")
     measured = (p for p in sorted(DATA.glob("*.csv*")) if p.name != "gpu_specs.csv")
     for path in measured:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
