@@ -31,10 +31,6 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "services: needs an extra, a server, a browser or root")
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
