@@ -30,7 +30,7 @@ from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 from tests.slurm_cluster import cluster as cluster
 
-pytest_plugins = ["tests.services", "tests.pace", "tests.postgres_server"]
+pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
 
 
 @pytest.fixture(scope="session", autouse=True)
