@@ -1,22 +1,28 @@
 # `make demo` proposes plans for a shipped job, `make test` runs the tests; both set everything up in .venv first.
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
-# Real trainings, databases and browsers are tested where CI runs, and wherever these extras are installed.
-comma := ,
-EXTRAS := dev,dashboard$(if $(CI),$(comma)torch$(comma)postgres$(comma)browser)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 DEMO_JOB ?= opt-350m-2x4-a100
 
-.PHONY: demo test golden check lint types layers wheel clean
+.PHONY: demo test test-services test-all golden check lint types layers wheel clean
 
 demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
 
 test: .venv/.dev-installed
-	$(BIN)/python -m pytest -n 2 -q
+	$(PYTEST) -m "not services"
+
+# The other tests: real trainings, and Slurm, PostgreSQL and Chromium started by them. Where $CI is set, none is skipped
+# for want of one (tests/services.py).
+test-services: .venv/.services-installed
+	$(PYTEST) -m services
+
+test-all: test test-services
 
 # Rewrites the figures in tests/golden; commit them with the change that moves them, and say there why they moved.
 golden: .venv/.dev-installed
 	$(BIN)/python tests/golden/rewrite.py
+	PYTHONPATH=. $(BIN)/python tests/data/record_accuracy.py
 
 check: lint types layers wheel
 
@@ -48,5 +54,10 @@ clean:
 
 .venv/.dev-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt and its development tools into .venv ..."
-	$(PIP) -e '.[$(EXTRAS)]'
+	$(PIP) -e '.[dev]'
 	@touch $@ .venv/.run-installed
+
+.venv/.services-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing jointopt and all that its tests of services need into .venv ..."
+	$(PIP) -e '.[dev,torch,postgres,browser]'
+	@touch $@ .venv/.dev-installed .venv/.run-installed

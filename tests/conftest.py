@@ -30,6 +30,8 @@ from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 from tests.slurm_cluster import cluster as cluster
 
+pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_are_heard() -> None:

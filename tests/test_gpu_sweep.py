@@ -36,11 +36,10 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def start(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def start(sweep: ModuleType, torch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Runs the command with a space and options; its results are in ``tmp_path/out``."""
 
     def run(*options: str, **space: Any) -> Path:
-        pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
         file, out = tmp_path / "space.yaml", tmp_path / "out"
         file.write_text(yaml.safe_dump(TINY | space))
         monkeypatch.setattr(sys, "argv", ["sweep.py", "--sweep", str(file), "--out", str(out), *options])
@@ -103,9 +102,7 @@ def test_failures_are_rows_three_of_them_end_the_sweep_and_may_be_tried_again(
     assert pd.read_csv(tmp_path / "out" / "runs.csv").empty
 
 
-def test_without_a_gpu_that_pytorch_sees_nothing_is_measured(start, driver, tmp_path: Path) -> None:
-    import torch
-
+def test_without_a_gpu_that_pytorch_sees_nothing_is_measured(start, torch, driver, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("PyTorch sees a GPU here")
     with pytest.raises(DeviceError, match="sees no GPU; install a build with CUDA"):

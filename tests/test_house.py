@@ -1,53 +1,135 @@
 """Rules of the house that no linter knows."""
 
+from __future__ import annotations
+
 import ast
 import re
+import tomllib
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted(
-    path for folder in ("jointopt", "cli", "models", "studies") for path in (ROOT / folder).rglob("*.py")
-)  # fmt: skip
+PACKAGE = ROOT / "jointopt"
+LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+    "contracts"
+][0]
+SOURCES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for folder in ("jointopt", "cli", "models", "studies")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = [
-    (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node)
-    for path in SOURCES
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    (f"{name}:{node.lineno} {node.name}", node)
+    for name, tree in TREES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, Function)
 ]
+LENGTHS = {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in FUNCTIONS}
 UNFINISHED = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|NotImplementedError")
 MACHINE_PATH = re.compile(r"""["'\s(=](/home/|/root/|/Users/|C:\\)""")
+# Words for which the field has a term: profile, evidence, message, queried, unseen sources, posterior.
+PRIVATE_WORDS = re.compile(
+    r"(?:^|_)(?:habits?|strangers?|beliefs?|nobody|told|asked|said)(?:_|$)|Beliefs?(?![a-z])|Habits?(?![a-z])"
+)
 
 
-def test_no_function_is_longer_than_60_lines() -> None:
-    too_long = {name: _lines(node) for name, node in FUNCTIONS if _lines(node) > 60}
-    assert not too_long
+def rooms() -> set[str]:
+    """Names of the folders of code at the top of the package; links lead to folders of the repository."""
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py") if not path.parent.is_symlink()}
+
+
+def documented(tree: ast.AST, public: bool = True) -> list[tuple[str, ast.AST, str | None]]:
+    """Name, node and docstring of what can be called or made: functions and classes of modules, and methods."""
+    found = []
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, Function | ast.ClassDef) and not (public and node.name.startswith("_")):
+            found.append((node.name, node, ast.get_docstring(node)))
+            found += documented(node, public) if isinstance(node, ast.ClassDef) else []
+    return found
+
+
+def test_the_house_has_at_most_ten_rooms_and_each_stands_on_one_floor() -> None:
+    placed = [room.strip() for floor in LAYERS["layers"] for room in floor.replace(":", "|").split("|")]
+    assert len(rooms()) <= 10
+    assert {f"jointopt.{room}" for room in rooms()} | {"jointopt.cli"} == set(placed)
+    assert len(placed) == len(set(placed))
+
+
+def test_the_house_has_at_most_eight_floors() -> None:
+    assert LAYERS["type"] == "layers"
+    assert 1 < len(LAYERS["layers"]) <= 8
+
+
+def test_no_module_lies_outside_the_rooms() -> None:
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.xfail(reason="the rooms are being tidied")
+def test_no_module_is_longer_than_400_lines() -> None:
+    lines = {name: text.count("\n") for name, text in SOURCES.items()}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+
+
+@pytest.mark.xfail(reason="stage_costs has 51")
+def test_no_function_is_longer_than_50_lines() -> None:
+    assert {name: lines for name, lines in LENGTHS.items() if lines > 50} == {}
 
 
 def test_functions_are_short_in_the_median() -> None:
-    lengths = sorted(_lines(node) for _, node in FUNCTIONS)
-    assert lengths[len(lengths) // 2] <= 10
-    assert lengths[int(len(lengths) * 0.9)] <= 35
+    assert median(LENGTHS.values()) <= 8
 
 
-def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
+@pytest.mark.xfail(reason="docstrings are being written")
+def test_every_public_function_and_class_has_a_docstring() -> None:
+    silent = [
+        f"{file} {name}" for file, tree in TREES.items() for name, _, text in documented(tree) if not text
+    ]
+    assert silent == []
+
+
+@pytest.mark.xfail(reason="docstrings are being rewritten")
+def test_no_docstring_begins_with_what() -> None:
+    texts = [
+        (f"{file} {name}", text) for file, tree in TREES.items() for name, _, text in documented(tree, False)
+    ]
+    texts += [(file, ast.get_docstring(tree)) for file, tree in TREES.items()]
+    assert [where for where, text in texts if re.match(r"What\b", text or "")] == []
+
+
+@pytest.mark.xfail(reason="names are being replaced")
+def test_names_are_the_terms_of_the_field() -> None:
+    found = {
+        f"{file}: {name}"
+        for file, tree in TREES.items()
+        for name in identifiers(tree)
+        if PRIVATE_WORDS.search(name)
+    }
+    assert sorted(found) == []
+
+
+def identifiers(tree: ast.AST) -> set[str]:
+    """Names that a module gives: of functions, classes, parameters, variables and attributes."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)}
+    names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names | {
+        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+    }
 
 
 def test_no_assert_judges_what_a_user_gave() -> None:
     found = [name for name, node in FUNCTIONS if any(isinstance(part, ast.Assert) for part in ast.walk(node))]
-    assert not found
+    assert found == []
 
 
 @pytest.mark.parametrize("pattern", [UNFINISHED, MACHINE_PATH], ids=["unfinished", "machine path"])
 def test_no_source_is_unfinished_or_bound_to_a_machine(pattern: re.Pattern[str]) -> None:
-    found = [str(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
-    assert not found
+    assert [name for name, text in SOURCES.items() if pattern.search(text)] == []
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [
-        str(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert not silent
+    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []

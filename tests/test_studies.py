@@ -14,7 +14,6 @@ STUDIES = Path(__file__).parents[1] / "studies"
 def test_figure_5_of_euromlsys_is_drawn_and_its_front_is_made_of_two_layouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     drawn = tmp_path / "figure.png"
     monkeypatch.setattr(sys, "argv", ["figure_5.py", str(drawn)])
     runpy.run_path(str(STUDIES / "opt-350m-2x4-a100" / "figure_5.py"), run_name="__main__")

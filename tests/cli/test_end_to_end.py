@@ -1,5 +1,9 @@
-"""From a job to plans through the commands alone, as people and scripts use them."""
+"""From a job to plans through the commands alone, as people and scripts use them.
 
+The search runs in a process of its own; the commands after it share this one, which saves their imports.
+"""
+
+import contextlib
 import itertools
 import json
 import os
@@ -10,15 +14,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
 
 JOB = "opt-350m-2x4-a100"
 
 
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "from jointopt.cli.main import main; main()"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
+def run(*arguments: object, cwd: Path) -> Result:
+    with contextlib.chdir(cwd):
+        return CliRunner().invoke(jointopt, [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def document(folder: Path) -> dict[str, Any]:
-    done = run("propose", JOB, "--trials", 300, "--seed", 1, "--json", "--out", "out", cwd=folder)
+    words = ("propose", JOB, "--trials", "200", "--seed", "1", "--json", "--out", "out")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", "jointopt", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -61,7 +74,7 @@ def test_the_study_and_the_files_are_where_the_answer_says(document: dict[str, A
 
 
 def test_the_same_seed_gives_the_same_front(document: dict[str, Any], folder: Path) -> None:
-    done = run("propose", JOB, "--trials", 300, "--seed", 1, "--json", "--storage", "none", cwd=folder)
+    done = run("propose", JOB, "--trials", 200, "--seed", 1, "--json", "--storage", "none", cwd=folder)
     assert json.loads(done.stdout)["front"] == document["front"]
 
 
@@ -74,7 +87,7 @@ def test_a_plan_of_the_front_explains_itself_with_the_same_totals(
     }
     words |= {name: plan[name] for name in ("sequence_parallel", "recompute", "stage_clock_mhz")}
     done = run("explain", JOB, "--plan", json.dumps(words), "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["feasible"] is True
     for total, parts in (
@@ -89,18 +102,16 @@ def test_a_plan_of_the_front_explains_itself_with_the_same_totals(
 def test_what_cannot_fit_exits_1_with_one_line_that_helps(folder: Path) -> None:
     shape = ["--gpu=a100-sxm4-40gb", "--gpus=8", "--global-batch-size=64", "--seq-length=4096"]
     done = run("propose", "--model=llama-3-70b", *shape, cwd=folder)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "GiB" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert isinstance(done.exception, SystemExit)
 
 
-@pytest.mark.parametrize("plan", ["dp=3", "dp=8 tp=x", "dpp=8", "", "{", "dp=8 clock_mhz=1"])
+@pytest.mark.parametrize("plan", ["dp=3", "dp=8 tp=x", "dpp=8", "{", "dp=8 clock_mhz=1"])
 def test_a_bad_plan_is_one_line_and_exit_code_2(folder: Path, plan: str) -> None:
     done = run("explain", JOB, "--plan", plan, cwd=folder)
-    if plan:
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert isinstance(done.exception, SystemExit)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +119,8 @@ def test_a_bad_plan_is_one_line_and_exit_code_2(folder: Path, plan: str) -> None
 )
 def test_a_storage_that_cannot_be_opened_is_one_line(folder: Path, url: str) -> None:
     done = run("propose", JOB, "--trials", 100, "--storage", url, cwd=folder)
-    assert done.returncode in (1, 2)
-    assert "Traceback" not in done.stderr
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
     assert done.stderr.splitlines()[-1].startswith("Error: ")
 
 
@@ -121,7 +132,7 @@ def test_predict_keeps_rows_and_columns_and_names_what_it_assumed(folder: Path) 
     })  # fmt: skip
     runs.to_csv(folder / "runs.csv", index=False)
     done = run("predict", "runs.csv", "--out", "predicted.csv", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     predicted = pd.read_csv(folder / "predicted.csv")
     assert predicted.mine.tolist() == ["x", "y"]
     assert (predicted.predicted_iteration_time_s > 0).all()

@@ -79,7 +79,7 @@ def test_a_folder_is_a_surrogate_too(table, trained):
         ({"tp": "two"}, "Nothing can be learned from the measured runs: row 1 .*tp must be a whole number"),
         (
             {"iteration_time_s": "2 s"},
-            "Nothing can be learned from the measured runs: row 1 .* must be a number",
+            "Row 1 of the table: iteration_time_s must be a number",
         ),
     ],
 )
@@ -99,8 +99,8 @@ def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, chang
         ),
         ({"framework": "nemo"}, r"20 of 20 .* \(nemo on 4 x a100-sxm4-40gb\): nothing was learned from them"),
         ({"iteration_time_s": None}, "20 rows have neither a result"),
-        ({"iteration_time_s": 1e18}, "Measured runs: 20 rows whose iteration_time_s cannot be .* got 1e.18"),
-        ({"status": "done"}, "Measured runs: 20 rows whose status cannot be"),
+        ({"iteration_time_s": 1e18}, "measured.csv: 20 rows whose iteration_time_s cannot be .* got 1e.18"),
+        ({"status": "done"}, "measured.csv: 20 rows whose status cannot be"),
     ],
 )
 def test_measured_runs_that_say_nothing_of_the_table_are_told(table, change, words):

@@ -23,7 +23,7 @@ from jointopt.cli.main import jointopt
 from jointopt.measure.devices import clocks
 from jointopt.runs.store import Store
 
-pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+pytestmark = pytest.mark.usefixtures("torch")
 
 JOB = """
 model: {num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, num_query_groups: 4,

@@ -60,8 +60,8 @@ def test_the_command_line_of_megatron_is_printed(one_node: str, monkeypatch: pyt
     assert f"--nproc-per-node=4 {CHECKOUT}/pretrain_gpt.py --num-layers 24" in text
 
 
+@pytest.mark.usefixtures("torch")
 def test_the_lines_of_torchrun_are_whole_and_run_as_they_are(one_node: str) -> None:
-    pytest.importorskip("torch", reason="the trainer needs PyTorch: pip install 'jointopt[torch]'")
     code, text = said("--launcher", "torchrun", job=one_node)
     assert code == 0, text
     lines = text.replace("-m torch.distributed.run", "-c 'import sys; print(sys.argv)'")

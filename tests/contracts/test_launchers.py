@@ -67,12 +67,12 @@ def slurm(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
 
 
 def torchrun(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
-    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+    request.getfixturevalue("torch")
     return TorchrunLauncher(iterations=1, warmup_iterations=0), small(job), TWO[:1]
 
 
 def megatron(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
-    pytest.importorskip("torch", reason="torchrun comes with PyTorch: pip install 'jointopt[torch]'")
+    request.getfixturevalue("torch")
     return MegatronLauncher(CHECKOUT, iterations=2, warmup_iterations=1), small(job), TWO
 
 

@@ -19,7 +19,7 @@ from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 
-pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+pytestmark = pytest.mark.usefixtures("torch")
 
 TINY = TrainSpec(
     num_layers=4, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4, head_dim=16,

@@ -134,7 +134,7 @@ def test_an_unknown_kind_names_the_nearest():
         time_s("allgather", 1.0, 2, 2)
 
 
-@pytest.mark.skipif(not TABLE.exists(), reason="the measured collectives are not beside the repository")
+@pytest.mark.skipif(not TABLE.exists(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize(("smallest", "bound"), [(0.0, 0.15), (2.0**20, 0.08)])
 def test_nccl_timings_are_met(smallest, bound):
     import pandas as pd

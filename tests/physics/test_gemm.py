@@ -112,7 +112,7 @@ def test_every_gpu_has_constants_and_says_what_stands_in(gpu):
     assert stands_in == (gpu not in MEASURED)
 
 
-@pytest.mark.skipif(not TABLE.exists(), reason="the measured products are not beside the repository")
+@pytest.mark.skipif(not TABLE.exists(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("gpu", MEASURED)
 def test_products_of_a_thousand_and_more_are_timed_within_five_percent(gpu):
     import pandas as pd

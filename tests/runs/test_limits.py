@@ -103,7 +103,7 @@ def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:
     assert [(p.line, p.column) for p in problems] == [(2, "num_gpus")]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the recorded runs are not here")
+@pytest.mark.skipif(not DATA.exists(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda path: path.stem)
 def test_no_recorded_run_is_beyond_its_gpu(path: Path) -> None:
     assert read_measurements(path, MEASUREMENT_RULES)[1] == []

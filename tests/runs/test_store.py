@@ -1,6 +1,5 @@
 """Measurements that stay: whole after any interruption, once each, for several writers, beside Optuna's studies."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -243,13 +242,8 @@ def test_unknown_cells_of_any_kind_come_back_as_the_same_rows(rows: list[dict[st
     assert len(store.read()) == len(back)
 
 
-@pytest.mark.skipif("JOINTOPT_TEST_POSTGRESQL" not in os.environ, reason="no PostgreSQL server is named")
-def test_two_processes_write_to_postgresql_as_well() -> None:
-    url = os.environ["JOINTOPT_TEST_POSTGRESQL"]
-    first = int(
-        datetime.now(UTC).timestamp()
-    )  # nothing is ever deleted, so that every run needs rows of its own
-    writers = [child(WRITER, url, first + offset, first + offset + 100) for offset in (0, 50)]
+def test_two_processes_write_to_postgresql_as_well(postgres_url: str) -> None:
+    writers = [child(WRITER, postgres_url, first, first + 100) for first in (0, 50)]
     outputs = [writer.communicate(timeout=120) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], outputs
     assert sum(int(stdout) for stdout, _ in outputs) == 155

@@ -293,7 +293,7 @@ def test_clean_runs_takes_clocks_in_any_spelling() -> None:
     assert clean.stage_clock_mhz.tolist() == [(1410.0, 1395.0)] * 5
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the recorded runs are not here")
+@pytest.mark.skipif(not DATA.exists(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda path: path.stem)
 def test_no_published_run_is_refused(path: Path) -> None:
     good, problems = read_measurements(path)

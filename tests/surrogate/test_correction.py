@@ -13,6 +13,24 @@ from jointopt.workflows import predict as predicting
 from jointopt.workflows.predict import predict
 
 
+@pytest.fixture(scope="module")
+def table(synthetic_runs) -> pd.DataFrame:
+    """Twenty runs of one source."""
+    return synthetic_runs()
+
+
+@pytest.fixture(scope="module")
+def plain(table) -> pd.DataFrame:
+    """What the shipped surrogate predicts of them."""
+    return predict(table, "default")
+
+
+@pytest.fixture(scope="module")
+def informed(table) -> pd.DataFrame:
+    """The same, with five of them as measured runs."""
+    return predict(table, "default", table.head(5))
+
+
 def error(predicted: pd.DataFrame) -> float:
     return float((predicted["predicted_iteration_time_s"] / predicted["iteration_time_s"] - 1).abs().median())
 
@@ -32,19 +50,21 @@ def test_three_measured_runs_per_group_bring_a_new_cluster_from_a_third_to_a_twe
 def test_after_measured_runs_time_still_falls_with_the_clock_and_power_rises(synthetic_runs):
     table = synthetic_runs(factor=1.4, rows=12, groups=(256, 512))
     measured = table.groupby("group").head(5)
-    asked = table.drop(index=measured.index)
-    clocks = [f"{c:.0f}" for c in np.linspace(450, 1410, 25)]
-    found = [predict(asked.assign(clock_mhz=c), "default", measured) for c in clocks]
+    rest = table.drop(index=measured.index)
+    clocks = np.linspace(450, 1410, 25)
+    queried = pd.concat([rest.assign(clock_mhz=f"{clock:.0f}") for clock in clocks], ignore_index=True)
+    found = predict(queried, "default", measured)
     time_s, power_w = (
-        np.stack([f[f"predicted_{n}"] for f in found]) for n in ("iteration_time_s", "avg_power_w")
+        found[f"predicted_{name}"].to_numpy().reshape(len(clocks), len(rest))
+        for name in ("iteration_time_s", "avg_power_w")
     )
     assert (np.diff(time_s, axis=0) <= 0).all()
     assert (np.diff(power_w, axis=0) >= 0).all()
 
 
 def test_more_measured_runs_never_hurt_much_and_intervals_narrow(synthetic_runs):
-    table = synthetic_runs(rows=30)
-    test, pool = table.groupby("group").tail(10), table.groupby("group").head(20)
+    runs = synthetic_runs(rows=30)
+    test, pool = runs.groupby("group").tail(10), runs.groupby("group").head(20)
     found = [predict(test, "default", pool.groupby("group").head(n)) for n in (1, 5, 20)]
     ratio = [
         (f["predicted_iteration_time_s_high"] / f["predicted_iteration_time_s_low"]).median() for f in found
@@ -53,11 +73,11 @@ def test_more_measured_runs_never_hurt_much_and_intervals_narrow(synthetic_runs)
     assert ratio[0] > ratio[1] > ratio[2]
 
 
-def test_rows_keep_their_order_index_and_columns(synthetic_runs):
-    table = synthetic_runs().sample(frac=1.0, random_state=2).assign(extra="kept")
-    predicted = predict(table, "default", table.head(4))
-    pd.testing.assert_frame_equal(predicted[table.columns], table)
-    alone = predict(table.tail(3), "default", table.head(4))
+def test_rows_keep_their_order_index_and_columns(table):
+    shuffled = table.sample(frac=1.0, random_state=2).assign(extra="kept")
+    predicted = predict(shuffled, "default", shuffled.head(4))
+    pd.testing.assert_frame_equal(predicted[shuffled.columns], shuffled)
+    alone = predict(shuffled.tail(3), "default", shuffled.head(4))
     np.testing.assert_allclose(
         alone["predicted_iteration_time_s"], predicted["predicted_iteration_time_s"].tail(3), rtol=1e-9
     )
@@ -74,16 +94,15 @@ def test_measured_runs_leave_rows_of_other_sources_alone(synthetic_runs):
     assert (after["predicted_peak_memory_gib"] != before["predicted_peak_memory_gib"]).head(len(own)).all()
 
 
-def test_intervals_hold_the_prediction_and_power_stays(synthetic_runs):
-    table = synthetic_runs()
-    physics, learned = predict(table), predict(table, "default", table.head(5))
+def test_intervals_hold_the_prediction_and_power_stays(table, informed):
+    physics = predict(table)
     for name in RESULTS:
-        middle = learned[f"predicted_{name}"]
-        assert (learned[f"predicted_{name}_low"] <= middle).all()
-        assert (middle <= learned[f"predicted_{name}_high"]).all()
-    np.testing.assert_allclose(learned["predicted_avg_power_w"], physics["predicted_avg_power_w"])
-    moved = learned["predicted_iteration_time_s"] / physics["predicted_iteration_time_s"]
-    np.testing.assert_allclose(learned["predicted_energy_j"] / physics["predicted_energy_j"], moved)
+        middle = informed[f"predicted_{name}"]
+        assert (informed[f"predicted_{name}_low"] <= middle).all()
+        assert (middle <= informed[f"predicted_{name}_high"]).all()
+    np.testing.assert_allclose(informed["predicted_avg_power_w"], physics["predicted_avg_power_w"])
+    moved = informed["predicted_iteration_time_s"] / physics["predicted_iteration_time_s"]
+    np.testing.assert_allclose(informed["predicted_energy_j"] / physics["predicted_energy_j"], moved)
 
 
 def test_measured_memory_moves_memory_and_what_fits(synthetic_runs):
@@ -97,10 +116,10 @@ def test_measured_memory_moves_memory_and_what_fits(synthetic_runs):
     assert learned["predicted_fits"].sum() <= physics["predicted_fits"].sum()
 
 
-def test_in_domain_is_false_under_software_that_nobody_knows_until_it_is_measured(synthetic_runs):
-    table = synthetic_runs(framework="inhouse")
-    assert not predict(table, "default")["in_domain"].any()
-    assert predict(table, "default", table.head(5))["in_domain"].any()
+def test_in_domain_is_false_under_unknown_software_until_it_is_measured(table):
+    inhouse = table.assign(framework="inhouse")
+    assert not predict(inhouse, "default")["in_domain"].any()
+    assert predict(inhouse, "default", inhouse.head(5))["in_domain"].any()
 
 
 def test_low_clocks_are_in_domain_only_where_a_clock_response_was_published(synthetic_runs):
@@ -115,21 +134,20 @@ def test_rows_get_the_same_answer_together_apart_repeated_and_in_any_order(synth
     parts = [synthetic_runs("a"), synthetic_runs("b", gpu="h100-sxm5-80gb", framework="inhouse")]
     table = pd.concat([*parts, parts[0]], ignore_index=True).sample(frac=1.0, random_state=1)
     names = [f"predicted_{n}{side}" for n in RESULTS for side in ("", "_low", "_high")]
-    for measured in (None, parts[0].head(5)):
-        together = predict(table, "default", measured)[names].sort_index()
-        apart = pd.concat([predict(part, "default", measured) for part in (*parts, parts[0])])[names]
-        np.testing.assert_allclose(together, apart, rtol=1e-9)
+    measured = parts[0].head(5)
+    together = predict(table, "default", measured)[names].sort_index()
+    apart = [predict(part, "default", measured)[names] for part in parts]
+    np.testing.assert_allclose(together, pd.concat([*apart, apart[0]]), rtol=1e-9)
 
 
-def test_what_stood_in_for_blanks_is_named(synthetic_runs):
-    predicted = predict(synthetic_runs().drop(columns=["attention", "zero_stage"]), "default")
+def test_what_stood_in_for_blanks_is_named(table):
+    predicted = predict(table.head(3).drop(columns=["attention", "zero_stage"]), "default")
     assert predicted["assumed"].str.split().map({"attention", "zero_stage"}.issubset).all()
 
 
-def test_rows_that_cannot_be_predicted_stay_blank_with_the_reason(synthetic_runs):
-    table = synthetic_runs()
-    table.loc[3, "gpu"] = "abacus"
-    predicted = predict(table, "default", table.head(6))
+def test_rows_that_cannot_be_predicted_stay_blank_with_the_reason(table):
+    odd = table.assign(gpu=table["gpu"].where(table.index != 3, "abacus"))
+    predicted = predict(odd, "default", odd.head(6))
     assert "abacus" in predicted.loc[3, "not_predicted"]
     assert np.isnan(predicted.loc[3, "predicted_iteration_time_s"])
     assert not predicted.loc[3, "predicted_fits"]
@@ -137,15 +155,13 @@ def test_rows_that_cannot_be_predicted_stay_blank_with_the_reason(synthetic_runs
 
 
 @pytest.mark.parametrize("change", [{"status": "oom"}, {"iteration_time_s": np.nan}])
-def test_measured_rows_without_a_time_move_no_time(synthetic_runs, change):
-    table = synthetic_runs()
-    plain, told = predict(table, "default"), predict(table, "default", table.head(5).assign(**change))
+def test_measured_rows_without_a_time_move_no_time(table, plain, change):
+    predicted = predict(table, "default", table.head(5).assign(**change))
     times = plain.columns[~plain.columns.str.contains("memory|fits")]
-    pd.testing.assert_frame_equal(told[times], plain[times])
+    pd.testing.assert_frame_equal(predicted[times], plain[times])
 
 
-def test_text_among_measured_times_is_named(synthetic_runs):
-    table = synthetic_runs()
+def test_text_among_measured_times_is_named(table):
     with pytest.raises(TableError, match="measured runs: row 1 of the table: iteration_time_s"):
         predict(table, "default", table.assign(iteration_time_s="fast"))
 

@@ -8,7 +8,9 @@ from jointopt.core.errors import TableError
 from jointopt.workflows.calibrate import calibrate
 from tests.places import DATA
 
-recorded = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded runs of ../shared/data are not here")
+recorded = pytest.mark.skipif(
+    not DATA.is_dir(), reason="the recorded measurements are not beside the repository"
+)
 CLOCKS = (855, 990, 1125, 1260, 1410)
 
 

@@ -69,8 +69,8 @@ def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(
     assert not feature(diagnose("nonsense", speeds=False), "database").works
 
 
+@pytest.mark.usefixtures("torch")
 def test_speeds_are_measured_by_processes_that_talk_to_each_other() -> None:
-    pytest.importorskip("torch", reason="speeds are measured with PyTorch: pip install 'jointopt[torch]'")
     speeds = measured_speeds(2)
     assert speeds["processes"] == 2
     assert (

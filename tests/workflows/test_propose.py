@@ -104,7 +104,7 @@ def test_predict_keeps_index_order_and_foreign_columns() -> None:
     assert list(jointopt.predict(found).columns) == list(found.columns)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the recorded runs of ../shared/data are not here")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda p: p.stem)
 def test_every_recorded_run_is_predicted_or_says_why_not(path: pathlib.Path) -> None:
     runs = pd.read_csv(path, low_memory=False).iloc[:400]

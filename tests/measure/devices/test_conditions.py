@@ -37,10 +37,10 @@ def tiny(job: Job) -> Job:
 
 
 def torchrun(**options) -> Launcher:
-    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
     return TorchrunLauncher(iterations=2, warmup_iterations=1, **options)
 
 
+@pytest.mark.usefixtures("torch")
 def test_a_training_is_measured_at_the_clocks_of_its_stages(driver, tiny: Job) -> None:
     row = torchrun().run(tiny, PLAN)
     assert (row["status"], driver.held()) == ("ok", {})
@@ -65,6 +65,7 @@ def test_at_default_clocks_the_row_says_at_which_it_ran(driver, clock) -> None:
     assert row["energy_j"] > 0
 
 
+@pytest.mark.usefixtures("torch")
 def test_a_clock_that_the_gpus_do_not_have_is_a_failed_run(driver, tiny: Job) -> None:
     row = torchrun().run(tiny, PLAN | {"stage_clock_mhz": [1410.0, 2500.0]})
     assert (row["status"], driver.held()) == ("failed", {})
@@ -79,6 +80,7 @@ def _path_of(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [

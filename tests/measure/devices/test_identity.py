@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,8 +57,7 @@ def test_a_gpu_that_the_catalogue_does_not_know_is_told_and_so_is_a_precision_th
 @pytest.mark.parametrize(
     "make", [TorchrunLauncher, lambda: MegatronLauncher(Path(__file__).parents[1] / "launchers")]
 )
-def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], job: Job) -> None:
-    torch = pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], job: Job, torch: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("PyTorch sees a GPU here")
     here = build_cluster({"gpu": "a100-sxm4-40gb", "nodes": 1, "gpus_per_node": 2})
@@ -66,8 +66,8 @@ def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], 
     check_devices(replace(job, cluster=build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2})))
 
 
+@pytest.mark.usefixtures("torch")
 def test_the_trainer_itself_refuses_where_a_scheduler_starts_it(job: Job, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
     (tmp_path / "spec.json").write_text(train_spec(job, PLAN, 1, 0).text())
     words = [sys.executable, "-m", "jointopt.measure.trainer", "spec.json", "result.json"]
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)

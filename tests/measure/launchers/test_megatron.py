@@ -126,12 +126,11 @@ def test_no_meter_is_no_energy_and_an_empty_log_is_no_measurement() -> None:
 
 
 @pytest.fixture
-def small(llama: Job) -> Job:
+def small(llama: Job, torch: Any) -> Job:
     return replace(llama, cluster=replace(llama.cluster, nodes=1, gpus_per_node=2))
 
 
 def run(job: Job, monkeypatch: pytest.MonkeyPatch, how: str, checkout: Path = HERE, **options: Any) -> Any:
-    pytest.importorskip("torch", reason="torchrun comes with PyTorch: pip install 'jointopt[torch]'")
     monkeypatch.setenv("MEGATRON_FAKE", how)
     return MegatronLauncher(checkout, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
 

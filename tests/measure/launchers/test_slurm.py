@@ -454,8 +454,8 @@ def test_a_full_shared_folder_is_named(make: Make, job: Job, tmp_path: Path) -> 
         subprocess.run(["umount", "--lazy", str(small)], check=True)
 
 
+@pytest.mark.usefixtures("torch")
 def test_the_trainer_trains_on_two_nodes(make: Make, job: Job) -> None:
-    pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
     model = replace(
         job.model, num_layers=2, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4,
         vocab_size=256, head_dim=16,

@@ -18,7 +18,7 @@ from jointopt.measure.launchers.torchrun import TorchrunLauncher, read_result
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
 
-pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+pytestmark = pytest.mark.usefixtures("torch")
 
 PLAN: dict[str, Any] = {
     "dp": 2, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 2, "sequence_parallel": False,

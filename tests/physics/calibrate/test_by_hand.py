@@ -8,15 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.physics.calibrate.board import Board, _prior, board_of
-from jointopt.physics.calibrate.fitted import Fitted, mean_error_percent, rounded, spread_evenly, tail
-from jointopt.physics.calibrate.learned import _weighed, calibration_of
+from jointopt.physics.calibrate.parameters import Board, Hierarchy, ResponsePrior, _prior, board_of
 from jointopt.physics.calibrate.pipelines import _rank_rows
+from jointopt.physics.calibrate.posterior import Fit
 from jointopt.physics.calibrate.profiles import fit_profiles
+from jointopt.physics.calibrate.results import (
+    Fitted,
+    _weighed,
+    calibration_of,
+    mean_error_percent,
+    rounded,
+    spread_evenly,
+    tail,
+)
+from jointopt.physics.calibrate.stage_fit import Estimate, StageFit
 from jointopt.physics.calibrate.tables import ResponseTable, response_table
-from jointopt.physics.clock_response import Hierarchy, ResponsePrior
-from jointopt.physics.posterior import Fit
-from jointopt.physics.stage_response import Estimate, StageFit
 from jointopt.spec.catalog.gpus import load_gpu
 
 CLOCKS = np.array([1000.0, 900.0, 800.0, 700.0, 600.0, 500.0])

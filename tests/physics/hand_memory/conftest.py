@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.physics.stage_memory import memory_parts
+from jointopt.physics.memory import memory_parts
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Training

@@ -9,7 +9,7 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.physics.cost_model import memory_limit_gib, peak_memory_bytes
-from jointopt.physics.stage_memory import memory_parts
+from jointopt.physics.memory import memory_parts
 from jointopt.spec.job import Constraints, Job
 
 Held = Callable[..., list[float]]

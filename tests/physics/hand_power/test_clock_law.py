@@ -7,17 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.clock_response import (
-    Hierarchy,
-    ResponsePrior,
-    Shape,
-    Work,
-    log_power_w,
-    log_time_s,
-    matern,
-    reached_clock,
-    switching_shape,
-)
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern
+from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, reached_clock, switching_shape
 
 # V is 1 / 1.25 = 0.8 up to x = 0.6 and 0.9 at 0.8; at the top 50 + 300 W.
 SHARP = Shape(knee=0.6, rise=0.25, softness=1e-4, floor=0.3, idle_w=40.0)

@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics import thermal
-from jointopt.physics.cooler import Cooler, cooler
-from jointopt.physics.power_limits import electrical_limit_w, kernel_limit_w
+from jointopt.physics import cooling as thermal
+from jointopt.physics.cooling import Cooler, cooler, electrical_limit_w, kernel_limit_w
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.breakdown import breakdown
+from jointopt.physics.breakdown import breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.energy_detail import communication_j, memory_traffic_j
 from jointopt.physics.facility import SITE_COLUMNS, bill, cluster_power_kw, facility_energy_j, with_site
 from jointopt.spec.job import Job
 

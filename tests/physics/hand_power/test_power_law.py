@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.physics import power
+from jointopt.physics import clock_law as power
 from jointopt.spec.cluster import PowerConstants
 
 

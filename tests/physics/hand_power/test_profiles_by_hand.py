@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.clock_response import Hierarchy, ResponsePrior
-from jointopt.physics.posterior import Prediction
-from jointopt.physics.rank_response import (
+from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior
+from jointopt.physics.calibrate.posterior import Prediction
+from jointopt.physics.calibrate.rank_fit import (
     RankRows,
     _energy_width,
     _iterations,
@@ -19,8 +19,8 @@ from jointopt.physics.rank_response import (
     _with_beyond,
     scattered_schedule_s,
 )
-from jointopt.physics.rank_response import _readings as rank_readings
-from jointopt.physics.stage_response import (
+from jointopt.physics.calibrate.rank_fit import _readings as rank_readings
+from jointopt.physics.calibrate.stage_fit import (
     Estimate,
     StageRows,
     _first_switching_w,

@@ -25,7 +25,6 @@ def test_without_lowtime_one_sentence_says_how_to_install_it(monkeypatch: pytest
 @settings(deadline=None, max_examples=8)
 @given(problems())
 def test_it_goes_from_the_slowest_schedule_to_about_the_fastest(problem: Problem) -> None:
-    pytest.importorskip("lowtime", reason="needs the extra polish")
     times = [problem.makespan_s(problem.within(seconds)) for seconds in shortened(problem, 0.05)]
     slow, fast = problem.makespan_s(problem.slowest()), problem.makespan_s(problem.fastest())
     assert times[0] == pytest.approx(slow, rel=0.05)
@@ -35,7 +34,6 @@ def test_it_goes_from_the_slowest_schedule_to_about_the_fastest(problem: Problem
 @settings(deadline=None, max_examples=8)
 @given(problems())
 def test_its_energies_are_those_of_the_linear_programme_within_the_unit_of_time(problem: Problem) -> None:
-    pytest.importorskip("lowtime", reason="needs the extra polish")
     schedules = [problem.within(seconds) for seconds in shortened(problem, 0.05)]
     middle = schedules[len(schedules) // 2]
     found = least_energy(problem, problem.makespan_s(middle))
@@ -44,7 +42,6 @@ def test_its_energies_are_those_of_the_linear_programme_within_the_unit_of_time(
 
 
 def test_instructions_that_no_clock_changes_leave_nothing_to_shorten() -> None:
-    pytest.importorskip("lowtime", reason="needs the extra polish")
     from jointopt.physics.polish.graph import schedule_graph
     from jointopt.physics.polish.options import Options
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import re
-import time
 
 import pytest
 
@@ -175,17 +174,13 @@ def test_a_blank_cell_says_what_it_makes_impossible() -> None:
         load_gpu("b200-sxm-180gb").need("clock_min_mhz", "sweep the SM clock")
 
 
-def test_loading_again_costs_nothing() -> None:
-    load_gpu("gb200")
-    start = time.perf_counter()
-    for _ in range(1000):
-        load_gpu("gb200")
-    assert time.perf_counter() - start < 0.5
+def test_a_gpu_is_read_once() -> None:
+    assert load_gpu("gb200") is load_gpu("gb200")
 
 
 def test_every_gpu_of_the_measured_tables_is_known() -> None:
     if not DATA.is_dir():
-        pytest.skip("../shared/data is not there: the recorded measurements are not part of the repository")
+        pytest.skip("the recorded measurements are not beside the repository")
     measured = (p for p in sorted(DATA.glob("*.csv*")) if p.name != "gpu_specs.csv")
     for path in measured:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:

@@ -1,0 +1,66 @@
+"""Tests that need more than a bare clone bear the mark ``services``; in CI no test is skipped for want of one.
+
+`make test` leaves the marked ones out, `make test-services` runs them alone, so that nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
+NEEDY = {
+    "torch", "cluster", "postgres", "page", "small_disk", "shared_url=postgresql", "setting=slurm",
+    "setting=torchrun", "setting=megatron",
+}  # fmt: skip
+# Why a test may be skipped in CI: what is there or not is none of CI's making.
+ALLOWED = (
+    "the recorded measurements are not beside the repository",
+    "no TDP or no 16-bit peak in the catalogue",
+    "PyTorch sees a GPU here",
+    "no file system can be mounted here",
+)
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """PyTorch, for tests of real trainings."""
+    return pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        named = {f"{name}={value}" for name, value in parameters.items() if isinstance(value, str)}
+        if NEEDY & (named | set(getattr(item, "fixturenames", ()))):
+            item.add_marker(pytest.mark.services)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[Any]:
+    report = yield
+    _refuse(report, call)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    report = yield
+    _refuse(report, getattr(report, "call", None))
+    return report
+
+
+def _refuse(report: Any, call: pytest.CallInfo[Any] | None) -> None:
+    """Turns a skip for a reason that is not on the list into a failure, where ``$CI`` is set."""
+    skipped = (
+        call is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+    )
+    if skipped and os.environ.get("CI") and not str(call.excinfo.value).startswith(ALLOWED):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"skipped in CI for a reason that tests/services.py does not allow: {call.excinfo.value}"
+        )
