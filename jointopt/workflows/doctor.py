@@ -17,7 +17,7 @@ from jointopt.core.errors import CatalogError, LauncherError, UsageError
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine, measured_speeds
 from jointopt.measure.devices.meter import PERMISSION
-from jointopt.report.diagnosis import Diagnosis, Feature
+from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table, without_password
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu

@@ -10,7 +10,7 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.report.clocks import short_plan
+from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.search.pareto import take

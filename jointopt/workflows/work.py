@@ -16,6 +16,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
+from jointopt.report.results import Shared
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, front_of
 from jointopt.search.problem import Problem
@@ -26,17 +27,6 @@ from jointopt.workflows.propose import CONSTRAINED, SECONDS_BETWEEN_TICKS, price
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
 Say = Callable[[str], None]
 PHYSICS = "physics"
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What one worker did, and the front that the study had when it left (described plans, sorted by time)."""
-
-    study_name: str
-    evaluated: int
-    failed: int
-    finished: int  # of the study, by all workers
-    front: Columns
 
 
 def work(

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from jointopt.report.documents import json_text
 from jointopt.report.listing import listing, listing_text
-from jointopt.report.plain import json_text
 
 EVERYTHING = ("gpus", "models", "frameworks", "clusters", "jobs")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.report.measured_run import run_table
+from jointopt.report.real_runs import run_table
 from jointopt.report.results import MeasuredRun
 
 ONES = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage"), 1)

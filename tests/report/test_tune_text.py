@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import differing, plan_words
 from jointopt.spec.job import Job
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 
 from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.measure.launchers.base import Launcher
+from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
-from jointopt.report.runs_text import TERMINATED
 from jointopt.spec.job import Job
 from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_bounds
