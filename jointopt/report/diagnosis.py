@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from jointopt.report.documents import Result
@@ -29,6 +29,7 @@ class Feature:
 class Diagnosis(Result):
     """A machine, what of jointopt works on it, and the cluster section of a job file for it."""
 
+    keys = "machine features speeds nominal cluster notes job_file=cluster_yaml"
     rows = "features"
     machine: Mapping[str, Any]
     features: tuple[Feature, ...]
@@ -37,10 +38,6 @@ class Diagnosis(Result):
     cluster: Mapping[str, Any]  # keys of the job file
     notes: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, Any]:
-        """All of it; ``job_file`` is YAML text."""
-        return asdict(self) | {"job_file": self.cluster_yaml()}
-
     def text(self) -> str:
         """The machine, a line per feature, and the cluster section."""
         features = []
@@ -48,10 +45,11 @@ class Diagnosis(Result):
             text = f"{'ok     ' if feature.works else 'missing'}  {feature.name}: {feature.what}"
             features.append(f"{text}; {feature.fix}" if feature.fix else text)
         notes = [line for note in self.notes for line in ("", *wrapped(note))]
-        cluster = ["For the job file:", "", *self.cluster_yaml().splitlines()]
+        cluster = ["For the job file:", "", *self.cluster_yaml.splitlines()]
         lines = [*_machine_lines(self.machine), "", *paragraphs(features, " " * 9), "", *cluster, *notes]
         return "\n".join(lines)
 
+    @property
     def cluster_yaml(self) -> str:
         """The cluster section; speeds are comments: nominal figures are the physics' input, which knows losses."""
         lines = ["cluster:", *(f"  {name}: {value}" for name, value in self.cluster.items())]

@@ -10,6 +10,8 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,11 +28,12 @@ _NOISE = 1e-9  # of the total: what differences of sums leave
 class Result(ABC):
     """The answer of a verb: the same content as a mapping, a table and a text."""
 
+    keys: ClassVar[str] = ""  # of the JSON document, as in `pick`
     rows: ClassVar[str]  # key of the document under which the rows of the table stand
 
-    @abstractmethod
     def document(self) -> dict[str, Any]:
-        """The keys of the JSON document in their order; values may be numpy's."""
+        """The keys of the JSON document in their order; values need not be plain."""
+        return pick(self, self.keys)
 
     @abstractmethod
     def text(self) -> str:
@@ -47,13 +50,22 @@ class Result(ABC):
         return pd.json_normalize(self.to_dict()[self.rows])
 
 
-def pick(item: object, *names: str) -> dict[str, Any]:
-    """Attributes of ``item`` under their own names."""
-    return {name: getattr(item, name) for name in names}
+def pick(item: object, keys: str) -> dict[str, Any]:
+    """Attributes of ``item`` by the words of ``keys``: "key", or "key=path.of.attributes" where the names differ."""
+    pairs = (word.partition("=") for word in keys.split())
+    return {key: reduce(_part, (path or key).split("."), item) for key, _, path in pairs}
+
+
+def _part(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name)
 
 
 def plain(value: Any) -> Any:
-    """The value with arrays as lists, numpy numbers as numbers, and what is not a finite number as ``None``."""
+    """The value with arrays as lists, numpy numbers as numbers, objects as mappings, what is not finite as ``None``."""
+    if hasattr(value, "document"):
+        return plain(value.document())
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):

@@ -39,6 +39,10 @@ class Stage:
     energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
     temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
 
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}
+
 
 @dataclass(frozen=True)
 class Explanation(Result):
@@ -48,6 +52,10 @@ class Explanation(Result):
     """
 
     rows = "stages"
+    keys = (
+        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib time_s "
+        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
+    )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     feasible: bool
@@ -70,23 +78,15 @@ class Explanation(Result):
 
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
-        results = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
-        stages = [asdict(s) | {"energy_by_part_j": tidy_parts(s.energy_by_part_j)} for s in self.stages]
-        return {
-            "job": self.job.name,
-            **pick(self, "plan", "feasible", "violations", *results),
-            "time_s": tidy_parts(self.time_s),
-            "energy_by_part_j": tidy_parts(self.energy_by_part_j),
-            **pick(self, "memory_energy_j", "communication_energy_j"),
-            "memory_gib": tidy_parts(self.memory_gib),
-            "assumed": list(map(str, self.assumed)),
-            **pick(self, "in_domain", "surrogate", "informed_by"),
-            "facility_energy_by_part_j": facility_parts_j(self.job.cluster, self.iteration_time_s, self.energy_j),
-            **bill(self.job, self.iteration_time_s, self.energy_j),
-            **{f"{name}_{end}": bound for name, bounds in self.intervals.items()
-               for end, bound in zip(("low", "high"), bounds, strict=True)},
-            "stages": stages,
-        }  # fmt: skip
+        job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
+        breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
+        out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
+        out["assumed"] = list(map(str, self.assumed))
+        out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
+        intervals: dict[str, float] = {}
+        for name, (low, high) in self.intervals.items():
+            intervals |= {f"{name}_low": low, f"{name}_high": high}
+        return out | bill(job, time_s, energy_j) | intervals | {"stages": self.stages}
 
     def text(self) -> str:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
+from jointopt.report.documents import pick
 from jointopt.report.table import TextColumn, lay_out, table_width, text_width
 from jointopt.spec.catalog.clusters import cluster_names, load_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
@@ -16,9 +16,9 @@ from jointopt.spec.jobfile import shipped_job, shipped_jobs
 _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
     # names, entry of a name, attributes; "name=attribute" where the column has another name
     "gpus": (gpu_ids, load_gpu,
-             "bf16_tflops=peak_tflops fp16_tflops=peak_tflops fp8_tflops=peak_tflops memory_gib memory_gbytes_per_s "
-             "intra_node_gbytes_per_s gpus_per_node=usual_gpus_per_node clock_min_mhz clock_max_mhz clock_step_mhz "
-             "tdp_w"),
+             "bf16_tflops=peak_tflops.bf16 fp16_tflops=peak_tflops.fp16 fp8_tflops=peak_tflops.fp8 memory_gib "
+             "memory_gbytes_per_s intra_node_gbytes_per_s gpus_per_node=usual_gpus_per_node clock_min_mhz "
+             "clock_max_mhz clock_step_mhz tdp_w"),
     "models": (model_names, load_model,
                "parameters active_parameters num_layers hidden_size ffn_hidden_size num_attention_heads "
                "num_query_groups num_experts moe_router_topk vocab_size"),
@@ -47,15 +47,7 @@ _HEADERS = {
 def listing(what: str) -> list[dict[str, Any]]:
     """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
     names, load, columns = _LISTINGS[what]
-    rows = []
-    for name in names():
-        entry, row = load(name), {what.removesuffix("s"): name}
-        for column in columns.split():
-            head, _, path = column.partition("=")
-            value = attrgetter(path or head)(entry)
-            row[head] = value.get(head.removesuffix("_tflops")) if path == "peak_tflops" else value
-        rows.append(row)
-    return rows
+    return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
 
 
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:

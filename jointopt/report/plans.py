@@ -25,7 +25,7 @@ _HEADS = {name: name for name in LAYOUT_COLUMNS} | {
     "stage_clock_mhz": "clock",
 }  # fmt: skip
 _NAMES = {"sequence_parallel": "sequence parallel", "zero_stage": "ZeRO"}
-_VALUES = {  # column -> value -> (cell, word)
+_VALUES: dict[str, dict[Any, tuple[str, str]]] = {  # column -> value -> (cell, word)
     "sequence_parallel": {False: ("-", "no"), True: ("y", "yes")},
     "recompute": {"none": ("-", "no"), "selective": ("sel", "selective"), "full": ("all", "full")},
 }  # fmt: skip

@@ -83,26 +83,20 @@ class Polished(Result):
 
     def _point(self, point: PolishedPoint) -> dict[str, Any]:
         lowest, highest = point.clock_mhz.min(), point.clock_mhz.max()
-        results = pick(point, "iteration_time_s", "energy_j") | {"energy_saved": self.saving(point)}
+        results = pick(point, "iteration_time_s energy_j") | {"energy_saved": self.saving(point)}
         return results | {"lowest_clock_mhz": lowest, "highest_clock_mhz": highest}
 
     def document(self) -> dict[str, Any]:
         """The plan, its schedules, and the clocks of the chosen one in order of execution."""
-        names = (
-            "plan",
-            "iteration_time_s",
-            "energy_j",
-            "slowdown",
-            "solver",
-            "unit_s",
-            "solved_micro_batches",
+        keys = (
+            "job=job.name plan iteration_time_s energy_j slowdown solver unit_s solved_micro_batches seconds "
+            "informed_by num_micro_batches=graph.num_micro_batches"
         )
-        return {
-            "job": self.job.name,
-            **pick(self, *names, "seconds", "informed_by"),
-            "num_micro_batches": self.graph.num_micro_batches,
-            "points": list(map(self._point, self.points)),
-            "chosen": self._point(self.chosen) | {"stages": self.schedule},
+        chosen = self._point(self.chosen) | {"stages": self.schedule}
+        points = list(map(self._point, self.points))
+        return pick(self, keys) | {
+            "points": points,
+            "chosen": chosen,
             "assumed": list(map(str, self.assumed)),
         }
 

@@ -62,25 +62,18 @@ class Proposal(Result):
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
-        space = (
-            "considered",
-            "layouts",
-            "feasible_layouts",
-            "infeasible",
-            "covered_plans",
-            "evaluated_plans",
-        )
         front, reference = (
             plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference)
         )
+        searched = "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"
         return {
             "job": self.job.name,
             "job_file": job_mapping(self.job),
-            **pick(self, "seed", "surrogate", "informed_by"),
-            "space": pick(self, *space),
+            **pick(self, "seed surrogate informed_by"),
+            "space": pick(self, searched),
             "front": front,
             "reference": next(iter(reference), None),
-            "study": {"name": self.study_name, "storage": self.storage},
+            "study": pick(self, "name=study_name storage"),
             "assumed": list(map(str, self.assumed)),
             "seconds": self.seconds,
         }

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from jointopt.core.budget import Spent
@@ -62,11 +62,10 @@ class TunedRun(MeasuredRun):
 
     def document(self) -> dict[str, Any]:
         """Plan, measurement and prediction under the keys of a measurement table."""
-        return (
-            {**self.plan, "status": self.status, **{name: self.result(name) for name in RESULTS}, "round": self.round}
-            | {f"predicted_{name}": value for name, value in self.predicted.items()}
-            | pick(self, "probability_fits", "broken")
-        )  # fmt: skip
+        results = {name: self.result(name) for name in RESULTS}
+        predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
+        known = {"status": self.status, **results, "round": self.round, **predicted}
+        return {**self.plan, **known, **pick(self, "probability_fits broken")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class ValidatedRun(MeasuredRun):
             out[name] = self.result(name)
             out |= {f"predicted_{name}{end}": self.predicted[f"{name}{end}"] for end in ("", "_low", "_high")}
             out |= {f"error_{name}": self.error(name), f"{name}_inside": self.inside(name)}
-        return out | pick(self, "in_domain", "reference", "earlier", "broken", "notes")
+        return out | pick(self, "in_domain reference earlier broken notes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +126,9 @@ class MeasuredResult(Result):
         broken = sorted({name for run in self.runs for name in run.broken})
         return f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
 
-    def kept(self) -> dict[str, Any]:
-        """The last keys of the document."""
-        return {
-            "storage": self.place,
-            "study": self.study_name,
-            "notes": self.notes,
-            "fault": self.fault or None,
-        }
+    def document(self) -> dict[str, Any]:
+        """All of `keys`, and the fault, null where there is none."""
+        return super().document() | {"fault": self.fault or None}
 
     def closing_lines(self, *remarks: str) -> list[str]:
         """Why there are no further runs, notes and remarks, then where runs and study are, without a password."""
@@ -176,6 +170,10 @@ def _result_columns(runs: Sequence[MeasuredRun], name: str, predicted_head: str)
 class Tuned(MeasuredResult):
     """The runs of a budget, in their order, and the best of them."""
 
+    keys = (
+        "job=job.name launcher seed candidates objectives measured=runs front hypervolume stopped "
+        "expected_gain_left=gain_left spent storage=place study=study_name notes"
+    )
     runs: tuple[TunedRun, ...]
     seed: int
     candidates: int  # plans that could have been run
@@ -184,18 +182,6 @@ class Tuned(MeasuredResult):
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
     gain_left: float = math.nan  # share by which the plans that are left are expected to better the runs
     spent: Spent = field(default_factory=Spent)
-
-    def document(self) -> dict[str, Any]:
-        """Every run, the front of them, what they have cost, and where they are kept."""
-        return {
-            "job": self.job.name,
-            **pick(self, "launcher", "seed", "candidates", "objectives"),
-            "measured": [run.document() for run in self.runs],
-            **pick(self, "front", "hypervolume", "stopped"),
-            "expected_gain_left": self.gain_left,
-            "spent": asdict(self.spent),
-            **self.kept(),
-        }
 
     def text(self) -> str:
         """The runs in their order, * on those that no other beats, and a summary."""
@@ -240,6 +226,10 @@ def gain_words(gain: float, objectives: int, plans: str) -> str:
 class Validated(MeasuredResult):
     """The best proposed plans, run."""
 
+    keys = (
+        "job=job.name launcher surrogate proposed measured=runs median_absolute_error=median_errors stopped "
+        "storage=place study=study_name notes"
+    )
     runs: tuple[ValidatedRun, ...]
     surrogate: str
     proposed: int  # plans that none other was predicted to beat
@@ -253,17 +243,6 @@ class Validated(MeasuredResult):
         new = [run for run in self.runs if not run.earlier]
         errors = {name: [abs(e) for run in new if math.isfinite(e := run.error(name))] for name in RESULTS}
         return {name: statistics.median(found) for name, found in errors.items() if found}
-
-    def document(self) -> dict[str, Any]:
-        """Every run beside its prediction, the median errors, and where the runs are kept."""
-        return {
-            "job": self.job.name,
-            **pick(self, "launcher", "surrogate", "proposed"),
-            "measured": [run.document() for run in self.runs],
-            "median_absolute_error": self.median_errors,
-            "stopped": self.stopped,
-            **self.kept(),
-        }
 
     def text(self) -> str:
         """The runs in the order of the proposal, and a summary."""

@@ -76,7 +76,7 @@ class Retrained(Result):
         """The errors per source, and the comparison with the surrogate that was replaced."""
         compared = None if self.compared is None else self.compared.to_dict("records")
         found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
-        return found | pick(self, "forgotten", "remarks")
+        return found | pick(self, "forgotten remarks")
 
     def text(self) -> str:
         """Remarks, errors by source, and the comparison with the surrogate that was replaced."""
@@ -116,14 +116,13 @@ class Calibrated(Result):
     """The calibration, and the query with predicted columns where there is one."""
 
     rows = "work"
+    keys = (
+        "gpu=calibration.gpu constants=calibration.constants plus_minus=calibration.plus_minus "
+        "fitted_on=calibration.fitted_on fit_error_percent=calibration.fit_error_percent work=calibration.work "
+        "measure_next=calibration.measure_next"
+    )
     calibration: Calibration
     predictions: pd.DataFrame | None
-
-    def document(self) -> dict[str, Any]:
-        """The calibration, as in its file."""
-        found = self.calibration
-        others = pick(found, "plus_minus", "fitted_on", "fit_error_percent", "work", "measure_next")
-        return {"gpu": found.gpu, "constants": vars(found.constants)} | others
 
     def text(self) -> str:
         """Constants, fit, the clock of the least energy per piece of work, what to measure next, predictions."""

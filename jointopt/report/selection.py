@@ -75,6 +75,11 @@ class Selection(Result):
     measured: bool = False  # the values are of real runs, and not predicted
 
     @property
+    def num_plans(self) -> int:
+        """Plans that were stored."""
+        return len(self.plans["pp"])
+
+    @property
     def binding(self) -> tuple[str, ...]:
         """Limits that bind, each of them alone."""
         return tuple(limit.name for limit in self.limits if limit.binds)
@@ -95,21 +100,18 @@ class Selection(Result):
         """The plan chosen with its predictions, how it stands to every limit, and what a looser one buys."""
         (entry,) = plan_entries(self.plans, [self.row])
         plan = {name: value for name, value in entry.items() if name in PLAN_KEYS}
+        keys = (
+            "source job=job_name objective objective_because=reason energy measured at_high_end "
+            "stored_plans=num_plans satisfying_plans=satisfying"
+        )
         return {
-            "source": self.source,
-            "job": self.job_name,
-            "objective": self.objective,
-            "objective_because": self.reason,
-            **pick(self, "energy", "measured", "at_high_end"),
-            "stored_plans": len(self.plans["pp"]),
-            "satisfying_plans": self.satisfying,
+            **pick(self, keys),
             "plan": plan,
             **{name: value for name, value in entry.items() if name not in plan},
             "constraints": {
-                limit.name: {"limit": limit.bound, **pick(limit, "value", "high", "room_percent")}
-                for limit in self.limits
+                limit.name: pick(limit, "limit=bound value high room_percent") for limit in self.limits
             },
-            **pick(self, "binding", "binds_together"),
+            **pick(self, "binding binds_together"),
             "relaxations": {
                 limit.name: self._bought(limit, limit.relaxed)
                 | {"nearest_useful": limit.nearest and self._bought(limit, limit.nearest)}
@@ -120,12 +122,10 @@ class Selection(Result):
 
     def _bought(self, limit: Limit, relaxation: Relaxation) -> dict[str, Any]:
         """``gain`` is in units of the objective: seconds, joules, or their product."""
-        return {
-            "relaxed_to": relaxation.relaxed_to,
-            "relaxed_by_percent": 100.0 * (relaxation.relaxed_to / limit.bound - 1.0),
-            **pick(relaxation, "gain", "gain_percent"),
-            **{name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)},
-        }
+        percent = 100.0 * (relaxation.relaxed_to / limit.bound - 1.0)
+        gains = {"relaxed_to": relaxation.relaxed_to, "relaxed_by_percent": percent}
+        at = {name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)}
+        return gains | pick(relaxation, "gain gain_percent") | at
 
     def to_frame(self) -> pd.DataFrame:
         """All stored plans; the column ``chosen`` is true in one row."""
@@ -172,7 +172,7 @@ def _title(found: Selection) -> list[str]:
     energy = ", hosts and PUE counted as energy" if found.energy == SITE_ENERGY else ""
     kept = f"; {found.satisfying:,} keep every limit" if found.limits else ""
     measured = ", measured by real runs" if found.measured else ""
-    plans = f"{plural(len(found.plans['pp']), 'plan')} of {found.source}{measured}{kept}."
+    plans = f"{plural(found.num_plans, 'plan')} of {found.source}{measured}{kept}."
     reason = found.reason if found.reason == AS_GIVEN else f"{found.reason}; --objective changes that"
     best = f"{_BEST[found.objective][0]} ({reason}){energy}:"
     return paragraphs([f"{found.job_name or 'Plans'}: {plans}", best])

@@ -36,7 +36,7 @@ def test_a_machine_without_a_gpu_is_a_cluster_of_cores_that_a_job_file_takes(no_
     found = diagnose(speeds=False)
     assert found.cluster["gpu"] == "cpu-core"
     assert not feature(found, "energy, power, temperature").works
-    job = parse_job(parse_yaml(REST + found.cluster_yaml()), "here", Path())
+    job = parse_job(parse_yaml(REST + found.cluster_yaml), "here", Path())
     assert job.cluster.num_gpus == found.machine["cores"]
     assert job.objectives == ("iteration_time_s",)
     assert 0 < job.cluster.gpu.memory_gib <= found.machine["memory_gib"] / found.machine["cores"]
@@ -48,7 +48,7 @@ def test_gpus_are_listed_with_clocks_and_found_in_the_catalogue(driver) -> None:
     assert found.machine["gpus"][0]["clock_max_mhz"] == 1980.0
     assert feature(found, "energy, power, temperature").works
     assert driver.calls() == []
-    job = parse_job(parse_yaml(REST.replace("fp32", "bf16") + found.cluster_yaml()), "here", Path())
+    job = parse_job(parse_yaml(REST.replace("fp32", "bf16") + found.cluster_yaml), "here", Path())
     assert job.cluster.gpu.id == found.cluster["gpu"]
 
 
@@ -83,7 +83,7 @@ def test_speeds_are_measured_by_processes_that_talk_to_each_other() -> None:
 def test_measured_speeds_are_comments_beside_the_catalogue(no_gpu: None) -> None:
     found = diagnose(speeds=False)
     speeds = {"matrix_tflops": {"fp32": 0.05}, "memory_gbytes_per_s": 2.5, "device": "cpu"}
-    text = replace(found, speeds=speeds).cluster_yaml()
+    text = replace(found, speeds=speeds).cluster_yaml
     assert "# measured fp32 products, TFLOP/s: 0.05, 50% of the catalogue's 0.1" in text
     assert "# measured memory, GB/s: 2.5, 50% of the catalogue's 5" in text
 
