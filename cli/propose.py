@@ -43,7 +43,8 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
-    from jointopt.report.proposal import check_folder
+    from jointopt.core.atomic_write import check_folder
+    from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
     the_job = common.job_of(job, shape)
@@ -51,7 +52,7 @@ def propose(
         common.save(the_job, save_job)
     with common.writing("--out"):
         if out:
-            check_folder(out)
+            check_folder(out, WRITTEN)
     found = workflow.propose(the_job, trials=trials, seed=seed, study=study, **basis)
     with common.writing("--out"):
         if out:

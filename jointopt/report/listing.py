@@ -52,8 +52,6 @@ def listing(what: str) -> list[dict[str, Any]]:
 
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as an aligned table, one header line per word of a column's name."""
-    if not rows:
-        return "nothing"
     columns = [
         TextColumn(_header(name), [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
         for name, first in rows[0].items()

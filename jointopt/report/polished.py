@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.atomic_write import write_whole
+from jointopt.core.atomic_write import check_file, write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Floats
 from jointopt.physics.polish.graph import Graph
@@ -26,7 +26,6 @@ from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
 from jointopt.report.documents import Result, pick
 from jointopt.report.plans import short_clocks
-from jointopt.report.proposal import check_file
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -92,13 +91,10 @@ class Polished(Result):
             "job=job.name plan iteration_time_s energy_j slowdown solver unit_s solved_micro_batches seconds "
             "informed_by num_micro_batches=graph.num_micro_batches"
         )
-        chosen = self._point(self.chosen) | {"stages": self.schedule}
         points = list(map(self._point, self.points))
-        return pick(self, keys) | {
-            "points": points,
-            "chosen": chosen,
-            "assumed": list(map(str, self.assumed)),
-        }
+        chosen = self._point(self.chosen) | {"stages": self.schedule}
+        known = pick(self, keys) | {"points": points, "chosen": chosen}
+        return known | {"assumed": list(map(str, self.assumed))}
 
     def text(self) -> str:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ ROWS_FOR_PEOPLE = 20
 REASONS_FOR_PEOPLE = 8
 FILES = ("proposal.json", "front.csv", "proposal.txt")
 RECORD = "record.csv.gz"
+WRITTEN = (*FILES, RECORD)
 
 
 @dataclass(frozen=True)
@@ -136,31 +136,6 @@ class Shared:
             lines.append(f"  {results}  {format_plan(front, front['stage_clock_mhz'], row)}")
         lines += [f"Study: {self.study_name}", f"  jointopt dashboard --storage {without_password(storage)}"]
         return "\n".join(lines)
-
-
-def check_folder(folder: Path) -> None:
-    """Raises the OSError that would keep `Proposal.write` from writing there; leaves nothing behind."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    _check_new_file(nearest, nearest)
-    for path in (folder / name for name in (*FILES, RECORD)):
-        if path.exists():
-            check_file(path)
-
-
-def check_file(path: Path) -> None:
-    """Raises the OSError that would keep the file from being written; leaves nothing behind."""
-    if path.exists():
-        path.open("ab").close()
-    else:
-        _check_new_file(path.parent, path)
-
-
-def _check_new_file(folder: Path, named: Path) -> None:
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
-    except OSError as error:  # which names the temporary file
-        raise OSError(error.errno, error.strerror, str(named)) from error
 
 
 def _same(plan: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

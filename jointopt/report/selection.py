@@ -92,9 +92,8 @@ class Selection(Result):
     @property
     def next_command(self) -> str:
         """The command that explains the plan chosen; ``job.yaml`` is the job's own file where it is no shipped job."""
-        return (
-            f'jointopt explain {self.shipped_job or "job.yaml"} --plan "{short_plan(self.plans, self.row)}"'
-        )
+        job = self.shipped_job or "job.yaml"
+        return f'jointopt explain {job} --plan "{short_plan(self.plans, self.row)}"'
 
     def document(self) -> dict[str, Any]:
         """The plan chosen with its predictions, how it stands to every limit, and what a looser one buys."""

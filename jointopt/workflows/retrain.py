@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import replace_files
+from jointopt.core.atomic_write import check_folder, replace_files
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
-from jointopt.report.proposal import check_folder
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.report.proposal import FILES, check_folder
+from jointopt.core.atomic_write import check_folder
+from jointopt.report.proposal import WRITTEN
 from jointopt.report.results import Proposal
 
 
@@ -15,7 +16,7 @@ def test_a_proposal_is_written_for_programs_spreadsheets_and_people(
     make_proposal: Callable[..., Proposal], tmp_path: Path
 ) -> None:
     make_proposal(30).write(tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(WRITTEN[:3])
     assert len(json.loads((tmp_path / "out" / "proposal.json").read_text())["front"]) == 30
     assert len((tmp_path / "out" / "proposal.txt").read_text().splitlines()) > 30
 
@@ -44,7 +45,7 @@ def test_every_plan_that_was_evaluated_is_in_the_record_until_a_proposal_has_non
 
 def test_a_folder_that_can_be_made_is_checked_without_making_it(tmp_path: Path) -> None:
     check_folder(tmp_path / "a" / "b")
-    check_folder(tmp_path)
+    check_folder(tmp_path, WRITTEN)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -58,4 +59,4 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_reason(tmp_path: Path)
         (Path("/proc/nothing"), "/proc"),
     ):
         with pytest.raises(OSError, match=reason):
-            check_folder(folder)
+            check_folder(folder, WRITTEN)

@@ -25,10 +25,6 @@ def test_a_figure_that_no_source_states_is_a_dash() -> None:
     assert listing_text([{"gpu": "x", "tdp_w": None}]).splitlines()[-1] == "x      -"
 
 
-def test_a_listing_of_nothing_says_so() -> None:
-    assert listing_text([]) == "nothing"
-
-
 def test_a_gpu_of_16_bit_halves_alone_shows_their_rate() -> None:
     volta = next(row for row in listing("gpus") if row["gpu"] == "v100-sxm2-32gb")
     assert (volta["bf16_tflops"], volta["fp16_tflops"]) == (None, 125)
