@@ -30,11 +30,5 @@ def test_columns_in_which_runs_differ_are_listed_beside_the_usual_ones(
     assert head in (" ".join(line.split()) for line in table({"dp": 8}, change))
 
 
-def test_columns_in_which_all_runs_agree_are_one_sentence() -> None:
-    assert table({"dp": 8}, {})[0].startswith(
-        "All plans: cp 1, ep 1, vpp 1, sequence parallel no, recompute no"
-    )
-
-
 def test_a_run_beyond_a_bound_has_another_status() -> None:
     assert [line.split()[-1] for line in table({"dp": 8}, {}, broken=("energy_j",))[-2:]] == ["over", "over"]

@@ -55,12 +55,6 @@ def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tun
     assert "energy" not in make_tuned(runs=timed, objectives=("iteration_time_s",)).text()
 
 
-@pytest.mark.parametrize("stopped", ["budget", "converged", "exhausted", "interrupted"])
-def test_every_reason_to_stop_is_said(make_tuned: Callable[..., Tuned], stopped: str) -> None:
-    said = make_tuned(stopped=stopped).text().lower()
-    assert stopped in said
-
-
 def test_a_line_of_words_has_all_in_which_plans_differ() -> None:
     plan = {
         "dp": 4, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": True,
