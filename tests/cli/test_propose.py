@@ -1,6 +1,7 @@
 """The command around the search: arguments in, text or JSON out; the search is replaced where it is not meant."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, make_proposal: Callable[..., Proposal
     """What the command asked the library for; the answer is made by hand."""
     questions: dict[str, Any] = {}
 
-    def propose(job: Any, *, progress: Callable[[str], None], **options: Any) -> Proposal:
+    def propose(job: Any, **options: Any) -> Proposal:
         questions.update(options, job=job)
-        progress("searching")
+        logging.getLogger("jointopt.workflows").info("searching ...")
         return make_proposal(30)
 
     monkeypatch.setattr("jointopt.workflows.propose.propose", propose)
@@ -56,6 +57,7 @@ def test_options_reach_the_search(asked: dict[str, Any]) -> None:
         "study": "mine",
         "surrogate": "default",
         "measured": None,
+        "calibration": None,
     }
     assert asked == same
     assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")
