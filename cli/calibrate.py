@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-_PATH = click.Path(path_type=Path)
+from jointopt.cli import common
 
 
 @click.command(short_help="Fit a GPU's clock response to measurements.")
-@click.argument("table", type=_PATH)
+@click.argument("table", type=common.PATH)
 @click.option("--gpu", required=True, help="Catalogue id of the GPU; another name is taken as it is.")
-@click.option("--out", required=True, type=_PATH, help="Calibration to write, for --calibration.")
-@click.option("--query", type=_PATH, help="Table of the same columns without results, to be predicted.")
-@click.option("--predictions", type=_PATH, help="CSV file to write: the query with predicted columns.")
+@click.option("--out", required=True, type=common.PATH, help="Calibration to write, for --calibration.")
+@click.option("--query", type=common.PATH, help="Table of the same columns without results, to be predicted.")
+@click.option("--predictions", type=common.PATH, help="CSV file to write: the query with predicted columns.")
 def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions: Path | None) -> None:
     """Fit time, power and energy at every clock and power limit to TABLE, a CSV file of a few measurements.
 

@@ -18,8 +18,8 @@ def catalog(what: str, as_json: bool) -> None:
       jointopt catalog gpus
       jointopt catalog models --json
     """
+    from jointopt.report.documents import json_text
     from jointopt.report.listing import listing, listing_text
-    from jointopt.report.plain import json_text
 
     rows = listing(what)
     click.echo(json_text(rows) if as_json else listing_text(rows))

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
+    from jointopt.report.documents import Result
     from jointopt.spec.calibration import Calibration
     from jointopt.spec.job import Job
     from jointopt.surrogate.measurements import Measurements
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PATH = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 surrogate = click.option(
     "--surrogate", default="default", show_default=True,
@@ -42,6 +45,30 @@ def _calibration(_context: click.Context, _option: click.Parameter, path: Path |
     from jointopt.spec.calibration import load_calibration
 
     return None if path is None else load_calibration(path)
+
+
+def answer(found: Result, as_json: bool, **text: Any) -> None:
+    """Prints a result as one JSON document, or as text with the options ``text``."""
+    from jointopt.report.documents import json_text
+
+    click.echo(json_text(found.to_dict()) if as_json else found.text(**text))
+
+
+def seed(of: str | None = None) -> Callable[[F], F]:
+    """The option ``--seed``."""
+    return click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help=of)
+
+
+def database(what: str) -> Callable[[F], F]:
+    """The option ``--storage`` of a command that does nothing without one."""
+    return click.option("--storage", default="sqlite:///jointopt.db", show_default=True, help=what)
+
+
+def options(settings: Sequence[tuple[str, dict[str, Any]]], command: F) -> F:
+    """Options in the order of ``settings``, by their names."""
+    for name, keywords in reversed(settings):
+        command = click.option(name, **keywords)(command)
+    return command
 
 
 def _url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
@@ -77,11 +104,11 @@ def model_options(stored: str = "measurements", default: str = "sqlite:///jointo
 
 _MODEL_OPTIONS = (
     click.option(
-        "--calibration", type=click.Path(path_type=Path), metavar="CAL.yaml", callback=_calibration,
+        "--calibration", type=PATH, metavar="CAL.yaml", callback=_calibration,
         help="Clock response of the GPU, written by `jointopt calibrate`.",
     ),
     click.option(
-        "--measured", type=click.Path(path_type=Path), metavar="TABLE", callback=_measurements,
+        "--measured", type=PATH, metavar="TABLE", callback=_measurements,
         help="Runs measured on the same cluster, which move the predictions; those in --storage do so too.",
     ),
     surrogate,
@@ -104,12 +131,10 @@ _NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")
 
 def shape_options(command: F) -> F:
     """The options that stand for a job file."""
-    for name, settings in reversed(_SHAPE):
-        command = click.option(name, **settings)(command)
-    return command
+    return options(_SHAPE, command)
 
 
-def job_of(path: str | None, shape: dict[str, Any]) -> Job:
+def job_of(path: str | None, shape: Mapping[str, Any] = MappingProxyType({})) -> Job:
     """The job of a file, of a shipped job's name, or of the options; a click usage error where they do not make one."""
     from jointopt.spec.jobfile import job_from_options, load_job
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from jointopt.cli import common
+
 
 @click.command(short_help="Open the stored studies in a browser.")
-@click.option(
-    "--storage", default="sqlite:///jointopt.db", show_default=True, help="Database URL of the studies."
-)
+@common.database("Database URL of the studies.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="On this machine; 0 = any free."
 )  # fmt: skip

@@ -9,9 +9,7 @@ from jointopt.cli import common
 
 @click.command(short_help="What works on this machine, and what to install for the rest.")
 @click.option("--quick", is_flag=True, help="Do not measure how fast products, memory and links are.")
-@click.option(
-    "--storage", default="sqlite:///jointopt.db", show_default=True, help="Database URL to look at."
-)
+@common.database("Database URL to look at.")
 @common.as_json
 def doctor(quick: bool, storage: str, as_json: bool) -> None:
     """Print what this machine has, what of jointopt works on it, and a cluster section for the job file.
@@ -23,9 +21,6 @@ def doctor(quick: bool, storage: str, as_json: bool) -> None:
       jointopt doctor
       jointopt doctor --quick --json > machine.json
     """
-    from jointopt.report.diagnosis import diagnosis_document, diagnosis_text
-    from jointopt.report.plain import json_text
     from jointopt.workflows.doctor import diagnose
 
-    found = diagnose(storage, speeds=not quick)
-    click.echo(json_text(diagnosis_document(found)) if as_json else diagnosis_text(found))
+    common.answer(diagnose(storage, speeds=not quick), as_json)

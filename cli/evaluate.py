@@ -11,7 +11,7 @@ from jointopt.cli import common
 
 
 @click.command(short_help="Compare predictions with a table of measurements.")
-@click.argument("table", type=click.Path(path_type=Path))
+@click.argument("table", type=common.PATH)
 @common.model_options("measurements that count as measured runs", default="none")
 @common.as_json
 def evaluate(table: Path, basis: dict[str, Any], as_json: bool) -> None:
@@ -24,9 +24,7 @@ def evaluate(table: Path, basis: dict[str, Any], as_json: bool) -> None:
     Example:
       jointopt evaluate runs.csv --surrogate none
     """
-    from jointopt.report.plain import json_text
     from jointopt.runs.table import read_table
     from jointopt.workflows.evaluate import evaluate as evaluate_on
 
-    scores = evaluate_on(read_table(table), **basis)
-    click.echo(json_text(scores.to_dict()) if as_json else scores.text())
+    common.answer(evaluate_on(read_table(table), **basis), as_json)

@@ -8,8 +8,6 @@ import click
 
 from jointopt.cli import common
 
-_PATH = click.Path(path_type=Path)
-
 
 @click.command(
     short_help="Run any program under a plan's clocks.", context_settings={"allow_interspersed_args": False}
@@ -27,7 +25,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--default-clocks", is_flag=True, help="Leave clocks and power limits alone, only measure.")
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
-@click.option("--reading", type=_PATH, help="File for the meter's samples.")
+@click.option("--reading", type=common.PATH, help="File for the meter's samples.")
 @click.pass_context
 def exec(
     ctx: click.Context, command: tuple[str, ...], plan_file: Path, row: int | None, node: int | None,

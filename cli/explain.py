@@ -23,8 +23,6 @@ def explain(job: str, plan: str, basis: dict[str, Any], as_json: bool) -> None:
     Example:
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
     """
-    from jointopt.report.plain import json_text
     from jointopt.workflows.explain import explain as explained
 
-    explanation = explained(common.job_of(job, {}), plan, **basis)
-    click.echo(json_text(explanation.to_dict()) if as_json else explanation.text())
+    common.answer(explained(common.job_of(job), plan, **basis), as_json)

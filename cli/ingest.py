@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from jointopt.cli import common
+
 
 @click.command(short_help="Add measured runs to the store.")
-@click.argument("table", type=click.Path(path_type=Path))
-@click.option(
-    "--storage", default="sqlite:///jointopt.db", show_default=True, help="Database URL, as for propose."
-)
+@click.argument("table", type=common.PATH)
+@common.database("Database URL, as for propose.")
 @click.option(
     "--retract", is_flag=True, help="Take the rows of TABLE back: they are kept, and never used again."
 )
@@ -37,6 +37,6 @@ def ingest(ctx: click.Context, table: Path, storage: str, retract: bool) -> None
 
     done = ingesting.retract(table, storage) if retract else ingesting.ingest(table, storage)
     for line in done.remarks:
-        click.echo(f"{table}, {line}", err=True)
+        common.remark(f"{table}, {line}")
     click.echo(done.text)
     ctx.exit(2 if done.refused else 0)

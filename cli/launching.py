@@ -7,24 +7,24 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from jointopt.cli import common
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
 _TAKEN = ("name", "spread", "set")  # other arguments of the functions behind the commands
 _HERE = ("torchrun", "megatron", "command", "replay")  # launchers whose runs are children of this process
-_PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--launcher", {"required": True, "help": "torchrun, megatron, slurm, command, replay, or an added one."}),
-    ("--table", {"type": _PATH, "help": "Recorded runs, for replay."}),
-    ("--checkout", {"type": _PATH, "help": "Folder of Megatron-LM, for megatron."}),
+    ("--table", {"type": common.PATH, "help": "Recorded runs, for replay."}),
+    ("--checkout", {"type": common.PATH, "help": "Folder of Megatron-LM, for megatron."}),
     ("--command", {"help": "For command and slurm: a program whose words hold {dp}, {tp}, ... and {result}."}),
     ("--program", {"help": "What slurm runs: torchrun, megatron or command."}),
-    ("--folder", {"type": _PATH, "help": "Shared folder for the files of slurm."}),
+    ("--folder", {"type": common.PATH, "help": "Shared folder for the files of slurm."}),
     (
         "--limit-s",
         {
@@ -37,7 +37,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--warmup-iterations",
         {"type": click.IntRange(min=0), "help": "Iterations before those; default: 5 for megatron, else 3."},
     ),
-    ("--logs", {"type": _PATH, "help": "Folder that keeps the log of each run; slurm has them in --folder."}),
+    ("--logs", {"type": common.PATH, "help": "Folder that keeps the log of each run; slurm has them in --folder."}),
     (
         "--default-clocks",
         {"is_flag": True, "default": None, "help": "Leave GPU clocks to the driver; rows hold those measured."},
@@ -48,14 +48,18 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def launcher_options(command: F) -> F:
     """``launcher`` and the options of the launchers, which `given` puts together."""
-    for name, settings in reversed(_OPTIONS):
-        command = click.option(name, **settings)(command)
-    return command
+    return common.options(_OPTIONS, command)
+
+
+def begin(launcher: str) -> None:
+    """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
+    common.offer_restore()
+    heed_sigterm(launcher)
 
 
 def heed_sigterm(launcher: str) -> None:
     """Let SIGTERM end the command with a line: runs on this machine end, those of a cluster go on as after a kill."""
-    from jointopt.report.runs_text import TERMINATED
+    from jointopt.report.real_runs import TERMINATED
 
     def end(number: int, frame: object) -> None:
         if launcher in _HERE:
@@ -75,7 +79,7 @@ def end(ctx: click.Context, stopped: str, fault: str) -> None:
     130 after an interrupt, 1 where ``fault`` says why nothing was found, or where it ``stopped`` before its time.
     """
     if fault:
-        click.echo(f"Error: {fault}", err=True)
+        common.remark(f"Error: {fault}")
     ctx.exit(_INTERRUPTED if stopped == "interrupted" else _FAILED if fault or stopped == "failed" else 0)
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from jointopt.cli import common
-
-if TYPE_CHECKING:
-    from jointopt.report.polished import Polished
 
 
 @click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
@@ -29,9 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seconds", type=float, default=8.0, show_default=True, help="About how long lowtime may take."
 )
-@click.option(
-    "--zeus", type=click.Path(path_type=Path), help="File for Zeus' pipeline frequency optimizer, *.py."
-)
+@click.option("--zeus", type=common.PATH, help="File for Zeus' pipeline frequency optimizer, *.py.")
 @common.model_options()
 @common.as_json
 def polish(
@@ -47,28 +42,15 @@ def polish(
       jointopt polish opt-350m-8x4-gh200 --plan "dp=8 pp=4 mbs=4 clock=1980" --slowdown 0.01
       jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
     """
-    from jointopt.report.plain import json_text
+    from jointopt.report.polished import check_zeus_path, zeus_command
     from jointopt.workflows.polish import polish as polished_plan
 
-    _check(zeus)
-    polished = polished_plan(common.job_of(job, {}), plan, **basis, **options)
-    _write(polished, zeus)
-    click.echo(json_text(polished.to_dict()) if as_json else polished.text())
-
-
-def _check(zeus: Path | None) -> None:
-    """Refuses a file that could not be written after the work; leaves nothing behind."""
-    from jointopt.report.zeus_export import check_zeus_path
-
-    if zeus:
-        with common.writing("--zeus"):
+    with common.writing("--zeus"):
+        if zeus:
             check_zeus_path(zeus)
-
-
-def _write(polished: Polished, zeus: Path | None) -> None:
-    from jointopt.report.zeus_export import write_zeus, zeus_command
-
-    if zeus:
-        with common.writing("--zeus"):
-            write_zeus(polished, zeus)
-        click.echo(f"Wrote {zeus}. Run it with Zeus:\n  {zeus_command(zeus)}", err=True)
+    polished = polished_plan(common.job_of(job), plan, **basis, **options)
+    with common.writing("--zeus"):
+        if zeus:
+            polished.write_zeus(zeus)
+            common.remark(f"Wrote {zeus}. Run it with Zeus:\n  {zeus_command(zeus)}")
+    common.answer(polished, as_json)

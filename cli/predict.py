@@ -11,8 +11,8 @@ from jointopt.cli import common
 
 
 @click.command(short_help="Predict the runs of a table.")
-@click.argument("table", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="CSV file to write.")
+@click.argument("table", type=common.PATH)
+@click.option("--out", required=True, type=common.PATH, help="CSV file to write.")
 @common.model_options("measurements that count as measured runs", default="none")
 def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
     """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
@@ -34,4 +34,4 @@ def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
 
     predicted = predicted_table(read_table(table), **basis)
     write_table(predicted, out)
-    click.echo(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.", err=True)
+    common.remark(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
+from jointopt.cli import common
+
 
 @click.command(short_help="Train a surrogate on measurements.")
-@click.option(
-    "--table", "tables", multiple=True, type=click.Path(path_type=Path), help="Measurement table; repeatable."
-)
+@click.option("--table", "tables", multiple=True, type=common.PATH, help="Measurement table; repeatable.")
 @click.option("--storage", help="Store of measurements to train on as well (Optuna URL).")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--out", required=True, type=common.PATH, help="Folder to write.")
+@common.seed()
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
 @click.option("--force", is_flag=True, help="Replace a better surrogate too.")
 def retrain(

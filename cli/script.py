@@ -29,7 +29,7 @@ def script(job: str, plan: str, launcher: str, **options: Any) -> None:
     from jointopt.spec.plans.check import check_plan
     from jointopt.spec.plans.parse import parse_plan, plan_records
 
-    the_job = common.job_of(job, {})
+    the_job = common.job_of(job)
     parsed = parse_plan(plan, the_job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     if broken := check_plan(the_job, record):

@@ -44,8 +44,7 @@ def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) 
       jointopt select out/front.csv --max-iteration-time-s 12 --max-power-w 320
       jointopt select opt-350m-2x4-a100-1f0c3503 --max-cluster-kw 4 --facility --json
     """
-    from jointopt.report.plain import json_text
     from jointopt.workflows.select import select as choose
 
-    found = choose(front_or_study, job=None if job is None else common.job_of(job, {}), **options)
-    click.echo(json_text(found.to_dict()) if as_json else found.text())
+    found = choose(front_or_study, job=None if job is None else common.job_of(job), **options)
+    common.answer(found, as_json)

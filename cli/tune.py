@@ -24,9 +24,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Plans chosen at a time; slurm has all of them in its queue at once.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the choices."
-)
+@common.seed("Of the choices.")
 @click.option(
     "--retry-failed", is_flag=True,
     help="Plans that failed or timed out before may run again, their cause gone; out of memory stays known.",
@@ -53,14 +51,12 @@ def tune(
       jointopt tune job.yaml --launcher replay --table runs.csv --budget 12
     """
     from jointopt.core.budget import Budget
-    from jointopt.report.plain import json_text
     from jointopt.workflows.tune import tune as run
 
-    common.offer_restore()
-    launching.heed_sigterm(launcher)
+    launching.begin(launcher)
     found = run(
-        common.job_of(job, {}), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
+        common.job_of(job), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
         retry_failed=retry_failed, **basis, **launching.given(options),
     )  # fmt: skip
-    click.echo(json_text(found.to_dict()) if as_json else found.text())
+    common.answer(found, as_json)
     launching.end(ctx, found.stopped, found.fault)

@@ -13,9 +13,7 @@ from jointopt.cli import common, launching
 @click.argument("job")
 @launching.launcher_options
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
-)
+@common.seed("Of the search.")
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
 @common.model_options("what is measured, and of the study that shows it")
 @common.as_json
@@ -35,14 +33,12 @@ def validate(
       jointopt validate job.yaml --launcher torchrun --top 3
       jointopt validate job.yaml --launcher megatron --checkout Megatron-LM --json > validated.json
     """
-    from jointopt.report.plain import json_text
     from jointopt.workflows.validate import validate as run
 
-    common.offer_restore()
-    launching.heed_sigterm(launcher)
+    launching.begin(launcher)
     found = run(
-        common.job_of(job, {}), launcher, top, seed=seed, again=again, **basis,
+        common.job_of(job), launcher, top, seed=seed, again=again, **basis,
         **launching.given(options),
     )  # fmt: skip
-    click.echo(json_text(found.to_dict()) if as_json else found.text())
+    common.answer(found, as_json)
     launching.end(ctx, found.stopped, found.fault)

@@ -25,9 +25,7 @@ from jointopt.cli import common
     "--lease", "lease_s", type=click.FloatRange(min=1), default=60, show_default=True,
     help="Seconds of silence after which others take a worker's plans over.",
 )  # fmt: skip
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search."
-)
+@common.seed("Of the search.")
 @click.option("--study", help="Name of the shared study; by default the job's name and version.")
 def work(
     job: str, basis: dict[str, Any], trials: int, batch: int, evaluate: str | None, lease_s: float, seed: int,
@@ -44,14 +42,13 @@ def work(
       jointopt work job.yaml --storage postgresql+psycopg://me@host/studies --trials 5000
       jointopt work job.yaml --evaluate my_cluster:run --batch 1
     """
-    from jointopt.report.shared_text import shared_text
     from jointopt.workflows.work import work as run
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is in flight is given back on the way out
     if basis["storage"] is None:
         raise click.UsageError("--storage: workers need a database that they share; got none.")
     found = run(
-        common.job_of(job, {}), trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
+        common.job_of(job), trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
         study=study, **basis,
     )  # fmt: skip
-    click.echo(shared_text(found, basis["storage"]))
+    click.echo(found.text(basis["storage"]))

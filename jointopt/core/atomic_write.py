@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,3 +47,28 @@ def replace_files(made: Path, folder: Path) -> None:
     """Moves the files of the folder ``made`` into ``folder``, on the same disk, over those of the same names."""
     for file in sorted(made.iterdir()):
         file.replace(folder / file.name)
+
+
+def check_folder(folder: Path, names: Iterable[str] = ()) -> None:
+    """Raises the OSError that would keep files of these names from being written there; leaves nothing behind."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    _check_new_file(nearest, nearest)
+    for path in (folder / name for name in names):
+        if path.exists():
+            check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Raises the OSError that would keep the file from being written; leaves nothing behind."""
+    if path.exists():
+        path.open("ab").close()
+    else:
+        _check_new_file(path.parent, path)
+
+
+def _check_new_file(folder: Path, named: Path) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:  # which names the temporary file
+        raise OSError(error.errno, error.strerror, str(named)) from error

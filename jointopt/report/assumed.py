@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from jointopt.report.table import wrapped
+from jointopt.report.table import paragraphs, wrapped
 
 MOST_LINES = 8
 _NOT_GIVEN = re.compile(r"^(\S+) is not given; (?:the usual )?(.+?) (?:of \S+ )?(?:is|are) assumed")
@@ -18,7 +18,7 @@ def assumptions(assumed: Sequence[object]) -> list[str]:
     if not assumed:
         return []
     topics = by_topic(str(assumption).split(" (")[0].rstrip(".;") for assumption in assumed)
-    lines = [line for topic in topics for line in wrapped(f"- {topic}")]
+    lines = paragraphs(f"- {topic}" for topic in topics)
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], "- and more, see --json"]
     return ["Assumed (--json has all of it and the sources):", *lines]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
-from jointopt.physics.facility import facility_parts_j
+from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
-from jointopt.report.documents import EXPLAIN, Result
-from jointopt.report.parts import tidy_parts
+from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.site import has_site_costs, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
@@ -40,13 +39,23 @@ class Stage:
     energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
     temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
 
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}
+
 
 @dataclass(frozen=True)
 class Explanation(Result):
-    """One plan by part: every breakdown adds up to its total."""
+    """One plan by part: every breakdown adds up to its total.
 
-    keys = EXPLAIN
+    ``communication_energy_j`` is the part communication by kind of parallelism, then by link.
+    """
+
     rows = "stages"
+    keys = (
+        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib time_s "
+        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
+    )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     feasible: bool
@@ -61,19 +70,31 @@ class Explanation(Result):
     stages: tuple[Stage, ...]
     assumed: tuple[object, ...] = ()  # as in `Proposal`
     memory_energy_j: Mapping[str, float] = field(default_factory=dict)  # of the part memory, by purpose
-    communication_energy_j: Mapping[str, Mapping[str, float]] = field(
-        default_factory=dict
-    )  # of the part communication, by kind of parallelism, then by link
+    communication_energy_j: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # result -> 90 % interval
     in_domain: bool = True  # recorded runs support such a plan
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
 
+    def document(self) -> dict[str, Any]:
+        """The totals, every breakdown, what the site pays, the intervals and the stages."""
+        job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
+        breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
+        out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
+        out["assumed"] = list(map(str, self.assumed))
+        out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
+        intervals: dict[str, float] = {}
+        for name, (low, high) in self.intervals.items():
+            intervals |= {f"{name}_low": low, f"{name}_high": high}
+        return out | bill(job, time_s, energy_j) | intervals | {"stages": self.stages}
+
     def text(self) -> str:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         powered = math.isfinite(self.energy_j)
-        blocks = [
-            [*_title(self), *_certainty(self), *_verdict(self)],
+        verdict = "Feasible." if self.feasible else "Not feasible:"
+        broken = [] if self.feasible else [f"- {text}" for text in self.violations]
+        return table.blocks_text(
+            [*_title(self, powered), *_certainty(self), verdict, *table.paragraphs(broken)],
             shares("Time on the critical path", tidy_parts(self.time_s), table.TIME_UNITS),
             energy_table(self) if powered else [],
             _site(self) if powered else [],
@@ -81,29 +102,26 @@ class Explanation(Result):
             [*stage_table(self.stages, self.iteration_time_s, self.energy_j), *held_back(self)],
             stage_energy_table(self.stages) if powered else [],
             assumptions(self.assumed),
-        ]
-        return "\n\n".join("\n".join(block) for block in blocks if block)
+        )
 
 
-def _title(found: Explanation) -> list[str]:
+def _title(found: Explanation, powered: bool) -> list[str]:
     job, cluster = found.job, found.job.cluster
-    time = table.quantity(found.iteration_time_s, table.TIME_UNITS)
-    energy = table.quantity(found.energy_j, table.ENERGY_UNITS)
-    powered = math.isfinite(found.energy_j)
-    energy, power = (f" and {energy}", f", {found.avg_power_w:.0f} W per GPU") if powered else ("", "")
-    where = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}"
+    totals = table.quantity(found.iteration_time_s, table.TIME_UNITS)
+    totals += f" and {table.quantity(found.energy_j, table.ENERGY_UNITS)}" if powered else ""
+    power = f", {found.avg_power_w:.0f} W per GPU" if powered else ""
     return table.paragraphs(
         [
-            f"{job.name}: {job.model.name} on {where}",
+            f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
             f"Plan: {_plan(found.plan)}",
-            f"{time}{energy} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.",
+            f"{totals} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.",
         ]
     )
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
     layout = {name: plan[name] for name in LAYOUT_COLUMNS}
-    layout["sequence_parallel"] = "yes" if layout["sequence_parallel"] else "no"
+    layout["sequence_parallel"] = "yes" if plan["sequence_parallel"] else "no"
     limits = plan.get("stage_power_limit_w") or [plan[name] for name in ("power_limit_w",) if name in plan]
     if limits:
         layout["power_limit_w"] = ";".join(f"{watts:g}" for watts in limits)
@@ -114,25 +132,15 @@ def _certainty(found: Explanation) -> list[str]:
     """The 90 % intervals of time and energy, and the measured runs that corrected them."""
     if not found.intervals:
         return []
-    ranges = [
-        f"{word} {_around(found.intervals[name], value)}"
-        for word, name in (("time", "iteration_time_s"), ("energy", "energy_j"))
-        if math.isfinite(value := getattr(found, name))
-    ]
+    ranges = []
+    for word, name in (("time", "iteration_time_s"), ("energy", "energy_j")):
+        if math.isfinite(value := getattr(found, name)):
+            low, high = (100.0 * (bound / value - 1.0) for bound in found.intervals[name])
+            ranges.append(f"{word} {low:+.0f} to {high:+.0f} %")
     words = f"90 % interval{'s' * (len(ranges) > 1)}: {', '.join(ranges)}."
     if not found.in_domain:
         words += " No recorded runs support such a plan (cluster, model, framework or clocks)."
     return [*table.wrapped(words), *informed_lines(found.informed_by)]
-
-
-def _around(interval: tuple[float, float], value: float) -> str:
-    low, high = (100.0 * (bound / value - 1.0) for bound in interval)
-    return f"{low:+.0f} to {high:+.0f} %"
-
-
-def _verdict(found: Explanation) -> list[str]:
-    broken = table.paragraphs(f"- {text}" for text in found.violations)
-    return ["Feasible."] if found.feasible else ["Not feasible:", *broken]
 
 
 def shares(
@@ -144,37 +152,34 @@ def shares(
     """
     rows = []
     for name, value in _largest_first(parts):
-        rows += [
-            (f"  {name}", value),
-            *((f"    {n}", v) for n, v in _largest_first((inside or {}).get(name, {}))),
-        ]
+        rows.append((f"  {name}", value))
+        rows += [(f"    {n}", v) for n, v in _largest_first((inside or {}).get(name, {}))]
     total = sum(parts.values())
-    rows.append(("  total", total))
-    values = [value for _, value in rows]
+    names, values = zip(*rows, ("  total", total), strict=True)
     percent = table.fixed([100 * value / total if total else None for value in values], ".1f")
-    columns = [TextColumn(title, [name for name, _ in rows], left=True)]
-    columns += [table.measured("", values, units, unit_at=total, scale=total), TextColumn("%", percent)]
-    return table.lay_out(columns, gap="  ")
+    amounts = table.measured("", values, units, unit_at=total, scale=total)
+    return table.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)], gap="  ")
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(((name, value) for name, value in parts.items() if value), key=lambda part: -part[1])
 
 
-_NAMES = {"tensor_parallel_rereads": "activations re-read by tp"}
-_LINKS = {"intra_node": "within nodes", "inter_node": "between nodes"}
+_WORDS = {
+    "tensor_parallel_rereads": "activations re-read by tp", "intra_node": "within nodes",
+    "inter_node": "between nodes",
+}  # fmt: skip
 
 
 def energy_table(found: Explanation) -> list[str]:
     """Energy of all GPUs by part; memory and communication with what they are made of."""
-    inside = {
-        "memory": {_NAMES.get(name, name): joules for name, joules in found.memory_energy_j.items()},
-        "communication": {
-            f"{kind} {_LINKS.get(link, link)}": joules
-            for kind, links in found.communication_energy_j.items()
-            for link, joules in links.items()
-        },
+    links = {
+        f"{kind} {_WORDS.get(link, link)}": joules
+        for kind, by_link in found.communication_energy_j.items()
+        for link, joules in by_link.items()
     }
+    memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
+    inside = {"memory": memory, "communication": links}
     return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), table.ENERGY_UNITS, inside)
 
 
@@ -183,15 +188,16 @@ def _site(found: Explanation) -> list[str]:
     job, time_s, energy_j = found.job, found.iteration_time_s, found.energy_j
     parts = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
     lines = shares(f"Energy of the site (PUE {job.cluster.pue:g})", parts, table.ENERGY_UNITS)
-    return (
-        [*lines, "", *site_table(job, ["this plan"], [time_s], [energy_j])] if has_site_costs(job) else lines
-    )
+    costs = ["", *site_table(job, ["this plan"], [time_s], [energy_j])] if has_site_costs(job) else []
+    return [*lines, *costs]
 
 
-def _names(runs: Sequence[range]) -> TextColumn:
-    return TextColumn(
-        "stage", [table.span(str(run[0] + 1), str(run[-1] + 1)).replace("..", "-") for run in runs]
-    )
+def _by_stage(columns: Iterable[TextColumn], runs: Sequence[range]) -> list[str]:
+    """A table with one line per run of stages, whose cells are those of its first stage."""
+    names = [table.span(str(run[0] + 1), str(run[-1] + 1)).replace("..", "-") for run in runs]
+    shown = [TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns]
+    known = [column for column in shown if set(column.cells) != {"-"}]
+    return table.lay_out([TextColumn("stage", names), *known], gap="  ")
 
 
 def stage_table(stages: Sequence[Stage], time_s: float, energy_j: float) -> list[str]:
@@ -203,46 +209,43 @@ def stage_table(stages: Sequence[Stage], time_s: float, energy_j: float) -> list
     def each(name: str) -> list[Any]:
         return [getattr(stage, name) for stage in stages]
 
-    longest = max(stage.busy_s + stage.idle_s for stage in stages)
-    units = {"unit_at": time_s, "scale": longest}
+    times = {"unit_at": time_s, "scale": max(stage.busy_s + stage.idle_s for stage in stages)}
+    energies = {"unit_at": energy_j, "scale": max(each("energy_j"))}
     columns = [
         TextColumn("layers", [str(count) for count in each("num_layers")]),
         TextColumn("clock\nMHz", table.fixed(each("clock_mhz"), ".0f")),
-        table.measured("busy", each("busy_s"), table.TIME_UNITS, **units),
-        table.measured("idle", each("idle_s"), table.TIME_UNITS, **units),
-        table.measured(
-            "energy", each("energy_j"), table.ENERGY_UNITS, unit_at=energy_j, scale=max(each("energy_j"))
-        ),
+        table.measured("busy", each("busy_s"), table.TIME_UNITS, **times),
+        table.measured("idle", each("idle_s"), table.TIME_UNITS, **times),
+        table.measured("energy", each("energy_j"), table.ENERGY_UNITS, **energies),
         TextColumn("power\nW/GPU", table.fixed(each("power_w"), ".0f")),
         TextColumn("peak\nW/GPU", table.fixed(each("peak_power_w"), ".0f")),
         TextColumn("temperature\n°C", table.fixed(each("temperature_c"), ".1f")),
     ]
     runs = table.equal_runs(zip(*(column.cells for column in columns), strict=True))
-    gib = [each("memory_gib")[run.start : run.stop] for run in runs]
-    memory = TextColumn("memory\nGiB", [table.span(f"{min(run):.1f}", f"{max(run):.1f}") for run in gib])
-    shown = [TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns]
-    shown.insert(-1, memory)
-    kept = [column for column in shown if set(column.cells) != {"-"}]
-    return table.lay_out([_names(runs), *kept], gap="  ")
+    memory = [""] * len(stages)
+    for run in runs:
+        gib = each("memory_gib")[run.start : run.stop]
+        memory[run[0]] = table.span(f"{min(gib):.1f}", f"{max(gib):.1f}")
+    columns.insert(-1, TextColumn("memory\nGiB", memory))
+    return _by_stage(columns, runs)
 
 
 def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
     """Energy of one GPU of each stage by part, in J; none for a plan without a pipeline, whose parts say it already."""
     per_gpu = [
-        {name: joules / stage.num_gpus for name, joules in tidy_parts(stage.energy_by_part_j).items()}
-        if stage.num_gpus else {}
+        {name: joules / (stage.num_gpus or 1) for name, joules in tidy_parts(stage.energy_by_part_j).items()}
         for stage in stages
-    ]  # fmt: skip
-    if len(stages) < 2 or not all(per_gpu):
+    ]
+    if len(stages) < 2 or not all(per_gpu) or not all(stage.num_gpus for stage in stages):
         return []
     total = {name: sum(parts.get(name, 0.0) for parts in per_gpu) for name in per_gpu[0]}
     most = max(max(parts.values()) for parts in per_gpu)
-    cells = {
-        name: table.numbers([p.get(name, 0.0) for p in per_gpu], most) for name, _ in _largest_first(total)
-    }
-    runs = table.equal_runs(zip(*cells.values(), strict=True))
-    columns = [TextColumn(name, [column[run[0]] for run in runs]) for name, column in cells.items()]
-    return ["Energy of one GPU of each stage, J", *table.lay_out([_names(runs), *columns], gap="  ")]
+    columns = [
+        TextColumn(name, table.numbers([parts.get(name, 0.0) for parts in per_gpu], most))
+        for name, _ in _largest_first(total)
+    ]
+    runs = table.equal_runs(zip(*(column.cells for column in columns), strict=True))
+    return ["Energy of one GPU of each stage, J", *_by_stage(columns, runs)]
 
 
 def held_back(found: Explanation) -> list[str]:

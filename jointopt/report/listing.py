@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
+from jointopt.report.documents import pick
 from jointopt.report.table import TextColumn, lay_out, table_width, text_width
 from jointopt.spec.catalog.clusters import cluster_names, load_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
@@ -13,68 +13,24 @@ from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.jobfile import shipped_job, shipped_jobs
 
-Row = dict[str, Any]
-_Listing = tuple[
-    Callable[[], Iterable[str]], Callable[[str], Any], Mapping[str, str]
-]  # names, entry, column -> path
-_MODEL_SIZES = (
-    "parameters", "active_parameters", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
-    "num_query_groups", "num_experts", "moe_router_topk", "vocab_size",
-)  # fmt: skip
-_CLOCKS = ("clock_min_mhz", "clock_max_mhz", "clock_step_mhz")
-_LINKS = ("intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
-
-
-def _same(*names: str) -> dict[str, str]:
-    return dict(zip(names, names, strict=True))
-
-
-_LISTINGS: dict[str, _Listing] = {
-    "gpus": (gpu_ids, load_gpu, {
-        **{f"{dtype}_tflops": f"peak_tflops.{dtype}" for dtype in ("bf16", "fp16", "fp8")},
-        **_same("memory_gib", "memory_gbytes_per_s", "intra_node_gbytes_per_s"),
-        "gpus_per_node": "usual_gpus_per_node", **_same(*_CLOCKS, "tdp_w"),
-    }),
-    "models": (model_names, load_model, _same(*_MODEL_SIZES)),
-    "frameworks": (framework_names, load_framework, {
-        "zero_stages": "zero_stages", "recompute": "recomputes", **_same("interleaving", "context_parallel"),
-    }),
-    "clusters": (cluster_names, load_cluster, {"gpu": "gpu.id", **_same("nodes", "gpus_per_node", *_LINKS)}),
-    "jobs": (shipped_jobs, shipped_job, {
-        "model": "model.name", "gpu": "cluster.gpu.id", "nodes": "cluster.nodes",
-        "gpus_per_node": "cluster.gpus_per_node", "global_batch_size": "training.global_batch_size",
-        "seq_length": "training.seq_length", "framework": "training.framework.name",
-    }),
+_LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
+    # names, entry of a name, attributes; "name=attribute" where the column has another name
+    "gpus": (gpu_ids, load_gpu,
+             "bf16_tflops=peak_tflops.bf16 fp16_tflops=peak_tflops.fp16 fp8_tflops=peak_tflops.fp8 memory_gib "
+             "memory_gbytes_per_s intra_node_gbytes_per_s gpus_per_node=usual_gpus_per_node clock_min_mhz "
+             "clock_max_mhz clock_step_mhz tdp_w"),
+    "models": (model_names, load_model,
+               "parameters active_parameters num_layers hidden_size ffn_hidden_size num_attention_heads "
+               "num_query_groups num_experts moe_router_topk vocab_size"),
+    "frameworks": (framework_names, load_framework,
+                   "zero_stages recompute=recomputes interleaving context_parallel"),
+    "clusters": (cluster_names, load_cluster,
+                 "gpu=gpu.id nodes gpus_per_node intra_node_gbytes_per_s inter_node_gbytes_per_s"),
+    "jobs": (shipped_jobs, shipped_job,
+             "model=model.name gpu=cluster.gpu.id nodes=cluster.nodes gpus_per_node=cluster.gpus_per_node "
+             "global_batch_size=training.global_batch_size seq_length=training.seq_length "
+             "framework=training.framework.name"),
 }  # fmt: skip
-
-
-def listing(what: str) -> list[Row]:
-    """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
-    names, load, columns = _LISTINGS[what]
-    entries = {name: load(name) for name in names()}
-    return [
-        {what.removesuffix("s"): name} | {column: _at(entry, path) for column, path in columns.items()}
-        for name, entry in entries.items()
-    ]
-
-
-def _at(entry: Any, path: str) -> Any:
-    if path.startswith("peak_tflops."):
-        return entry.peak_tflops.get(path.partition(".")[2])
-    return attrgetter(path)(entry)
-
-
-def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as an aligned table, one header line per word of a column's name."""
-    if not rows:
-        return "nothing"
-    columns = [
-        TextColumn(_header(name), [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
-        for name, first in rows[0].items()
-    ]
-    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= text_width() else " "))
-
-
 # Headers of columns whose names are no headers; the others are their own, one line per word.
 _HEADERS = {
     "bf16_tflops": "bf16\nTFLOP/s", "fp16_tflops": "fp16\nTFLOP/s", "fp8_tflops": "fp8\nTFLOP/s",
@@ -88,15 +44,28 @@ _HEADERS = {
 }  # fmt: skip
 
 
+def listing(what: str) -> list[dict[str, Any]]:
+    """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
+    names, load, columns = _LISTINGS[what]
+    return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
+
+
+def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as an aligned table, one header line per word of a column's name."""
+    columns = [
+        TextColumn(_header(name), [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
+        for name, first in rows[0].items()
+    ]
+    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= text_width() else " "))
+
+
 def _header(name: str) -> str:
     return _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     if isinstance(value, int) and value >= 10**6:

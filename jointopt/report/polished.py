@@ -1,17 +1,31 @@
-"""The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage."""
+"""The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage.
+
+The file for Zeus is that of the scheduler `PointSolution` of zeus 0.16.0 (``zeus/optimizer/pipeline_frequency/server/
+scheduler.py``): it must be called ``*.py``, is read with ``eval`` and must be a list with one entry per rank; an entry
+is a list of (instruction, MHz as an integer) for one iteration, in the order in which the rank runs them. The client
+(``zeus/optimizer/pipeline_frequency/optimizer.py``) takes the next one at each ``on_instruction_begin(name)`` and
+raises an error if the name differs or an iteration has more or fewer; the integration guide
+(https://ml.energy/zeus/optimize/pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward``.
+`PointSolution3D` wants one entry per pipeline rank and gives it to all ranks of that stage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from jointopt.core.atomic_write import check_file, write_whole
+from jointopt.core.errors import UsageError
 from jointopt.core.schema import Floats
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
-from jointopt.report.clocks import short_clocks
-from jointopt.report.documents import POLISH, Result
+from jointopt.report.documents import Result, pick
+from jointopt.report.plans import short_clocks
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -35,7 +49,6 @@ class PolishedPoint:
 class Polished(Result):
     """A plan under a clock for each forward and backward pass of a micro-batch, beside the plan as it was given."""
 
-    keys = POLISH
     rows = "points"
     job: Job
     plan: Mapping[str, Any]  # plan columns; stage_clock_mhz is a list of floats
@@ -67,22 +80,55 @@ class Polished(Result):
             for rank in range(graph.pp)
         ]
 
+    def _point(self, point: PolishedPoint) -> dict[str, Any]:
+        lowest, highest = point.clock_mhz.min(), point.clock_mhz.max()
+        results = pick(point, "iteration_time_s energy_j") | {"energy_saved": self.saving(point)}
+        return results | {"lowest_clock_mhz": lowest, "highest_clock_mhz": highest}
+
+    def document(self) -> dict[str, Any]:
+        """The plan, its schedules, and the clocks of the chosen one in order of execution."""
+        keys = (
+            "job=job.name plan iteration_time_s energy_j slowdown solver unit_s solved_micro_batches seconds "
+            "informed_by num_micro_batches=graph.num_micro_batches"
+        )
+        points = list(map(self._point, self.points))
+        chosen = self._point(self.chosen) | {"stages": self.schedule}
+        known = pick(self, keys) | {"points": points, "chosen": chosen}
+        return known | {"assumed": list(map(str, self.assumed))}
+
     def text(self) -> str:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
-        remarks = [
-            "= the schedule of least energy within the slowdown that was allowed; Δ% is relative to one clock per "
-            "stage.",
-            _how(self),
-            *_warnings(self),
-        ]
-        blocks = [
-            _title(self),
-            _points(self),
-            _stages(self),
-            [*table.paragraphs(remarks), *informed_lines(self.informed_by)],
+        legend = "= the schedule of least energy within the slowdown that was allowed; Δ% is relative to one clock per "
+        remarks = table.paragraphs([f"{legend}stage.", _how(self), *_warnings(self)])
+        return table.blocks_text(
+            _title(self), _points(self), _stages(self), [*remarks, *informed_lines(self.informed_by)],
             assumptions(self.assumed),
-        ]
-        return "\n\n".join("\n".join(block) for block in blocks if block)
+        )  # fmt: skip
+
+    def write_zeus(self, path: Path) -> None:
+        """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
+        check_zeus_path(path)
+        found = (
+            f"{self.chosen.iteration_time_s:.6g} s and {self.chosen.energy_j:.6g} J per iteration, all GPUs"
+        )
+        rows = [f"{row!r},\n" for row in self.schedule]
+        write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {self.job.name}, {found}\n"]))
+
+
+def check_zeus_path(path: Path) -> None:
+    """UsageError unless the name ends in ``.py``; the OSError that would keep it from being written."""
+    if path.suffix != ".py":
+        raise UsageError(f"--zeus must name a file that ends in .py, as Zeus requires; got {str(path)!r}.")
+    check_file(path)
+
+
+def zeus_command(path: Path) -> str:
+    """The command that starts Zeus' server with the schedule; every rank of a stage then gets the stage's entry."""
+    arguments = shlex.quote(json.dumps({"solution_path": str(path)}))
+    return (
+        f"ZEUS_PFO_SCHEDULER=PointSolution3D ZEUS_PFO_SCHEDULER_ARGS={arguments} "
+        f"uvicorn zeus.optimizer.pipeline_frequency.server.router:app --port 7787"
+    )
 
 
 def _title(found: Polished) -> list[str]:
@@ -91,18 +137,17 @@ def _title(found: Polished) -> list[str]:
     time = table.quantity(found.iteration_time_s, table.TIME_UNITS)
     energy = table.quantity(found.energy_j, table.ENERGY_UNITS)
     slower = _percent([found.chosen.iteration_time_s], found.iteration_time_s)[0]
-    passes = f"{graph.num_micro_batches:,} micro-batches, {len(graph):,} passes"
     saved = f"{100 * found.saving(found.chosen):.2f} % of the energy"
-    return [
-        *table.wrapped(
-            f"{found.job.name}: {graph.pp} stages{chunks}, {passes}; with one clock per stage ({clocks} MHz) {time} "
-            f"and {energy} per iteration."
-        ),
-        *table.wrapped(f"A clock per pass saves {saved} at {slower} % iteration time."),
-    ]
+    return table.paragraphs(
+        [
+            f"{found.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
+            f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
+            f"A clock per pass saves {saved} at {slower} % iteration time.",
+        ]
+    )
 
 
-def _percent(values: list[float], reference: float) -> list[str]:
+def _percent(values: Iterable[float], reference: float) -> list[str]:
     cells = table.fixed([100 * (value / reference - 1) for value in values], "+.2f")
     return [cell.replace("-0.00", "+0.00") for cell in cells]
 
@@ -117,13 +162,13 @@ def _points(found: Polished) -> list[str]:
         table.measured("energy", energies, table.ENERGY_UNITS, unit_at=energy, scale=energy),
         TextColumn("time\nΔ%", _percent(times, time)),
         TextColumn("energy\nΔ%", _percent(energies, energy)),
-        TextColumn("clocks\nMHz", [_range(p.clock_mhz) for p in points]),
+        TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
     return table.lay_out(columns, gap="  ")
 
 
-def _range(clock_mhz: Floats) -> str:
-    return table.span(f"{clock_mhz.min():.0f}", f"{clock_mhz.max():.0f}")
+def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
+    return [table.span(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
 
 def _stages(found: Polished) -> list[str]:
@@ -135,7 +180,7 @@ def _stages(found: Polished) -> list[str]:
     ]
     for name, which in (("forward", ~graph.backward), ("backward", graph.backward)):
         of_rank = [clock[which & (graph.rank == rank)] for rank in range(graph.pp)]
-        columns.append(TextColumn(f"{name}\nMHz", [_range(clocks) for clocks in of_rank]))
+        columns.append(TextColumn(f"{name}\nMHz", _ranges(of_rank)))
         columns.append(TextColumn("mean", table.fixed([clocks.mean() for clocks in of_rank], ".0f")))
     return table.lay_out(columns, gap="  ")
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.report.assumed import assumptions, informed_lines
-from jointopt.report.documents import PROPOSE, Result
-from jointopt.report.plain import plan_entries
-from jointopt.report.plan_table import plan_frame, predicted_table
+from jointopt.report.documents import Result, json_text, pick, plan_entries
+from jointopt.report.plans import plan_frame, predicted_table
 from jointopt.report.site import has_site_costs, site_table
 from jointopt.report.table import OBJECTIVE_WORDS, paragraphs, plural, wrapped
 from jointopt.spec.job import Job
-from jointopt.spec.plans.parse import PLAN_KEYS
+from jointopt.spec.jobfile import job_mapping
+from jointopt.spec.plans.parse import PLAN_KEYS, format_plan
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROWS_FOR_PEOPLE = 20
 REASONS_FOR_PEOPLE = 8
+FILES = ("proposal.json", "front.csv", "proposal.txt")
+RECORD = "record.csv.gz"
+WRITTEN = (*FILES, RECORD)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,6 @@ class Proposal(Result):
     every clock at its maximum; none where no such plan is feasible.
     """
 
-    keys = PROPOSE
     job: Job
     seed: int
     surrogate: str  # name of the surrogate, or "none" for physics alone
@@ -54,9 +58,25 @@ class Proposal(Result):
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
-    assumed: tuple[
-        object, ...
-    ] = ()  # assumptions or sentences: what no source states and what stands in for it
+    assumed: tuple[object, ...] = ()  # assumptions or sentences: what no source states, and what stands in
+
+    def document(self) -> dict[str, Any]:
+        """The job as its file would say it, the search, the front by time, and the reference."""
+        front, reference = (
+            plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference)
+        )
+        searched = "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"
+        return {
+            "job": self.job.name,
+            "job_file": job_mapping(self.job),
+            **pick(self, "seed surrogate informed_by"),
+            "space": pick(self, searched),
+            "front": front,
+            "reference": next(iter(reference), None),
+            "study": pick(self, "name=study_name storage"),
+            "assumed": list(map(str, self.assumed)),
+            "seconds": self.seconds,
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """The front with what the site pays, columns as in a measurement table."""
@@ -77,6 +97,45 @@ class Proposal(Result):
                 "every column."
             )
         return "\n".join([*lines, "", *_summary(self)])
+
+    def write(self, folder: Path) -> None:
+        """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
+
+        Beside them ``record.csv.gz`` holds every plan that the search evaluated, where the proposal has them.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        contents = (json_text(self.to_dict()), self.to_frame().to_csv(index=False), self.text(show_all=True))
+        for name, text in zip(FILES, contents, strict=True):
+            write_whole(folder / name, text.removesuffix("\n") + "\n")
+        (folder / RECORD).unlink(missing_ok=True)  # of an earlier proposal
+        if self.record is not None:
+            with replacing(folder / RECORD) as part:
+                plan_frame(self.record).to_csv(part, index=False, compression={"method": "gzip", "mtime": 1})
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The plans that one worker evaluated, and the front that the study had when it left (sorted by time)."""
+
+    study_name: str
+    evaluated: int
+    failed: int
+    finished: int  # of the study, by all workers
+    front: Columns
+
+    def text(self, storage: str) -> str:
+        """The share of this worker, the ends of the front, and the command that opens the study."""
+        from jointopt.runs.database import without_password  # with SQLAlchemy
+
+        front, size = self.front, len(self.front["energy_j"])
+        failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
+        study = f"the study has {self.finished:,}, {size:,} of them on the front"
+        lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
+        for row in sorted({0, size // 2, size - 1}) if size else ():
+            results = f"{front['iteration_time_s'][row]:.4g} s  {front['energy_j'][row] / 1e3:.5g} kJ"
+            lines.append(f"  {results}  {format_plan(front, front['stage_clock_mhz'], row)}")
+        lines += [f"Study: {self.study_name}", f"  jointopt dashboard --storage {without_password(storage)}"]
+        return "\n".join(lines)
 
 
 def _same(plan: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -109,13 +168,13 @@ def _title(proposal: Proposal) -> list[str]:
 
 
 def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
-    surrogate = proposal.surrogate
     if len(proposal.reference["pp"]):
         lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):
-        known = "the physics was checked against" if surrogate == "none" else f"{surrogate} was trained on"
+        trained = f"{proposal.surrogate} was trained on"
+        known = "the physics was checked against" if proposal.surrogate == "none" else trained
         lines.append(f"? outside of what {known}: its interval (±) is wider.")
     lines += [f"The = row breaks a constraint: {sentence}" for sentence in proposal.reference_breaks]
     return paragraphs(lines)
@@ -143,11 +202,9 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     )
-    lines += [
-        *informed_lines(proposal.informed_by),
-        *_dropped(proposal.infeasible),
-        *assumptions(proposal.assumed),
-    ]
+    lines += (
+        informed_lines(proposal.informed_by) + _dropped(proposal.infeasible) + assumptions(proposal.assumed)
+    )
     if proposal.storage and proposal.study_name:
         lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
@@ -160,11 +217,6 @@ def _dropped(infeasible: Mapping[str, int]) -> list[str]:
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
     if count := sum(count for _, count in others):
         shown.append((f"for {plural(len(others), 'other reason')}", count))
-    if not shown:
-        return []
-    width = max(len(f"{count:,}") for _, count in shown)
-    lines = (f"  {count:>{width},}  {reason}" for reason, count in shown)
-    return [
-        "Dropped, by the first rule broken:",
-        *(x for line in lines for x in wrapped(line, " " * (width + 4))),
-    ]
+    width = max((len(f"{count:,}") for _, count in shown), default=0)
+    lines = paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
+    return ["Dropped, by the first rule broken:", *lines] if lines else []

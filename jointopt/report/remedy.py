@@ -45,33 +45,26 @@ def _shortage(job: Job, layouts: Columns) -> str:
     row = int(needed.argmin())
     layout = {name: values[[row]] for name, values in layouts.items()}
     stage = int(np.sum(list(memory_parts(job, layout).values()), axis=0)[0].argmax())
-    missing = needed[row] / GIB - memory_limit_gib(job)
-    degrees = " ".join(
-        f"{name}={int(layout[name][0])}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size")
-    )
-    return (
-        f"The leanest layout ({degrees}) is out of memory by {missing:.1f} GiB per GPU on stage {stage + 1}."
-    )
+    by = f"{needed[row] / GIB - memory_limit_gib(job):.1f} GiB per GPU on stage {stage + 1}"
+    degrees = " ".join(f"{name}={layout[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
+    return f"The leanest layout ({degrees}) is out of memory by {by}."
 
 
 def _closest(physics: CostModel) -> str:
     """Constraints that no plan meets; where each can be met alone, the least that the others leave of each."""
-    tried = _ladder(physics)
-    bounds = {name: bound for name, (_, bound) in physics.limits(tried).items()}
-    values = {name: found for name, (found, _) in physics.limits(tried).items()}
-    least = {name: float(found.min()) for name, found in values.items()}
-    unmet = [name for name in bounds if least[name] > bounds[name]]
-    if unmet:
+    limits = physics.limits(_ladder(physics))
+    short = {name: float(found.min()) for name, (found, bound) in limits.items() if found.min() > bound}
+    if short:
         words = [
-            f"constraints.{n} is {_figure(bounds[n])} and no plan needs less than about {_up(least[n])}"
-            for n in unmet
+            f"constraints.{name} is {_figure(limits[name][1])} and no plan needs less than about {_up(least)}"
+            for name, least in short.items()
         ]
         return f"Relax a constraint: {'; '.join(words)}."
     words = []
-    for name in bounds:
-        others = np.all([values[n] <= bounds[n] for n in bounds if n != name], axis=0)
+    for name, (found, _) in limits.items():
+        others = np.all([values <= bound for n, (values, bound) in limits.items() if n != name], axis=0)
         if others.any():
-            words.append(f"constraints.{name} to about {_up(float(values[name][others].min()))}")
+            words.append(f"constraints.{name} to about {_up(float(found[others].min()))}")
     return f"Each constraint can be met alone, not all together: relax {', or '.join(words) or 'several'}."
 
 
@@ -101,34 +94,32 @@ def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
     """Changes after which at least one layout fits, the cheapest first."""
     fixed = [name for name in LAYOUT_COLUMNS if getattr(job.search, name) is not None]
     for names in [*([name] for name in fixed), fixed]:
-        free: dict[str, Any] = dict.fromkeys(names)
-        if names and _fits(dataclasses.replace(job, search=dataclasses.replace(job.search, **free))):
+        if names and _fits(_changed(job, "search", **dict.fromkeys(names))):
             yield f"It would fit without {' and '.join(f'search.{name}' for name in names)}."
     if job.constraints.memory_fraction is not None:
         fraction = math.ceil(100.0 * _least_bytes(job) / GIB / job.cluster.gpu.memory_gib) / 100.0
         if fraction <= 1.0:
             yield f"It would fit with constraints.memory_fraction of {fraction:g}."
-    nodes = job.cluster.nodes
+    nodes, batch = job.cluster.nodes, job.training.global_batch_size
     doublings = (nodes * 2**k // 2 for k in range(2, 9))
     more = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
     for number in sorted(more):
-        if number <= _MOST_NODES and _fits(_with_nodes(job, number)):
+        if number <= _MOST_NODES and _fits(_changed(job, "cluster", nodes=number)):
             yield f"It would fit on {number} nodes instead of {nodes}."
     if short_of_memory:  # another batch cannot help: the leanest micro-batch is one sequence
         return
-    for batch in (job.training.global_batch_size + k for k in range(1, _MOST_BATCHES + 1)):
-        training = dataclasses.replace(job.training, global_batch_size=batch)
-        if _fits(dataclasses.replace(job, training=training)):
-            yield f"It would fit with training.global_batch_size of {batch}."
+    for larger in range(batch + 1, batch + _MOST_BATCHES + 1):
+        if _fits(_changed(job, "training", global_batch_size=larger)):
+            yield f"It would fit with training.global_batch_size of {larger}."
 
 
-def _with_nodes(job: Job, nodes: int) -> Job:
-    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, nodes=nodes))
+def _changed(job: Job, section: str, **values: Any) -> Job:
+    changed = dataclasses.replace(getattr(job, section), **values)
+    return dataclasses.replace(job, **{section: changed})
 
 
 def _least_bytes(job: Job) -> float:
-    layouts = enumerate_layouts(job).layouts
-    return float(peak_memory_bytes(job, layouts).min(initial=math.inf))
+    return float(peak_memory_bytes(job, enumerate_layouts(job).layouts).min(initial=math.inf))
 
 
 def _fits(job: Job) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jointopt.core.schema import Columns
-from jointopt.report.documents import SELECT, Result, next_command
-from jointopt.report.plain import plan_entries
-from jointopt.report.plan_table import plan_frame, predicted_table
+from jointopt.report.documents import Result, pick, plan_entries
+from jointopt.report.plans import plan_frame, predicted_table, short_plan
 from jointopt.report.site import has_site_costs, site_table
 from jointopt.report.table import figure, paragraphs, plural, wrapped
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.spec.jobfile import shipped_jobs
+from jointopt.spec.plans.parse import PLAN_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,6 @@ class Limit:
 class Selection(Result):
     """The best of stored plans under limits. ``plans`` are all that were stored; rows are counted in them."""
 
-    keys = SELECT
     source: str
     job_name: str
     job: Job | None
@@ -76,6 +75,11 @@ class Selection(Result):
     measured: bool = False  # the values are of real runs, and not predicted
 
     @property
+    def num_plans(self) -> int:
+        """Plans that were stored."""
+        return len(self.plans["pp"])
+
+    @property
     def binding(self) -> tuple[str, ...]:
         """Limits that bind, each of them alone."""
         return tuple(limit.name for limit in self.limits if limit.binds)
@@ -84,6 +88,43 @@ class Selection(Result):
     def shipped_job(self) -> str | None:
         """Name of the plans' job, where it is one that `jointopt catalog jobs` lists."""
         return self.job_name if self.job_name in shipped_jobs() else None
+
+    @property
+    def next_command(self) -> str:
+        """The command that explains the plan chosen; ``job.yaml`` is the job's own file where it is no shipped job."""
+        job = self.shipped_job or "job.yaml"
+        return f'jointopt explain {job} --plan "{short_plan(self.plans, self.row)}"'
+
+    def document(self) -> dict[str, Any]:
+        """The plan chosen with its predictions, how it stands to every limit, and what a looser one buys."""
+        (entry,) = plan_entries(self.plans, [self.row])
+        plan = {name: value for name, value in entry.items() if name in PLAN_KEYS}
+        keys = (
+            "source job=job_name objective objective_because=reason energy measured at_high_end "
+            "stored_plans=num_plans satisfying_plans=satisfying"
+        )
+        return {
+            **pick(self, keys),
+            "plan": plan,
+            **{name: value for name, value in entry.items() if name not in plan},
+            "constraints": {
+                limit.name: pick(limit, "limit=bound value high room_percent") for limit in self.limits
+            },
+            **pick(self, "binding binds_together"),
+            "relaxations": {
+                limit.name: self._bought(limit, limit.relaxed)
+                | {"nearest_useful": limit.nearest and self._bought(limit, limit.nearest)}
+                for limit in self.limits
+            },
+            "next": self.next_command,
+        }
+
+    def _bought(self, limit: Limit, relaxation: Relaxation) -> dict[str, Any]:
+        """``gain`` is in units of the objective: seconds, joules, or their product."""
+        percent = 100.0 * (relaxation.relaxed_to / limit.bound - 1.0)
+        gains = {"relaxed_to": relaxation.relaxed_to, "relaxed_by_percent": percent}
+        at = {name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)}
+        return gains | pick(relaxation, "gain gain_percent") | at
 
     def to_frame(self) -> pd.DataFrame:
         """All stored plans; the column ``chosen`` is true in one row."""
@@ -94,20 +135,12 @@ class Selection(Result):
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
         others = _others(self)
         plans = plan_entries(self.plans, [self.row, *others.values()])
-        lines = [
-            *_title(self),
-            "",
-            *predicted_table(plans, ["=", *others]),
-            *_legend(self, others),
-            *([""] if self.limits else []),
-            *(line for limit in self.limits for line in _limit_lines(self, limit, others)),
-            *_remarks(self),
-            *_site(self, others),
-            "",
-            "Next: take it apart" + ("" if self.shipped_job else " (with your job's file)"),
-            f"  {next_command(self)}",
-        ]
-        return "\n".join(lines)
+        lines = [*_title(self), "", *predicted_table(plans, ["=", *others]), *_legend(self, others)]
+        lines += [""] if self.limits else []
+        lines += paragraphs((_limit_sentence(self, limit, others) for limit in self.limits), "    ")
+        lines += [*paragraphs(_remarks(self)), *_site(self, others), ""]
+        with_file = "" if self.shipped_job else " (with your job's file)"
+        return "\n".join([*lines, f"Next: take it apart{with_file}", f"  {self.next_command}"])
 
 
 _WORDS = {
@@ -138,12 +171,10 @@ def _title(found: Selection) -> list[str]:
     energy = ", hosts and PUE counted as energy" if found.energy == SITE_ENERGY else ""
     kept = f"; {found.satisfying:,} keep every limit" if found.limits else ""
     measured = ", measured by real runs" if found.measured else ""
-    plans = f"{plural(len(found.plans['pp']), 'plan')} of {found.source}{measured}{kept}."
+    plans = f"{plural(found.num_plans, 'plan')} of {found.source}{measured}{kept}."
     reason = found.reason if found.reason == AS_GIVEN else f"{found.reason}; --objective changes that"
-    return [
-        *wrapped(f"{found.job_name or 'Plans'}: {plans}"),
-        *wrapped(f"{_BEST[found.objective][0]} ({reason}){energy}:"),
-    ]
+    best = f"{_BEST[found.objective][0]} ({reason}){energy}:"
+    return paragraphs([f"{found.job_name or 'Plans'}: {plans}", best])
 
 
 def _legend(found: Selection, others: Mapping[str, int]) -> list[str]:
@@ -157,12 +188,12 @@ def _legend(found: Selection, others: Mapping[str, int]) -> list[str]:
     return wrapped(words if found.limits else f"{words} Limits (--max-...) choose another.")
 
 
-def _limit_lines(found: Selection, limit: Limit, others: Mapping[str, int]) -> list[str]:
+def _limit_sentence(found: Selection, limit: Limit, others: Mapping[str, int]) -> str:
     what, unit = _WORDS[limit.name]
     reach = f", up to {figure(limit.held)}" if found.at_high_end else ""
-    text = f"{what} at most {figure(limit.bound)} {unit}: {figure(limit.value)}{reach}, {limit.room_percent:.1f} % room"
+    stands = f"{figure(limit.value)}{reach}, {limit.room_percent:.1f} % room"
     verdict = f"binds. {_buys(found, limit, others)}" if limit.binds else "does not bind."
-    return wrapped(f"- {text}; {verdict}", "    ")
+    return f"- {what} at most {figure(limit.bound)} {unit}: {stands}; {verdict}"
 
 
 def _buys(found: Selection, limit: Limit, others: Mapping[str, int]) -> str:
@@ -182,25 +213,18 @@ def _offer(found: Selection, limit: Limit, offer: Relaxation, others: Mapping[st
 
 
 def _remarks(found: Selection) -> list[str]:
-    remarks = (
-        ["No limit binds alone: a better plan breaks several of them at once."]
-        if found.binds_together
-        else []
-    )
     over = [
         _WORDS[limit.name][0] for limit in found.limits if limit.high is not None and limit.high > limit.bound
     ]
-    if over and not found.at_high_end:
-        remarks.append(
-            f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within."
-        )
     powers = [f"constraints.{limit.name}" for limit in found.limits if limit.name in _POWER]
-    if powers and not found.measured:
-        remarks.append(
-            f"The search kept plans for time and energy: with {' and '.join(powers)} in the job file, "
-            "`jointopt propose` may find a better one under that power."
-        )
-    return paragraphs(remarks)
+    remarks = {
+        "No limit binds alone: a better plan breaks several of them at once.": found.binds_together,
+        f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within.":
+            over and not found.at_high_end,
+        f"The search kept plans for time and energy: with {' and '.join(powers)} in the job file, "
+        "`jointopt propose` may find a better one under that power.": powers and not found.measured,
+    }  # fmt: skip
+    return [sentence for sentence, holds in remarks.items() if holds]
 
 
 def _site(found: Selection, others: Mapping[str, int]) -> Sequence[str]:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from jointopt.core.units import KWH
 
@@ -18,7 +18,6 @@ _NARROWEST = 60
 Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
 TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
 ENERGY_UNITS: Units = ((1.0, "J"), (1e3, "kJ"), (1e6, "MJ"), (1e9, "GJ"))
-POWER_UNITS: Units = ((1.0, "W/GPU"),)
 MEMORY_UNITS: Units = ((1.0, "GiB"),)
 SITE_POWER_UNITS: Units = ((1e3, "kW"), (1e6, "MW"))
 RUN_TIME_UNITS: Units = ((60.0, "min"), (3600.0, "h"), (86400.0, "days"))
@@ -26,7 +25,7 @@ RUN_ENERGY_UNITS: Units = ((KWH, "kWh"), (1e3 * KWH, "MWh"), (1e6 * KWH, "GWh"))
 CARBON_UNITS: Units = ((1e-6, "mg"), (1e-3, "g"), (1.0, "kg"), (1e3, "t"))
 RESULT_UNITS = {  # of the result columns, with the short name of each
     "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
-    "avg_power_w": ("power", POWER_UNITS), "peak_memory_gib": ("memory", MEMORY_UNITS),
+    "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
 }  # fmt: skip
 OBJECTIVE_WORDS = {
     "iteration_time_s": "iteration time", "energy_j": "energy", "facility_energy_j": "energy of the site",
@@ -45,19 +44,16 @@ class TextColumn:
     def width(self) -> int:
         return max(map(len, [*self.header.split("\n"), *self.cells]))
 
-    def lines(self, header_lines: int) -> list[str]:
-        """Header and cells, each as wide as the widest."""
-        head = self.header.split("\n")
-        head += [""] * (header_lines - len(head))
-        return [
-            cell.ljust(self.width) if self.left else cell.rjust(self.width) for cell in (*head, *self.cells)
-        ]
-
 
 def lay_out(columns: Sequence[TextColumn], gap: str = " ") -> list[str]:
     """The lines of the table, header first, without trailing blanks; every column has the same number of cells."""
-    header_lines = max(column.header.count("\n") + 1 for column in columns)
-    return [gap.join(cells).rstrip() for cells in zip(*(c.lines(header_lines) for c in columns), strict=True)]
+    height = max(column.header.count("\n") for column in columns)
+    blocks = []
+    for column in columns:
+        missing = "\n" * (height - column.header.count("\n"))
+        cells = [*f"{column.header}{missing}".split("\n"), *column.cells]
+        blocks.append([f"{cell:{'<' if column.left else '>'}{column.width}}" for cell in cells])
+    return [gap.join(line).rstrip() for line in zip(*blocks, strict=True)]
 
 
 def table_width(columns: Sequence[TextColumn], gap: str = " ") -> int:
@@ -78,12 +74,17 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A sentence on as many lines as it needs, later ones indented; long words such as URLs stay whole."""
     return textwrap.wrap(
         text, text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ) or [""]
+    )
 
 
-def paragraphs(sentences: Iterable[str]) -> list[str]:
-    """The lines of several sentences, each on lines of its own."""
-    return [line for sentence in sentences for line in wrapped(sentence)]
+def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
+    """The lines of several sentences, each on lines of its own; empty ones have none."""
+    return [line for sentence in sentences for line in wrapped(sentence, indent)]
+
+
+def blocks_text(*blocks: Sequence[str]) -> str:
+    """Blocks of lines with a blank line between them; empty ones are left out."""
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def decimals_for(scale: float, digits: int = 4) -> int:
@@ -134,15 +135,14 @@ def measured(
     least = least_of(values)
     factor, unit = unit_of(least if math.isnan(unit_at) else unit_at, units)
     decimals_at = (least if math.isnan(scale) else scale) / factor
-    return TextColumn(
-        f"{head}\n{unit}" if head else unit, numbers([value / factor for value in values], decimals_at)
-    )
+    cells = numbers([value / factor for value in values], decimals_at)
+    return TextColumn(f"{head}\n{unit}" if head else unit, cells)
 
 
 def quantity(value: float, units: Units) -> str:
     """One number with its unit, such as ``3.554 s``."""
-    factor, unit = unit_of(value, units)
-    return f"{numbers([value / factor], value / factor)[0]} {unit}"
+    column = measured("", [value], units, unit_at=value, scale=value)
+    return f"{column.cells[0]} {column.header}"
 
 
 def plural(count: int, word: str) -> str:
@@ -152,9 +152,8 @@ def plural(count: int, word: str) -> str:
 
 def equal_runs(keys: Iterable[Hashable]) -> list[range]:
     """The positions of each run of equal neighbours."""
-    counts = [len(list(run)) for _, run in groupby(keys)]
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    ends = accumulate((len(list(run)) for _, run in groupby(keys)), initial=0)
+    return [range(*bounds) for bounds in pairwise(ends)]
 
 
 def span(low: str, high: str) -> str:

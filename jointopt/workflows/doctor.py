@@ -17,7 +17,7 @@ from jointopt.core.errors import CatalogError, LauncherError, UsageError
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine, measured_speeds
 from jointopt.measure.devices.meter import PERMISSION
-from jointopt.report.diagnosis import Diagnosis, Feature
+from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table, without_password
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu
@@ -179,11 +179,8 @@ def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
 def _nominal(gpu: Gpu | None) -> dict[str, float]:
     if gpu is None:
         return {}
-    figures = dict(gpu.peak_tflops)
-    memory, link = gpu.memory_gbytes_per_s, gpu.intra_node_gbytes_per_s
-    return figures | {
-        name: value for name, value in (("memory_gbytes_per_s", memory), ("link_gbytes_per_s", link)) if value
-    }
+    links = {"memory_gbytes_per_s": gpu.memory_gbytes_per_s, "link_gbytes_per_s": gpu.intra_node_gbytes_per_s}
+    return dict(gpu.peak_tflops) | {name: value for name, value in links.items() if value}
 
 
 def _has(module: str) -> bool:

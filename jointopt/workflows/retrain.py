@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import replace_files
+from jointopt.core.atomic_write import check_folder, replace_files
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
-from jointopt.report.files import check_folder
 from jointopt.report.results import Retrained
-from jointopt.report.retrained import LEAST_SHARED, not_comparable
+from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
 from jointopt.runs.limits import RESULT_RULES
 from jointopt.runs.table import read_table, sound_results

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.report.clocks import short_plan
+from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.search.pareto import take
@@ -200,41 +200,29 @@ def _selection(
         raise InfeasibleError(_closest(stored, choice))
     limits = tuple(_limit(stored, choice, row, name) for name in choice.bounds)
     best_score = float(choice.score.min())
-    ends = [_first(stored.plans, within, first, second) for first, second in _axes(energy)]
+    rows = np.flatnonzero(within)
+    axes = [stored.plans[name][rows] for name in ("iteration_time_s", energy)]
+    fastest, least = (int(rows[np.lexsort(keys)[0]]) for keys in (axes[::-1], axes))  # by the last key first
     return Selection(
         source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
         objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
-        measured=stored.measured,
-        limits=limits, ends=(ends[0], ends[1]),
+        measured=stored.measured, limits=limits, ends=(fastest, least),
         binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limits),
     )  # fmt: skip
-
-
-def _axes(energy: str) -> tuple[tuple[str, str], ...]:
-    return ("iteration_time_s", energy), (energy, "iteration_time_s")
-
-
-def _first(plans: Columns, within: Bools, first: str, second: str) -> int:
-    """The row with the least of one column, then of the other."""
-    rows = np.flatnonzero(within)
-    return int(rows[np.lexsort((plans[second][rows], plans[first][rows]))[0]])
 
 
 def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:
     bound, high = choice.bounds[name], stored.plans.get(f"{name}_high")
     free = choice.within(without=name)
     unbound = choice.best(free)
-    relaxed = _relaxation(choice, row, free & choice.keeps(name, bound * (1.0 + STEP)), bound * (1.0 + STEP))
+    looser = bound * (1.0 + STEP)
     return Limit(
-        name=name,
-        bound=bound,
-        value=float(stored.plans[name][row]),
-        held=float(choice.values[name][row]),
+        name=name, bound=bound, value=float(stored.plans[name][row]), held=float(choice.values[name][row]),
         high=None if high is None else float(high[row]),
         binds=unbound is not None and bool(choice.score[unbound] < choice.score[row]),
-        relaxed=relaxed,
+        relaxed=_relaxation(choice, row, free & choice.keeps(name, looser), looser),
         nearest=_nearest(choice, row, free, name),
-    )
+    )  # fmt: skip
 
 
 def _relaxation(choice: _Choice, row: int, allowed: Bools, relaxed_to: float) -> Relaxation:

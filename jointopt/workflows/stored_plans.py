@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,46 +56,37 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans.
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
-    if source == "-":
-        return _with_site(_of_job(_of_text(sys.stdin.read(), "standard input"), job))
     path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
     looks_like_a_file = path.suffix.lower() in _SUFFIXES or path.name != source
-    if storage is None and (path.is_file() or looks_like_a_file):
+    if source == "-":
+        found = _of_document(sys.stdin.read, "standard input")
+    elif storage is None and (path.is_file() or looks_like_a_file):
         found = _of_file(path)
     else:
         found = _of_study(source, storage or STORAGE)
-    return _with_site(_of_job(found, job))
-
-
-def _of_job(found: StoredPlans, job: Job | None) -> StoredPlans:
-    if job is None:
+    if job is not None:
+        _check_same(found, job)
+        found = replace(found, job=job, job_name=job.name)
+    if found.job is None:  # what the site draws and pays stays as it was stored
         return found
-    _check_same(found, job)
-    return replace(found, job=job, job_name=job.name)
+    _check_size(found, found.job)
+    return replace(found, plans=with_site(found.job, found.plans))
 
 
 def _of_file(path: Path) -> StoredPlans:
     if not path.is_file():
         raise UsageError(f"{path} does not exist or is no regular file; {_EXPECTED}.")
     if path.suffix.lower() == ".json":
-        return _of_document(path)
+        return _of_document(lambda: path.read_text(encoding="utf-8-sig"), str(path))
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path} is no .json or .csv file; {_EXPECTED}.")
     return StoredPlans(str(path), _columns(read_table(path), str(path)), "")
 
 
-def _of_document(path: Path) -> StoredPlans:
+def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}.") from error
-    return _of_text(text, str(path))
-
-
-def _of_text(text: str, source: str) -> StoredPlans:
-    try:
-        document = parse_json(text)
-    except (JobError, ValueError) as error:
+        document = parse_json(read())
+    except (JobError, OSError, ValueError) as error:
         raise UsageError(
             f"{source} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}."
         ) from error
@@ -210,14 +201,6 @@ def _results(clean: pd.DataFrame) -> Columns:
             object
         )
     return columns
-
-
-def _with_site(found: StoredPlans) -> StoredPlans:
-    """With what the site draws and pays by the job; without a job, that stays as it was stored."""
-    if found.job is None:
-        return found
-    _check_size(found, found.job)
-    return replace(found, plans=with_site(found.job, found.plans))
 
 
 def _check_same(found: StoredPlans, job: Job) -> None:

@@ -16,8 +16,9 @@ import pandas as pd
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher
+from jointopt.report.plans import differing, plan_words
+from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import differing, gain_words, plan_words
 from jointopt.search.acquire import acquire
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.search.remaining import gain_left

@@ -14,8 +14,8 @@ import pandas as pd
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher
+from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
-from jointopt.report.runs_text import differing, plan_words
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job

@@ -17,6 +17,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
+from jointopt.report.results import Shared
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, front_of
 from jointopt.search.problem import Problem
@@ -34,17 +35,6 @@ if TYPE_CHECKING:
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
 _log = logging.getLogger(__name__)
 PHYSICS = "physics"
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What one worker did, and the front that the study had when it left (described plans, sorted by time)."""
-
-    study_name: str
-    evaluated: int
-    failed: int
-    finished: int  # of the study, by all workers
-    front: Columns
 
 
 def work(

@@ -22,7 +22,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.options import Options, Problem, efficient
-from jointopt.report.clocks import short_clocks
+from jointopt.report.plans import short_clocks
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.clocks import format_stage_clocks
 from jointopt.spec.plans.parse import parse_plan

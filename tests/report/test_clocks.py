@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.report.clocks import short_clocks, short_plan
+from jointopt.report.plans import short_clocks, short_plan
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 

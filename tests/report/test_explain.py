@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
+from jointopt.report.documents import json_text
 from jointopt.report.explanation import shares, stage_table
-from jointopt.report.plain import json_text
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import TIME_UNITS
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from jointopt.report.documents import json_text
 from jointopt.report.listing import listing, listing_text
-from jointopt.report.plain import json_text
 
 EVERYTHING = ("gpus", "models", "frameworks", "clusters", "jobs")
 
@@ -23,10 +23,6 @@ def test_every_name_is_listed_once_and_is_json(what: str) -> None:
 
 def test_a_figure_that_no_source_states_is_a_dash() -> None:
     assert listing_text([{"gpu": "x", "tdp_w": None}]).splitlines()[-1] == "x      -"
-
-
-def test_a_listing_of_nothing_says_so() -> None:
-    assert listing_text([]) == "nothing"
 
 
 def test_a_gpu_of_16_bit_halves_alone_shows_their_rate() -> None:

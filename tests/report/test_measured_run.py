@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.report.measured_run import run_table
+from jointopt.report.real_runs import run_table
 from jointopt.report.results import MeasuredRun
 
 ONES = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage"), 1)
@@ -28,12 +28,6 @@ def test_columns_in_which_runs_differ_are_listed_beside_the_usual_ones(
     change: dict[str, Any], head: str
 ) -> None:
     assert head in (" ".join(line.split()) for line in table({"dp": 8}, change))
-
-
-def test_columns_in_which_all_runs_agree_are_one_sentence() -> None:
-    assert table({"dp": 8}, {})[0].startswith(
-        "All plans: cp 1, ep 1, vpp 1, sequence parallel no, recompute no"
-    )
 
 
 def test_a_run_beyond_a_bound_has_another_status() -> None:

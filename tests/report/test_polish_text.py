@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jointopt.report.plain import json_text
+from jointopt.report.documents import json_text
 from jointopt.report.results import Polished
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.polish import polish

@@ -2,7 +2,7 @@ import json
 from collections.abc import Callable
 
 from jointopt.core.schema import Columns
-from jointopt.report.plain import json_text
+from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
 
 

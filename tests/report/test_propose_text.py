@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Columns
-from jointopt.report.plain import plan_entries
-from jointopt.report.plan_table import predicted_table
+from jointopt.report.documents import plan_entries
+from jointopt.report.plans import predicted_table
 from jointopt.report.proposal import ROWS_FOR_PEOPLE, spread_along
 from jointopt.report.results import Proposal
 

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.report.documents import Result
-from jointopt.report.plain import json_text
+from jointopt.report.documents import Result, json_text
 from jointopt.report.results import Calibrated, Evaluation, Explanation, Proposal, Retrained
 from jointopt.spec.calibration import Calibration, Constants
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.runs_text import differing, plan_words
 from jointopt.spec.job import Job
 
 
@@ -53,12 +53,6 @@ def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tun
     runs = make_tuned().runs
     timed = tuple(replace(r, row={**r.row, "energy_j": None}) for r in runs)
     assert "energy" not in make_tuned(runs=timed, objectives=("iteration_time_s",)).text()
-
-
-@pytest.mark.parametrize("stopped", ["budget", "converged", "exhausted", "interrupted"])
-def test_every_reason_to_stop_is_said(make_tuned: Callable[..., Tuned], stopped: str) -> None:
-    said = make_tuned(stopped=stopped).text().lower()
-    assert stopped in said
 
 
 def test_a_line_of_words_has_all_in_which_plans_differ() -> None:

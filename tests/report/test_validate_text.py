@@ -28,12 +28,6 @@ def found(job: Job) -> Validated:
     )  # fmt: skip
 
 
-def test_the_password_of_a_storage_is_not_told(found: Validated) -> None:
-    told = found.text()
-    assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in told
-    assert "secret" not in told + str(found.to_dict())
-
-
 def test_a_run_over_a_bound_says_which(found: Validated) -> None:
     told = " ".join(found.text().split())
     assert "over: beyond the job's bound on energy_j." in told

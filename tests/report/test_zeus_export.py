@@ -12,8 +12,8 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.physics.schedule import schedule_order
+from jointopt.report.polished import zeus_command
 from jointopt.report.results import Polished
-from jointopt.report.zeus_export import write_zeus, zeus_command
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.polish import polish
@@ -27,7 +27,7 @@ def polished(layout: str = "dp=8 pp=4 mbs=8") -> Polished:
 
 
 def test_zeus_reads_back_what_was_written(tmp_path: Path) -> None:
-    write_zeus(polished(), tmp_path / "clocks.py")
+    polished().write_zeus(tmp_path / "clocks.py")
     assert eval((tmp_path / "clocks.py").read_text()) == polished().schedule
 
 
@@ -47,7 +47,7 @@ def test_clocks_are_whole_and_those_of_the_job() -> None:
 
 def test_a_file_that_zeus_would_refuse_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ends in \.py"):
-        write_zeus(polished(), tmp_path / "clocks.json")
+        polished().write_zeus(tmp_path / "clocks.json")
 
 
 def test_the_command_gives_zeus_the_path_even_with_blanks_in_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.measure.devices.machine import measured_speeds
-from jointopt.report.diagnosis import Feature, cluster_yaml, diagnosis_document, diagnosis_text
+from jointopt.report.diagnosis import Feature
 from jointopt.spec.jobfile import parse_job, parse_yaml
 from jointopt.workflows.doctor import diagnose
 
@@ -35,7 +36,7 @@ def test_a_machine_without_a_gpu_is_a_cluster_of_cores_that_a_job_file_takes(no_
     found = diagnose(speeds=False)
     assert found.cluster["gpu"] == "cpu-core"
     assert not feature(found, "energy, power, temperature").works
-    job = parse_job(parse_yaml(REST + cluster_yaml(found)), "here", Path())
+    job = parse_job(parse_yaml(REST + found.cluster_yaml), "here", Path())
     assert job.cluster.num_gpus == found.machine["cores"]
     assert job.objectives == ("iteration_time_s",)
     assert 0 < job.cluster.gpu.memory_gib <= found.machine["memory_gib"] / found.machine["cores"]
@@ -47,14 +48,14 @@ def test_gpus_are_listed_with_clocks_and_found_in_the_catalogue(driver) -> None:
     assert found.machine["gpus"][0]["clock_max_mhz"] == 1980.0
     assert feature(found, "energy, power, temperature").works
     assert driver.calls() == []
-    job = parse_job(parse_yaml(REST.replace("fp32", "bf16") + cluster_yaml(found)), "here", Path())
+    job = parse_job(parse_yaml(REST.replace("fp32", "bf16") + found.cluster_yaml), "here", Path())
     assert job.cluster.gpu.id == found.cluster["gpu"]
 
 
 def test_what_is_missing_comes_with_what_to_install(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jointopt.workflows.doctor._has", lambda module: False)
     monkeypatch.setenv("PATH", "")
-    text = " ".join(diagnosis_text(diagnose(speeds=True)).split())
+    text = " ".join(diagnose(speeds=True).text().split())
     assert "missing launcher torchrun: PyTorch is not installed; pip install 'jointopt[torch]'" in text
     assert "apt-get install slurm-client" in text
 
@@ -82,7 +83,7 @@ def test_speeds_are_measured_by_processes_that_talk_to_each_other() -> None:
 def test_measured_speeds_are_comments_beside_the_catalogue(no_gpu: None) -> None:
     found = diagnose(speeds=False)
     speeds = {"matrix_tflops": {"fp32": 0.05}, "memory_gbytes_per_s": 2.5, "device": "cpu"}
-    text = cluster_yaml(type(found)(**{**vars(found), "speeds": speeds}))
+    text = replace(found, speeds=speeds).cluster_yaml
     assert "# measured fp32 products, TFLOP/s: 0.05, 50% of the catalogue's 0.1" in text
     assert "# measured memory, GB/s: 2.5, 50% of the catalogue's 5" in text
 
@@ -96,5 +97,5 @@ def test_the_command_prints_text_or_one_document(
     assert text.exit_code == 0
     assert "For the job file:" in text.stdout
     assert max(map(len, text.stdout.splitlines())) <= 100
-    assert set(document) == set(diagnosis_document(diagnose(speeds=False)))
+    assert set(document) == set(diagnose(speeds=False).to_dict())
     assert document["job_file"].startswith("cluster:\n")

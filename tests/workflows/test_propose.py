@@ -12,7 +12,7 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import CatalogError, PlanError, UsageError
-from jointopt.report.plain import json_text
+from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import job_from_options
 from jointopt.workflows.explain import explain

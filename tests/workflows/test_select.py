@@ -206,9 +206,8 @@ def test_the_limits_decide_what_is_best_unless_told(
 
 @pytest.fixture
 def front_file(make_proposal: Callable[..., Any], tmp_path: Any) -> str:
-    from jointopt.report.files import write_proposal
-
-    return str(write_proposal(make_proposal(5), tmp_path)[1])
+    make_proposal(5).write(tmp_path)
+    return str(tmp_path / "front.csv")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 0.0, -1.0])

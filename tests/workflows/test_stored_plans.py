@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import UsageError
-from jointopt.report.files import write_proposal
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.stored_plans import stored_plans
@@ -23,7 +22,7 @@ Proposals = Callable[..., Proposal]
 
 @pytest.fixture
 def folder(make_proposal: Proposals, tmp_path: Path) -> Path:
-    write_proposal(replace(make_proposal(7), job=shipped_job("opt-350m-2x4-a100")), tmp_path / "out")
+    replace(make_proposal(7), job=shipped_job("opt-350m-2x4-a100")).write(tmp_path / "out")
     return tmp_path / "out"
 
 

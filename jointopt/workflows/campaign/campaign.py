@@ -11,8 +11,8 @@ import pandas as pd
 
 from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.measure.launchers.base import Launcher
+from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
-from jointopt.report.runs_text import TERMINATED
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jointopt.core.facts import failure_in
+from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
-from jointopt.report.runs_text import differing, plan_words
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 from jointopt.workflows.campaign.outlook import held_to

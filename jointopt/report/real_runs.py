@@ -1,0 +1,296 @@
+"""The answers of ``tune`` and ``validate``: one line per real run beside its prediction, and why there are no more."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointopt.core.budget import Spent
+from jointopt.report import table
+from jointopt.report.documents import Result, pick
+from jointopt.report.plans import plan_table
+from jointopt.report.table import TextColumn
+from jointopt.spec.job import Job
+from jointopt.surrogate.intervals import RESULTS
+
+TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
+STOPPED = {  # why no further plan is run
+    "done": "",
+    "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
+    "failed": "Stopped before its time:",  # and the reason
+    "budget": "The budget is spent.",
+    "converged": "Converged: no plan that is left is likely to be better by 1 %.",
+    "exhausted": "Exhausted: every plan that can be run has been run.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One real run: its plan, the prediction when the plan was chosen, and the measurement."""
+
+    plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
+    row: Mapping[str, Any]  # the measurement, columns of jointopt.core.schema
+    predicted: Mapping[str, float]  # results, each with _low and _high (90 % interval)
+    broken: tuple[str, ...] = ()  # constraints of the job that the run did not keep
+
+    @property
+    def status(self) -> str:
+        return str(self.row["status"])
+
+    @property
+    def notes(self) -> str:
+        """The launcher's notes, empty where there are none."""
+        notes = self.row.get("notes")
+        return notes if isinstance(notes, str) else ""
+
+    def result(self, name: str) -> float:
+        """A result column as a number, NaN where unknown or where the run failed."""
+        value = self.row.get(name)
+        return math.nan if value is None or self.status != "ok" else float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedRun(MeasuredRun):
+    """One run of `tune`; its objectives were predicted."""
+
+    round: int  # from 1; plans of one round were chosen before any of them had run; 0 = measured before this tune
+    probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
+
+    def document(self) -> dict[str, Any]:
+        """Plan, measurement and prediction under the keys of a measurement table."""
+        results = {name: self.result(name) for name in RESULTS}
+        predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
+        known = {"status": self.status, **results, "round": self.round, **predicted}
+        return {**self.plan, **known, **pick(self, "probability_fits broken")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidatedRun(MeasuredRun):
+    """One proposed plan that was run."""
+
+    in_domain: bool
+    reference: bool  # what a job does without jointopt: the fastest plan at the GPU's own clock
+    earlier: bool  # the store had measured it, it was not run again
+
+    def error(self, name: str) -> float:
+        """Prediction minus measurement, as a share of the measurement; NaN where unknown."""
+        value = self.result(name)
+        return (self.predicted[name] - value) / value if value else math.nan
+
+    def inside(self, name: str) -> bool | None:
+        """True where the measurement lies in the 90 % interval; None where one of them is unknown."""
+        low, high = self.predicted[f"{name}_low"], self.predicted[f"{name}_high"]
+        value = self.result(name)
+        return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
+
+    def document(self) -> dict[str, Any]:
+        """Plan, measurement, prediction and error under the keys of a measurement table."""
+        out = {**self.plan, "status": self.status}
+        for name in RESULTS:
+            out[name] = self.result(name)
+            out |= {f"predicted_{name}{end}": self.predicted[f"{name}{end}"] for end in ("", "_low", "_high")}
+            out |= {f"error_{name}": self.error(name), f"{name}_inside": self.inside(name)}
+        return out | pick(self, "in_domain reference earlier broken notes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredResult(Result):
+    """The part that the results of ``tune`` and ``validate`` share: the runs, why they ended, where they are kept."""
+
+    rows = "measured"
+    job: Job
+    launcher: str
+    runs: Sequence[MeasuredRun]
+    stopped: str  # a key of `STOPPED`
+    storage: str | None = None
+    study_name: str | None = None  # the study whose trials the runs are
+    notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
+    fault: str = ""  # why no run is a plan to use; empty where one is
+    reason: str = ""  # why it failed, one of the notes
+    unstored: int = 0  # runs that could not be stored
+
+    @property
+    def place(self) -> str | None:
+        """The storage without its password."""
+        from jointopt.runs.database import without_password  # with SQLAlchemy
+
+        return without_password(self.storage) if self.storage else None
+
+    @property
+    def over_legend(self) -> str:
+        """The meaning of the status ``over``, where a run has it."""
+        broken = sorted({name for run in self.runs for name in run.broken})
+        return f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
+
+    def document(self) -> dict[str, Any]:
+        """All of `keys`, and the fault, null where there is none."""
+        return super().document() | {"fault": self.fault or None}
+
+    def closing_lines(self, *remarks: str) -> list[str]:
+        """Why there are no further runs, notes and remarks, then where runs and study are, without a password."""
+        lines = [f"{STOPPED[self.stopped]} {self.reason}".strip()]
+        lines += [note for note in (*self.notes, *remarks) if note != self.reason]
+        lines = table.paragraphs(lines)
+        if self.place and (len(self.runs) > self.unstored or not self.unstored):
+            without = f", without the {self.unstored} that could not be stored" if self.unstored else ""
+            lines.append(f"Measurements: {self.place}{without}")
+        if self.study_name:
+            opened = f"  jointopt dashboard --storage {self.place or ''} --study {self.study_name}"
+            lines += [f"Study: {self.study_name}", *table.wrapped(opened, "      ")]
+        return lines
+
+
+def run_table(
+    runs: Sequence[MeasuredRun], left: Sequence[TextColumn], right: Sequence[TextColumn]
+) -> list[str]:
+    """The table of plans with the status of each run; ``over`` is one beyond a bound of the job."""
+    if not runs:
+        return ["Nothing was measured."]
+    status = TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)
+    return plan_table([run.plan for run in runs], left, [status, *right])
+
+
+def _result_columns(runs: Sequence[MeasuredRun], name: str, predicted_head: str) -> list[TextColumn]:
+    """A result as measured and, in the same unit, as predicted; each only where at least one run has it."""
+    head, units = table.RESULT_UNITS[name]
+    values = [run.result(name) for run in runs]
+    if math.isnan(least := table.least_of(values)):
+        return []
+    factor, unit = table.unit_of(least, units)
+    predicted = table.numbers([run.predicted.get(name, math.nan) / factor for run in runs], least / factor)
+    beside = [TextColumn(predicted_head.format(unit=unit), predicted)] if set(predicted) != {"-"} else []
+    return [table.measured(head, values, units), *beside]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned(MeasuredResult):
+    """The runs of a budget, in their order, and the best of them."""
+
+    keys = (
+        "job=job.name launcher seed candidates objectives measured=runs front hypervolume stopped "
+        "expected_gain_left=gain_left spent storage=place study=study_name notes"
+    )
+    runs: tuple[TunedRun, ...]
+    seed: int
+    candidates: int  # plans that could have been run
+    front: tuple[int, ...]  # indices into runs: no other run beats them in every objective
+    hypervolume: tuple[float, ...]  # after each run, see `jointopt.workflows.tune.volumes`
+    objectives: tuple[str, ...]  # of the job's, those that the runs measure
+    gain_left: float = math.nan  # share by which the plans that are left are expected to better the runs
+    spent: Spent = field(default_factory=Spent)
+
+    def text(self) -> str:
+        """The runs in their order, * on those that no other beats, and a summary."""
+        new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
+        title = (
+            f"{self.job.name}: {new} of {self.candidates:,} plans run by {self.launcher}, "
+            f"for {' and '.join(table.OBJECTIVE_WORDS[name] for name in self.objectives)}."
+        )
+        first = table.OBJECTIVE_WORDS[self.objectives[0]]
+        best = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
+        legend = f"{best if self.front else ''} {self.over_legend}".strip()
+        words = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
+        closing = self.closing_lines(*([f"{words[0].upper()}{words[1:]}."] if self.front else []))
+        rows = _tuned_table(self, max(self.spent.runs - new, 0))
+        return "\n".join([*table.wrapped(title), "", *rows, "", *table.wrapped(legend), *closing])
+
+
+def _tuned_table(found: Tuned, before: int) -> list[str]:
+    runs = found.runs
+    numbered = itertools.count(before + 1)
+    marks = TextColumn("", ["*" if i in found.front else " " for i in range(len(runs))])
+    numbers = TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in runs])
+    kept = [math.nan if run.broken else run.result(found.objectives[0]) for run in runs]
+    slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
+    results = [
+        column
+        for name in ("iteration_time_s", "energy_j")
+        for column in _result_columns(runs, name, "expec-\nted {unit}")
+    ]
+    return run_table(runs, [marks, numbers], [*results, TextColumn("best\nΔ%", slower)])
+
+
+def gain_words(gain: float, objectives: int, plans: str) -> str:
+    """The expected gain of ``plans``: a share of the time, or of the front; NaN = not known yet."""
+    if math.isnan(gain):
+        return f"what {plans} bring cannot be told yet (too few runs)"
+    what = "be faster by" if objectives == 1 else "widen the front by"
+    return f"{plans} are expected to {what} {gain:.1%}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated(MeasuredResult):
+    """The best proposed plans, run."""
+
+    keys = (
+        "job=job.name launcher surrogate proposed measured=runs median_absolute_error=median_errors stopped "
+        "storage=place study=study_name notes"
+    )
+    runs: tuple[ValidatedRun, ...]
+    surrogate: str
+    proposed: int  # plans that none other was predicted to beat
+
+    @property
+    def median_errors(self) -> dict[str, float]:
+        """Median absolute error, as a share, of every result that was predicted and measured.
+
+        Runs that were measured before do not count: the predictions have learned from them.
+        """
+        new = [run for run in self.runs if not run.earlier]
+        errors = {name: [abs(e) for run in new if math.isfinite(e := run.error(name))] for name in RESULTS}
+        return {name: statistics.median(found) for name, found in errors.items() if found}
+
+    def text(self) -> str:
+        """The runs in the order of the proposal, and a summary."""
+        count = f"{len(self.runs)} proposed plans (surrogate {self.surrogate})"
+        title = table.wrapped(f"{self.job.name}: {count}, run by {self.launcher}.")
+        failed = [
+            f"Row {number}, {run.status}: {run.row.get('notes') or 'no reason known'}"
+            for number, run in enumerate(self.runs, start=1)
+            if run.status != "ok"
+        ]
+        remarks = table.paragraphs([_validated_legend(self), *failed, *_accuracy(self)])
+        return "\n".join([*title, "", *_validated_table(self.runs), "", *remarks, *self.closing_lines()])
+
+
+def _accuracy(found: Validated) -> list[str]:
+    out = []
+    for name, error in found.median_errors.items():
+        inside = [
+            inside for run in found.runs if (inside := run.inside(name)) is not None and not run.earlier
+        ]
+        out.append(
+            f"{table.RESULT_UNITS[name][0].capitalize()} is off by {error:.1%} (median); {sum(inside)} of "
+            f"{len(inside)} runs lie in their 90 % interval."
+        )
+    return out
+
+
+def _validated_table(runs: Sequence[ValidatedRun]) -> list[str]:
+    """A result as measured and, where there was a prediction, predicted, its error and whether inside the interval."""
+    marks = ["=" * run.reference + "0" * run.earlier + "?" * (not run.in_domain) for run in runs]
+    columns = []
+    for name in ("iteration_time_s", "energy_j", "peak_memory_gib"):
+        results = _result_columns(runs, name, "pre-\ndicted")
+        if len(results) == 2:
+            inside = [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]
+            errors = table.fixed((100 * run.error(name) for run in runs), "+.0f")
+            results += [TextColumn("err\n%", errors), TextColumn("in", inside)]
+        columns += results
+    return run_table(runs, [TextColumn("", marks)], columns)
+
+
+def _validated_legend(found: Validated) -> str:
+    runs = found.runs
+    parts = {
+        "err: the prediction against the measurement; in: within the 90 % interval.": True,
+        "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
+        "0 measured before, not run again (--again does).": any(run.earlier for run in runs),
+        "? outside of what the prediction was checked against.": any(not run.in_domain for run in runs),
+        found.over_legend: True,
+    }
+    return " ".join(part for part, needed in parts.items() if needed).strip()

@@ -1,0 +1,170 @@
+"""The answers of ``evaluate``, ``retrain`` and ``calibrate``: how far predictions are off, before and after a fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jointopt.report.documents import Result, known_figures, pick
+from jointopt.report.table import TextColumn, lay_out
+from jointopt.spec.calibration import Calibration
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEAST_SHARED = 10  # held-out rows that two surrogates must share to be compared
+_CONSTANTS = {
+    "static_w": ("static power", "W"),
+    "wait_w": ("power while waiting", "W"),
+    "board_limit_w": ("the board limits power at", "W"),
+    "knee_fraction": ("voltage rises above", "of the maximum clock"),
+    "voltage_ratio": ("voltage at the maximum clock over the lowest", ""),
+}
+_MOST_WORK = 12
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [known_figures(row) for row in frame.to_dict("records")]
+
+
+def _table(frame: pd.DataFrame) -> str:
+    return frame.round(3).to_string(index=False, na_rep="")
+
+
+@dataclass(frozen=True)
+class Evaluation(Result):
+    """One row of figures per group, and over all rows; blank where a group has too few runs for one.
+
+    Groups of one name are distinguished by their source, where the table has that column.
+    """
+
+    rows = "groups"
+    groups: pd.DataFrame
+    overall: dict[str, int | float]
+
+    def document(self) -> dict[str, Any]:
+        """The groups, and the figures over all rows, as far as known."""
+        return {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
+
+    def text(self) -> str:
+        """The groups as a table, then the figures over all rows."""
+        figures = [
+            f"{name.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.3f'}}"
+            for name, value in known_figures(self.overall).items()
+        ]
+        return f"{_table(self.groups)}\n\n{', '.join(figures)}"
+
+
+@dataclass(frozen=True)
+class Retrained(Result):
+    """A surrogate that was trained and written to ``out``.
+
+    ``compared`` has source, rows, before and now; empty: not comparable; None: nothing was replaced.
+    """
+
+    rows = "sources"
+    remarks: tuple[str, ...]  # rows that were left out, and the use of each source
+    sources: pd.DataFrame  # median errors per held-out source; the last row, called mean, is their mean
+    compared: pd.DataFrame | None
+    forgotten: tuple[str, ...]  # sources that only the replaced surrogate was trained on
+    out: Path
+
+    def document(self) -> dict[str, Any]:
+        """The errors per source, and the comparison with the surrogate that was replaced."""
+        compared = None if self.compared is None else self.compared.to_dict("records")
+        found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
+        return found | pick(self, "forgotten remarks")
+
+    def text(self) -> str:
+        """Remarks, errors by source, and the comparison with the surrogate that was replaced."""
+        mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
+        group_out = mean.get("group out", math.nan)
+        errors = "unknown (no source has two groups)" if math.isnan(group_out) else f"{group_out:.1%}"
+        errors += f", physics alone {mean['physics']:.1%}"
+        lines = [*self.remarks, "", f"{_table(self.sources)}\n\nheld-out groups: median error {errors}"]
+        if self.compared is not None:
+            lines += ["", _comparison(self.compared, self.out)]
+        if self.forgotten:
+            lines.append(f"only the one now there was trained on {', '.join(self.forgotten)}")
+        return "\n".join([*lines, f"written to {self.out}"])
+
+
+def _comparison(compared: pd.DataFrame, out: Path) -> str:
+    if compared.empty:
+        return not_comparable(out)
+    table = compared.to_string(index=False, formatters=dict.fromkeys(("before", "now"), "{:.1%}".format))
+    return (
+        f"On the same held-out rows, the surrogate now in {out} (before) and this one (now):\n{table}\n"
+        f"mean of sources: before {compared['before'].mean():.1%}, now {compared['now'].mean():.1%}"
+    )
+
+
+def not_comparable(out: Path) -> str:
+    """A sentence on a surrogate in ``out`` that shares too few held-out rows with the new one."""
+    return (
+        f"The surrogate now in {out} and the new one are not comparable: fewer than {LEAST_SHARED} of the held-out "
+        "rows that one was judged on are among those of the other (other measurements, another physics, or a surrogate "
+        "of an earlier version)."
+    )
+
+
+@dataclass(frozen=True)
+class Calibrated(Result):
+    """The calibration, and the query with predicted columns where there is one."""
+
+    rows = "work"
+    keys = (
+        "gpu=calibration.gpu constants=calibration.constants plus_minus=calibration.plus_minus "
+        "fitted_on=calibration.fitted_on fit_error_percent=calibration.fit_error_percent work=calibration.work "
+        "measure_next=calibration.measure_next"
+    )
+    calibration: Calibration
+    predictions: pd.DataFrame | None
+
+    def text(self) -> str:
+        """Constants, fit, the clock of the least energy per piece of work, what to measure next, predictions."""
+        found, on = self.calibration, self.calibration.fitted_on
+        error = ", ".join(f"{n.replace('_', ' ')} {v:g} %" for n, v in found.fit_error_percent.items())
+        lines = [f"{found.gpu}: {on['kind']}, {on['rows']:,} rows; mean error on them: {error}.", ""]
+        for name, (label, unit) in _CONSTANTS.items():
+            if (value := getattr(found.constants, name)) is not None:
+                spread = found.plus_minus.get(name, 0.0)
+                lines.append(f"  {label:<46} {value:>8.4g} ± {spread:.2g} {unit}".rstrip())
+        lines += ["", *_work_table(found), ""]
+        lines += [f"To know more, measure {advice}." for advice in found.measure_next]
+        return "\n".join([*lines, *([] if self.predictions is None else _prediction_lines(self.predictions))])
+
+
+def _work_table(found: Calibration) -> list[str]:
+    shown = found.work[:_MOST_WORK]
+    cells = list(zip(*map(_work_cells, shown), strict=True)) or [()] * 4
+    heads = ("  work", "clock-sensitive", "least energy", "saved at 1, 5, 10 % more time")
+    columns = [TextColumn(head, cells[i], left=i == 0) for i, head in enumerate(heads)]
+    more = len(found.work) - _MOST_WORK
+    return [*lay_out(columns, gap="  "), *([f"  and {more} more in the file"] if more > 0 else [])]
+
+
+def _work_cells(work: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name, share, clock and saving of the least energy, savings at three slowdowns; dashes where no clock saves."""
+    known = f"  {work['work']}", f"{work['clock_sensitive_share']:.0%}"
+    if "least_energy_clock_mhz" not in work:
+        return *known, "-", "-"
+    least = f"{work['least_energy_clock_mhz']} MHz -{work['least_energy_saving_percent']:.0f}%"
+    saved = [f"{work[f'saving_percent_at_{slower}_percent_slowdown']:.1f}" for slower in (1, 5, 10)]
+    return *known, least, f"{', '.join(saved)} %"
+
+
+def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
+    unknown = predictions["not_predicted"].astype(str) != ""
+    lines = [f"{int((~unknown).sum()):,} of {len(predictions):,} rows predicted."]
+    several = int((predictions["assumed"].astype(str) != "").sum()) if "assumed" in predictions else 0
+    if several:
+        lines.append(
+            f"  {several:,} in no order, of stages that no column tells apart: the mean of all, with an interval that "
+            "holds them all. A column stage would say which."
+        )
+    reasons = predictions.loc[unknown, "not_predicted"].value_counts()
+    return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]
