@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.breeding import best_of_combinations
+from jointopt.search.breeding import Seen, best_of_combinations
 from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
 from jointopt.search.problem import Problem
@@ -33,7 +33,7 @@ class LocalSearch:
     problem: Problem
     genome: Genome
     spent: int = 0
-    expanded: dict[bool, set[bytes]] = field(default_factory=lambda: {False: set(), True: set()})
+    expanded: dict[bool, Seen] = field(default_factory=lambda: {False: Seen(), True: Seen()})
     swept: set[int] = field(default_factory=set)
 
     def improve(self, front: Columns, evaluations: int, *, per_stage: bool) -> Columns:
@@ -81,22 +81,15 @@ class LocalSearch:
 
     def _unexpanded(self, front: Columns, stages: bool) -> Columns:
         """Plans of the front that no earlier round has started from; marks them."""
-        rows = np.column_stack([front["layout_index"], np.nan_to_num(front["stage_clock_mhz"])])
-        keys = [row.tobytes() for row in rows]
-        new = [i for i, key in enumerate(keys) if key not in self.expanded[stages]]
-        self.expanded[stages].update(keys)
-        return take(front, np.array(new, dtype=np.int64))
+        return take(front, self.expanded[stages].add(front["layout_index"], front["stage_clock_mhz"]))
 
     def _uniform_moves(self, plans: Columns, last: int) -> list[Columns]:
         """Every clock of layouts new on the front, and neighbouring layouts at the same clock."""
         genes = self.genome.encode(plans)
         genes[:, SLACK] = 0
         some = genes[evenly(plans, PAIRED)]
-        moves = [
-            self._clock_sweep(plans),
-            self.genome.neighbours(genes),
-            self.genome.neighbours(some, paired=True),
-        ]
+        near, further = self.genome.neighbours(genes), self.genome.neighbours(some, paired=True)
+        moves = [self._clock_sweep(plans), near, further]
         return self._evaluated(np.unique(np.concatenate(moves), axis=0), last)
 
     def _clock_sweep(self, plans: Columns) -> Ints:

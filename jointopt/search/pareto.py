@@ -55,17 +55,6 @@ def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, fl
     return beyond(first), beyond(second)
 
 
-def recall(
-    exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9
-) -> float:
-    """Share of the exact front's points that a given point equals or beats, within a tolerance."""
-    if len(exact_first) == 0:
-        return 1.0
-    order = front_order(first, second)
-    scale = 1.0 + tolerance
-    return float(np.mean(is_covered(first[order], second[order], exact_first * scale, exact_second * scale)))
-
-
 def take(columns: Columns, index: Ints | Bools) -> Columns:
     """The chosen rows of every column."""
     return {name: values[index] for name, values in columns.items()}

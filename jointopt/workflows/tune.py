@@ -17,9 +17,8 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.runs_text import differing, gain_words, plan_words
-from jointopt.search.acquire import acquire
+from jointopt.search.acquire import acquire, gain_left
 from jointopt.search.pareto import front_order, hypervolume
-from jointopt.search.remaining import gain_left
 from jointopt.spec.job import Job
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
