@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.runs.database import database_errors, has_table, without_password
+from jointopt.runs.database import has_table, without_password
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, PLANS
-from jointopt.search.studies.storage import open_storage
+from jointopt.search.studies.storage import open_storage, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS
 from jointopt.spec.plans.clocks import format_stage_clocks
 
@@ -28,7 +28,7 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
     those that succeeded and kept the job's bounds. UsageError where the storage or the study is missing, or where the
     study is another kind of study.
     """
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+    with study_errors(url):
         study = _known_study(url, name)
         attributes = dict(study.user_attrs)
         if attributes.get("kind") == KIND:

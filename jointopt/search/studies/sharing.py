@@ -18,12 +18,12 @@ from optuna.trial import TrialState
 
 from jointopt.core.errors import JointOptError, LauncherError
 from jointopt.core.schema import Columns, Ints
-from jointopt.runs.database import database_errors
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import OBJECTIVES, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.queue import UNFINISHED, Queue
+from jointopt.search.studies.storage import study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, searched, trials_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def share(
     LauncherError where one plan after the other cannot be evaluated.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+    with study_errors(url):
         worker = _Worker(
             problem, Queue(url, name, identity, lease_s=lease_s), trials, seed, batch, start, progress
         )
