@@ -25,10 +25,9 @@ def acquire(
 
     ``predicted`` (n): each objective with ``_low`` and ``_high`` (90 % interval of a log-normal), and
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
-    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool); with them a batch is diverse, since plans that
-    are good or bad together gain little from each other. Without, plans err independently.
-    Plans outside ``allowed`` are never chosen, nor those that better what was measured by 1 % with a probability
-    below ``least_chance``.
+    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them plans
+    err independently. Not chosen: plans outside ``allowed``, and those that better what was measured by 1 % with a
+    probability below ``least_chance``.
     """
     gain, chance = expected_gain(predicted, measured, rng, objectives=objectives)
     eligible = np.flatnonzero(allowed & (chance >= least_chance) & np.isfinite(gain))
@@ -50,7 +49,7 @@ def acquire(
 
 
 class _Batch:
-    """What plans add, in the mean over joint draws, to what is measured and to the plans already in the batch."""
+    """Mean gain of plans over joint draws, beside what is measured and the plans already in the batch."""
 
     def __init__(self, known: Floats, values: Floats, fits: Bools, reference: tuple[float, float]) -> None:
         self._values, self._fits, self._reference = values, fits, reference  # logs (n, s, objectives), (n, s)
@@ -87,10 +86,7 @@ def _drawn(
 
 
 def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -> Floats:
-    """Logs of the measured front (f, objectives) by the first; before the first run, the best that is likely to fit.
-
-    With a worse incumbent every plan gains much, and a small doubt of its fitting outweighs a good deal of time.
-    """
+    """Logs of the measured front (f, objectives) by the first; before the first run, the best that is likely to fit."""
     known = np.log(np.stack([measured[name] for name in objectives], axis=1))
     if not len(known):
         known, _ = _log_normal(predicted, objectives)
@@ -120,10 +116,8 @@ def expected_gain(
 
 def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats, Floats]:
     mean = np.log(np.stack([predicted[name] for name in objectives], axis=1))
-    low, high = (
-        np.stack([predicted[f"{name}_{end}"] for name in objectives], axis=1) for end in ("low", "high")
-    )
-    return mean, np.maximum(np.log(high / low) / _INTERVAL, 1e-6)
+    span = np.log(np.stack([predicted[f"{n}_high"] / predicted[f"{n}_low"] for n in objectives], axis=1))
+    return mean, np.maximum(span / _INTERVAL, 1e-6)
 
 
 def _improvement(mean: Floats, deviation: Floats, incumbent: float) -> tuple[Floats, Floats]:
@@ -147,11 +141,7 @@ def _hypervolume_gain(
 
 
 def added_area(front: Floats, points: Floats, reference: tuple[float, float]) -> Floats:
-    """Area (n,) that each point (n, 2) alone adds to that of ``front`` (f, 2), sorted by its first column.
-
-    Between two neighbours of the front the free area lies below the left one, and left of the front below the
-    reference.
-    """
+    """Area (n,) that each point (n, 2) alone adds to that of ``front`` (f, 2), sorted by its first column."""
     left = np.concatenate([[-np.inf], front[:, 0]])
     right = np.concatenate([front[:, 0], [reference[0]]])
     ceiling = np.concatenate([[reference[1]], front[:, 1]])
@@ -190,8 +180,6 @@ def _volume_gain(known: Floats, values: Floats) -> float:
     reference = nadir(everything[:, 0], everything[:, 1])
     front = known[front_order(known[:, 0], known[:, 1])]
     before = hypervolume(front[:, 0], front[:, 1], reference)
-    after = []
-    for draw in range(values.shape[1]):
-        points = np.concatenate([front, values[:, draw]])
-        after.append(hypervolume(points[:, 0], points[:, 1], reference))
-    return float(np.mean(after) / before - 1.0) if before > 0 else float("nan")
+    draws = (np.concatenate([front, values[:, draw]]).T for draw in range(values.shape[1]))
+    after = np.mean([hypervolume(points[0], points[1], reference) for points in draws])
+    return float(after / before - 1.0) if before > 0 else float("nan")

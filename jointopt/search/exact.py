@@ -125,8 +125,7 @@ def _seed(sweep: _Sweep, layouts: Ints) -> None:
     """A first front from a few layouts at a few clocks, so that most others never need evaluating."""
     if sweep.problem.lower_bound is None and sweep.problem.energy_slope_w is None:
         return
-    grid = np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64)
-    clocks = np.unique(grid)
+    clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
     sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)))
 
 

@@ -17,18 +17,13 @@ from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
-_HELD = (
-    0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while it waited
-)
+_HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
 @dataclass
 class Conditions:
-    """Of one run: plan, meter (None: no GPU here), settings that are held here, and those of each GPU of the plan.
-
-    ``default_clocks``: that is left to the driver.
-    """
+    """Of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
 
     plan: Mapping[str, Any]
     meter: Meter | None
@@ -111,15 +106,14 @@ def under_plan(
 
 
 def _gpus_here(default_clocks: bool) -> bool:
-    """Whether GPUs can be spoken to; DeviceError where there are some that cannot, and clocks are to be set."""
+    """Whether there are GPUs; DeviceError where they do not answer, and clocks are to be set."""
     try:
         Gpus()
     except DeviceError as error:
-        if any(driver.exists() for driver in _DRIVERS):
-            if default_clocks:
-                return True
+        driver = any(driver.exists() for driver in _DRIVERS)
+        if driver and not default_clocks:
             raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
-        return False
+        return driver
     return True
 
 

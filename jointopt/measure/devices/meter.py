@@ -256,8 +256,21 @@ def _open(visible: bool) -> Any:
         make: Callable[[], Any] = AMDGPUs
     else:
         make = NVIDIAGPUs
-    with _hidden(() if visible else _VISIBLE):
-        return _made(_never_shut_down(make))
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    hidden = {} if visible else {name: os.environ.pop(name) for name in _VISIBLE if name in os.environ}
+    try:
+        gpus = _never_shut_down(make)()
+    except ValueError as error:
+        raise DeviceError(
+            f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}."
+        ) from error
+    except _zeus_errors() as error:
+        raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
+    finally:
+        os.environ.update(hidden)
+    if not len(gpus):
+        raise DeviceError("No GPU is found.")
+    return gpus
 
 
 def _never_shut_down(made: Any) -> Callable[[], Any]:
@@ -272,31 +285,6 @@ def _never_shut_down(made: Any) -> Callable[[], Any]:
             pass
 
     return Open
-
-
-def _made(make: Callable[[], Any]) -> Any:
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    try:
-        gpus = make()
-    except ValueError as error:
-        raise DeviceError(
-            f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}."
-        ) from error
-    except _zeus_errors() as error:
-        raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
-    if not len(gpus):
-        raise DeviceError("No GPU is found.")
-    return gpus
-
-
-@contextmanager
-def _hidden(names: Sequence[str]) -> Iterator[None]:
-    """Without these variables, for a moment."""
-    found = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(found)
 
 
 def _zeus_errors() -> tuple[type[Exception], ...]:

@@ -20,6 +20,7 @@ from jointopt.core.schema import COLUMNS, STATUSES, Columns
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.launchers.failures import is_full
 from jointopt.measure.launchers.local import LocalLauncher
+from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import RESULTS, WINDOW, failed_row, is_blank, label, result_row
 from jointopt.runs.table import check_measurements
 from jointopt.spec.check import is_number, is_whole
@@ -46,7 +47,12 @@ class Template:
     """
 
     def __init__(self, command: str | Sequence[str]) -> None:
-        self.words = _split(command) if isinstance(command, str) else [str(word) for word in command]
+        try:
+            self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        except ValueError as error:
+            raise UsageError(
+                f"--command cannot be split into words: {error}; got {command!r:.200}."
+            ) from error
         if not self.words or not self.words[0].strip():
             raise UsageError("--command is empty; expected a program and its arguments.")
         named = {name for word in self.words for name in _fields(word)}
@@ -65,13 +71,6 @@ class Template:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
         words = {name: word(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
-
-
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--command cannot be split into words: {error}; got {command!r:.200}.") from error
 
 
 def _fields(word: str) -> Iterable[str]:
@@ -121,27 +120,17 @@ def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str,
     return values
 
 
-class CommandProgram:
+class CommandProgram(Program):
     """The user's ``command``, on this machine or once per node, with its result file in the folder of the run."""
 
     name = "command"
-    environment: Mapping[str, str] = {}
-    cwd = None
     missing = "the command ended well and wrote no result file"
 
     def __init__(self, command: str | Sequence[str]) -> None:
         self.template = Template(command)
 
-    def check(self, job: Job) -> None:
-        """Any job: only the user's command knows what it can train."""
-
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
-        """Nothing: all that a command reads stands in its words."""
-
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         return self.template.filled(command_values(job, plan, folder))
-
-    local_words = words
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         path = folder / _FILE
@@ -149,12 +138,10 @@ class CommandProgram:
 
 
 class CommandLauncher(LocalLauncher):
-    """Runs a plan as the user's own ``command`` on this machine, for at most ``limit_s`` seconds.
+    """Runs a plan as the user's own ``command``, which writes an object of result columns to ``{result}``.
 
-    The command writes an object of result columns (``iteration_time_s``, and what else it measured) to ``{result}``;
-    ``{folder}`` is a folder of its own. Logs and results stay in ``logs`` where a folder is given. For a job of one
-    node the GPUs of this machine run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are
-    metered; on several nodes clocks are the command's own affair, and the row says so.
+    ``{folder}`` is a folder of its own; it stays in ``logs`` where that is given. On several nodes clocks and meters
+    are the command's own affair, and the row says so.
     """
 
     name = "command"

@@ -43,13 +43,8 @@ class Ended:
 
 
 def run_program(
-    command: Sequence[str],
-    log: Path,
-    *,
-    limit_s: float,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> Ended:
+    command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:  # fmt: skip
     """Run ``command`` with output to ``log``; whatever happens here, none of its processes is left.
 
     Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.

@@ -23,17 +23,15 @@ WINDOW = ("measured_s", "iterations")
 
 def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The plan columns of ``plan`` that are not blank, as JSON has them; equal for equal plans, however written."""
-    kinds: dict[str, Callable[[Any], Any]] = {
+    plain: dict[str, Callable[[Any], Any]] = {
         "int": int,
         "bool": bool,
         "float": float,
         "str": str,
         "clocks": _clocks,
     }
-    columns = [
-        column for column in COLUMNS.values() if column.role == "plan" and not is_blank(plan.get(column.name))
-    ]
-    return {column.name: kinds[column.dtype](plan[column.name]) for column in columns}
+    kinds = {column.name: plain[column.dtype] for column in COLUMNS.values() if column.role == "plan"}
+    return {name: kind(plan[name]) for name, kind in kinds.items() if not is_blank(plan.get(name))}
 
 
 def is_blank(value: Any) -> bool:

@@ -21,7 +21,7 @@ from jointopt.measure.launchers.megatron import MegatronProgram
 from jointopt.measure.launchers.process import tail_of, whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import outcome, plan_cells, with_log
-from jointopt.measure.launchers.slurm_control import RefusedError, SlurmJob
+from jointopt.measure.launchers.slurm_control import RefusedError
 from jointopt.measure.launchers.slurm_fleet import DONE, Fleet
 from jointopt.measure.launchers.slurm_script import LOG, script
 from jointopt.measure.launchers.slurm_watch import End, why_failed, written_in
@@ -138,7 +138,8 @@ class SlurmLauncher:
         """
         name = self.submission_name(folder)
         known = _noted(folder) or control.named(name, report)
-        if written_in(folder) or (known and _is_named(control.state(known, report), name)):
+        # a number may be another job's: they start again where a cluster is set up anew
+        if written_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
         try:
             self.program.prepare(job, plan, folder)
@@ -146,7 +147,13 @@ class SlurmLauncher:
             (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
-        number = _taken(folder / _SCRIPT, name, report)
+        try:
+            number = control.submit(folder / _SCRIPT)
+        except RefusedError:
+            taken = control.named(name, report)  # Slurm may have taken the job, and its answer was lost
+            if taken is None:
+                raise
+            number = taken
         with suppress(OSError):  # without it the job is found by its name
             (folder / _STATE).write_text(json.dumps({"job": number}), encoding="utf-8")
         return number, f"Slurm job {number} is submitted"
@@ -214,22 +221,6 @@ def _noted(folder: Path) -> int | None:
         return None
 
 
-def _taken(script: Path, name: str, report: Callable[[str], None]) -> int:
-    """The number of a new job. Raises RefusedError, unless Slurm took the job and its answer was lost."""
-    try:
-        return control.submit(script)
-    except RefusedError:
-        number = control.named(name, report)
-        if number is None:
-            raise
-        return number
-
-
-def _is_named(job: SlurmJob | None, name: str) -> bool:
-    """Whether Slurm knows the job, and under that name: numbers start again where a cluster is set up anew."""
-    return job is not None and job.name == name
-
-
 def _unwritable(folder: Path, error: OSError) -> LauncherError:
     return LauncherError(
         f"{folder} cannot be written: {error.strerror or error}; name a folder that all nodes share with --folder."
@@ -243,9 +234,8 @@ def _program(
     """The program by name, or by what was given to it."""
     if program is not None and not isinstance(program, str):
         return program
-    name = program or (
-        "command" if command is not None else "megatron" if checkout is not None else "torchrun"
-    )
+    implied = "command" if command is not None else "megatron" if checkout is not None else "torchrun"
+    name = program or implied
     if name not in PROGRAMS:
         raise UsageError(
             f"--program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}."

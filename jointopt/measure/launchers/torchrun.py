@@ -14,7 +14,7 @@ from typing import Any
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.program import local_torchrun, node_torchrun
+from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
 from jointopt.measure.launchers.rows import failed_row, result_row
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.spec.job import Job
@@ -26,12 +26,11 @@ _TRAINER = ("-m", "jointopt.measure.trainer")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class TorchrunProgram:
+class TorchrunProgram(Program):
     """The trainer, one process per GPU or core."""
 
     name = "torchrun"
-    environment: Mapping[str, str] = _ENVIRONMENT
-    cwd = None
+    environment = _ENVIRONMENT
     missing = "the training ended well and wrote no result file"
 
     def __init__(self, iterations: int = 10, warmup_iterations: int = 3) -> None:

@@ -56,9 +56,9 @@ class MeasuredStudy:
         self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
         self._text, self._job = text, job
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
-        columns = {name: plans[name] for name in LAYOUT_COLUMNS}
+        clock_mhz = np.nanmax(plans["stage_clock_mhz"], axis=1)
         self._distributions = distributions_of(
-            columns | {"clock_mhz": np.nanmax(plans["stage_clock_mhz"], axis=1)}
+            {name: plans[name] for name in LAYOUT_COLUMNS} | {"clock_mhz": clock_mhz}
         )
         self.objectives = objectives
         with study_errors(self._url):
@@ -69,6 +69,10 @@ class MeasuredStudy:
     @property
     def name(self) -> str:
         return self._study.study_name
+
+    @property
+    def _study_id(self) -> int:
+        return self._storage.get_study_id_from_name(self.name)
 
     @property
     def going(self) -> dict[str, Any] | None:
@@ -99,25 +103,18 @@ class MeasuredStudy:
         with study_errors(self._url):
             trials = self._study.get_trials(deepcopy=False)
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
-        return [
-            trial
-            for trial in last.values()
-            if trial.user_attrs.get(_LEFT) and trial.user_attrs.get("origin") == origin
-        ]
+        return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
-        attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more}
-        attributes |= {
-            f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)
-        }
+        known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
+        attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more, **known}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING, params=_parameters(plan), distributions=self._distributions,
             user_attrs=attributes,
         )  # fmt: skip
         with study_errors(self._url):
-            study_id = self._storage.get_study_id_from_name(self.name)
-            return self._storage.create_new_trial(study_id, template_trial=trial)
+            return self._storage.create_new_trial(self._study_id, template_trial=trial)
 
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
@@ -139,9 +136,8 @@ class MeasuredStudy:
         """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
         with study_errors(self._url):
             trial_id = self._moved.get(trial_id, trial_id)
-            self._storage.set_trial_user_attr(trial_id, "status", "interrupted")
-            self._storage.set_trial_user_attr(trial_id, "notes", why)
-            self._storage.set_trial_user_attr(trial_id, _LEFT, left)
+            for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
             self._note(trial_id, ())
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
@@ -164,8 +160,7 @@ class MeasuredStudy:
         return study
 
     def _trial_id(self, trial: FrozenTrial) -> int:
-        study_id = self._storage.get_study_id_from_name(self.name)
-        return self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
     def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
         """A trial in a study of what is measured: before the first success it is open whether there is a meter."""
@@ -178,8 +173,7 @@ class MeasuredStudy:
         self.objectives = measured
         self._study = self._opened()
         self._study.set_user_attr(_GOING, going)
-        study_id = self._storage.get_study_id_from_name(self.name)
-        new = [self._storage.create_new_trial(study_id, template_trial=trial) for trial in trials]
+        new = [self._storage.create_new_trial(self._study_id, template_trial=trial) for trial in trials]
         self._moved |= dict(zip(old, new, strict=True))
         for moved, trial in zip(new, trials, strict=True):
             if trial.state.is_finished():  # failed runs: notes are found by the trial's id

@@ -50,10 +50,9 @@ def share(
 ) -> Worked:  # fmt: skip
     """Works on the shared study ``name`` until it has ``trials`` finished plans, whoever finished them.
 
-    ``identity`` (JSON values) must be equal for all workers. ``start``: plans to begin the study with. What the
-    dashboard shows of it is brought up to date at the end, below the ``note``. A worker that is silent for ``lease_s``
-    loses its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
-    LauncherError where one plan after the other cannot be evaluated.
+    ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
+    front. A worker that is silent for ``lease_s`` loses its plans to others. Raises UsageError for a storage that
+    cannot be shared or a study of another search, LauncherError where one plan after the other cannot be evaluated.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
