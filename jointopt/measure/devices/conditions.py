@@ -52,8 +52,7 @@ class Conditions:
     ) -> dict[str, Any]:
         """``row`` with a ``reading`` of all GPUs of the plan, by rank; results that the row has already stay.
 
-        Without a window it gains peak power and temperature alone. Clocks that were left to the driver are those
-        measured, per stage, in MHz; None where none were.
+        Without a window it gains peak power and temperature alone. Clocks left to the driver are those measured (MHz).
         """
         results = reading.results(iterations)
         if not window_s:

@@ -38,10 +38,7 @@ def check_devices(job: Job) -> None:
 
 
 def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
-    """Why a training on GPUs of these names (none: on cores) does not count for a GPU of the catalogue; blank: it does.
-
-    A name that the catalogue does not know contradicts nothing.
-    """
+    """Why a training on GPUs of these names (none: on cores) does not count for ``gpu_id``; blank where it does."""
     if _on_cores(gpu_id) or (not found and os.environ.get(FOR_TESTS)):
         return ""
     if not found:
@@ -51,7 +48,7 @@ def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
         )
     for name in found:
         known = fitting_gpus(name)
-        if known and gpu_id not in known:
+        if known and gpu_id not in known:  # a name that the catalogue does not know contradicts nothing
             return (
                 f"The job runs on {gpu_id}, and this machine has {name}; run it where such GPUs are, or give the job "
                 f"gpu: {' or '.join(known)}."

@@ -146,9 +146,9 @@ CLOCK = Clock()
 
 
 class Meter:
-    """Samples GPUs in a thread of its own from `start` to `stop`; where it cannot, its series and readings say why.
+    """Samples GPUs (local ranks, by default all) from `start` to `stop` in a thread; its readings say why it cannot.
 
-    ``indices`` are local ranks, by default all GPUs. Nothing here raises: a run without a meter counts for time.
+    Nothing here raises: a run without a meter counts for time.
     """
 
     def __init__(
@@ -274,10 +274,9 @@ def _open(visible: bool) -> Any:
 
 
 def _never_shut_down(made: Any) -> Callable[[], Any]:
-    """zeus shuts NVML down where its object is collected.
+    """zeus' class without its destructor, which shuts NVML down.
 
-    The garbage collector may do that in the middle of another call of pynvml, whose lock a thread takes only once: it
-    would wait for itself for ever. The driver notices the end of a process anyway.
+    The garbage collector may call it within another call of pynvml, whose lock a thread takes only once: a deadlock.
     """
 
     class Open(made):  # type: ignore[misc]

@@ -48,8 +48,7 @@ class Launcher(Protocol):
         """Run ``plan`` (plan columns; of candidates all columns) and return its row of the measurement table.
 
         A run that fails is a row too: ``status`` oom, failed or timeout; its `Failure` may stand beside the columns as
-        ``failure``. Raises LauncherError only where no run of this launcher could be started. Whatever happens, an
-        interrupt too, nothing that was started is left.
+        ``failure``. LauncherError only where no run could be started. Nothing that was started is left.
         """
 
 
@@ -74,9 +73,8 @@ class ManyAtOnce(Launcher, Protocol):
     ) -> Generator[Ended, None, None]:
         """Start runs of all ``plans``, and give each as it ends.
 
-        Nothing more is started after a LauncherError, which is raised when all that were started have ended.
-        KeyboardInterrupt, and closing the generator, end what is on its way; runs that had ended by then are still
-        given, where the generator is not closed.
+        Nothing more is started after a LauncherError, which is raised when all others have ended. KeyboardInterrupt and
+        closing the generator end what is on its way; after the former runs that had ended by then are still given.
         """
 
 
@@ -99,7 +97,7 @@ def run_all(
 def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:
     """The shell text that ``launcher`` would start for ``plan``. Raises UsageError where it starts nothing."""
     script: Callable[..., str] | None = getattr(launcher, "script", None)
-    if script is None or not callable(script):
+    if script is None:
         raise UsageError(
             f"The launcher {launcher.name!r} has no script to show; expected one that starts runs, such as torchrun."
         )

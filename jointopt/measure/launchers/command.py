@@ -114,10 +114,8 @@ def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str,
     stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
     given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
     values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, _RESULT: folder / _FILE}
-    values["num_micro_batches"] = training.global_batch_size // (
-        int(plan["dp"]) * int(plan["micro_batch_size"])
-    )
-    return values
+    sequences = int(plan["dp"]) * int(plan["micro_batch_size"])
+    return values | {"num_micro_batches": training.global_batch_size // sequences}
 
 
 class CommandProgram(Program):
@@ -191,12 +189,9 @@ class CommandLauncher(LocalLauncher):
         in_words = "stage_clock_mhz" in self.program.template.fields
         if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
             return ""
-        if in_words:
-            return f"clocks of {job.cluster.nodes} nodes were left to the command"
-        return (
-            f"clocks of {job.cluster.nodes} nodes were not set, and the command is not told them: it has no "
-            "{stage_clock_mhz}"
-        )
+        left = "left to the command"
+        unset = "not set, and the command is not told them: it has no {stage_clock_mhz}"
+        return f"clocks of {job.cluster.nodes} nodes were {left if in_words else unset}"
 
 
 def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
@@ -208,32 +203,29 @@ def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError) as error:
         if is_full(path.parent):
             return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
-        return _wrong(f"is no JSON: {error}")
+        reason = f"is no JSON: {error}"
+    else:
+        reason = _contradiction(given, num_gpus)
+    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}")) if reason else _row(given)
+
+
+def _contradiction(given: Any, num_gpus: int) -> str:
+    """The part of a result that cannot be true, in words that go on after "the result file"; blank: there is none."""
     if not isinstance(given, dict):
-        return _wrong(f"must hold an object of columns; got {given!r:.60}")
-    contradiction = _contradiction(given, num_gpus)
-    return _wrong(f"is wrong: {contradiction}") if contradiction else _row(given)
-
-
-def _wrong(reason: str) -> dict[str, Any]:
-    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
-
-
-def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
-    """The part of a result that cannot be true, as a sentence; blank where there is none."""
+        return f"must hold an object of columns; got {given!r:.60}"
     nested = next((name for name in RESULTS if isinstance(given.get(name), dict | list)), None)
     if nested:
-        return f"{nested} must be one value, got {given[nested]!r:.60}"
+        return f"is wrong: {nested} must be one value, got {given[nested]!r:.60}"
     cells = _cells(given)
     if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
         if "iteration_time_s" in given:
-            return f"iteration_time_s must be a number of seconds; got {json.dumps(given['iteration_time_s']):.60}"
-        near = next((hint for key in given if (hint := nearest(key, ["iteration_time_s"]))), "")
-        return f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"[:200] + (
-            "; iteration_time_s is how it is spelled" if near else ""
-        )
+            got = json.dumps(given["iteration_time_s"])
+            return f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
+        near = any(nearest(key, ["iteration_time_s"]) for key in given)
+        got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
+        return f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
     _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))
-    return f"{problems[0].column}: {problems[0].message}" if problems else ""
+    return f"is wrong: {problems[0].column}: {problems[0].message}" if problems else ""
 
 
 def _is_window(given: Mapping[str, Any]) -> bool:

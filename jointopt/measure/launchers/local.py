@@ -21,10 +21,10 @@ from jointopt.spec.job import Job
 
 
 class LocalLauncher:
-    """Runs ``program`` on the GPUs of this machine, or on its cores where the job's GPU is cpu-core.
+    """Runs ``program`` for at most ``limit_s`` on this machine's GPUs, or on its cores where the job's GPU is cpu-core.
 
-    ``limit_s`` is the longest that a run may take; logs stay in the folder ``logs`` where one is given. GPUs run at the
-    clock of their stage, or at what the driver chooses (``default_clocks``), and energy is measured.
+    Logs stay in the folder ``logs`` where one is given. GPUs run at the clock of their stage, or at what the driver
+    chooses (``default_clocks``), and energy is measured.
     """
 
     name: str

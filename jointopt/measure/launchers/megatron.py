@@ -144,10 +144,7 @@ class MegatronLog:
 
 
 def read_log(text: str, dropped: int) -> MegatronLog:
-    """The log of one run, of any rank or of all mixed; lines that are cut or mixed up are left out.
-
-    Memory is the largest ``max reserved`` of any rank. Raises ValueError where no iteration is left.
-    """
+    """The log of one run, of any rank or all mixed, without lines that are cut; ValueError without iterations."""
     rows: dict[int, dict[str, float]] = {}
     for number, rest in _ITERATION.findall(text):
         fields = {name: float(value) for name, value in _FIELD.findall(rest)}
@@ -178,11 +175,9 @@ def measured(log: MegatronLog, num_gpus: int) -> dict[str, Any]:
     notes = f"{len(log.iteration_s)} iterations, spread {spread:.1%}, loss {log.last_loss:.5g}"
     if log.skipped:
         notes += f", {log.skipped} skipped for gradients that were not finite"
-    energy = {}
-    if log.energy_per_gpu_j > 0:
-        energy = {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
-    else:
-        notes += ", energy not measured"
+    energy = {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
+    if not log.energy_per_gpu_j > 0:
+        energy, notes = {}, f"{notes}, energy not measured"
     return result_row(notes, iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
 
 

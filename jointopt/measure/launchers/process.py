@@ -69,8 +69,8 @@ def run_program(
 def run_in_foreground(command: Sequence[str], grace_s: float) -> int:
     """Run ``command`` in the user's terminal and return its exit code, 128 + n where signal n ended it.
 
-    SIGINT, SIGTERM and SIGHUP are passed on; the program then has ``grace_s`` to end by itself, and is killed with all
-    that it started after that, or at a second signal. Raises LauncherError where it cannot be started.
+    SIGINT, SIGTERM and SIGHUP are passed on; after ``grace_s``, or a second signal, the program is killed with all that
+    it started. Raises LauncherError where it cannot be started.
     """
     mark, until = uuid.uuid4().hex, math.inf
     with _caught(_SIGNALS) as caught:
@@ -125,7 +125,7 @@ def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def files_of_a_run() -> Iterator[None]:
-    """Turn files that cannot be made for a run into a LauncherError: the next run could not be started either."""
+    """LauncherError where files of a run cannot be made: the next run could not be started either."""
     try:
         yield
     except OSError as error:
@@ -150,10 +150,7 @@ def end_with_parent() -> None:
 
 
 def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark.
-
-    An interrupt cuts the wait between the two short, and passes through once nothing is left.
-    """
+    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark."""
     try:
         if program.poll() is None:
             program.terminate()

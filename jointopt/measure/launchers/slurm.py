@@ -42,11 +42,9 @@ class SlurmLauncher:
     """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` says how.
 
     ``program`` is torchrun (the project's trainer), megatron (with ``checkout``) or command (with ``command``), or an
-    object of its own. ``folder`` must be seen by all nodes; each run has a folder in it with its script, log and
-    result. GPUs run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by
-    `jointopt exec` on each node; without ``meter`` the program is started alone. ``limit_s`` is the longest that a run
-    may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by all
-    that is run; Ctrl-C cancels it. Several runs are in the queue at once in `run_all`.
+    object of its own. ``folder`` must be seen by all nodes. GPUs run at the plan's clocks, or at what the driver
+    chooses (``default_clocks``), and are metered, by `jointopt exec` on each node; without ``meter`` the program is
+    started alone. ``limit_s`` begins when a job runs. A job outlives the tool, which finds it again; Ctrl-C cancels it.
     """
 
     name = "slurm"
@@ -88,10 +86,7 @@ class SlurmLauncher:
     def run_all(
         self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
     ) -> Generator[Ended, None, None]:
-        """As `jointopt.measure.launchers.base.ManyAtOnce`: one job each, all of them in the queue together.
-
-        Where Slurm takes no more jobs while some are on their way, the others are submitted as those end.
-        """
+        """As `ManyAtOnce`: one job each, in the queue together; what Slurm does not take now follows as others end."""
         self.candidates(job)
         fleet = Fleet(self, job, enumerate(plans), report)
         try:
@@ -131,10 +126,9 @@ class SlurmLauncher:
     def submitted(
         self, job: Job, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]
     ) -> tuple[int | None, str]:
-        """The Slurm job of the folder, and how it was found: one of an earlier process, or a new one.
+        """The Slurm job of the folder, of an earlier process or a new one, and how it was found.
 
-        ``report`` is called where Slurm does not answer. None for a job that has left its result and that has no
-        number any more.
+        None for a job that has left its result and has no number any more. ``report``: where Slurm does not answer.
         """
         name = self.submission_name(folder)
         known = _noted(folder) or control.named(name, report)
@@ -159,10 +153,7 @@ class SlurmLauncher:
         return number, f"Slurm job {number} is submitted"
 
     def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """A name that is the same for the same run in the same folder, in any process; its submissions are numbered.
-
-        Runs that differ in their time limit or account alone have one name.
-        """
+        """A name that is the same for the same run in the same folder, whatever its process, time limit or account."""
         mapping = job_mapping(job)
         of_job = {key: mapping[key] for key in ("model", "training", "cluster")}
         parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), *self._command(job, plan)]

@@ -156,9 +156,9 @@ def _duration_s(text: str) -> float:
 
 
 def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subprocess.CompletedProcess[str]:
-    """The answer to a query, repeated while the controller gives none; NoAnswerError after ten minutes.
+    """The answer to a query, repeated, after a ``report``, while there is none; NoAnswerError after ten minutes.
 
-    ``report`` is called at once when there is no answer. A failed command whose message holds ``refusal`` is an answer.
+    A failed command whose message holds ``refusal`` is an answer.
     """
     until, wait_s, reported = time.monotonic() + _PATIENCE_S, 1.0, False
     while True:
@@ -195,13 +195,9 @@ def _environment() -> dict[str, str]:
 
     sbatch would hand them on, and srun of the new job would heed them.
     """
-    inside = "SLURM_JOB_ID" in os.environ
-
-    def misleads(name: str) -> bool:
-        of_the_job = inside and name.startswith("SLURM_") and name not in _OF_THE_SITE
-        return of_the_job or name.startswith("SQUEUE_") or name == "SLURM_TIME_FORMAT"
-
-    return {name: value for name, value in os.environ.items() if not misleads(name)}
+    misleading = ("SQUEUE_", "SLURM_TIME_FORMAT", *(["SLURM_"] if "SLURM_JOB_ID" in os.environ else []))
+    kept = (name for name in os.environ if name in _OF_THE_SITE or not name.startswith(misleading))
+    return {name: os.environ[name] for name in kept}
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:

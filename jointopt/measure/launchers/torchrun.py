@@ -44,8 +44,8 @@ class TorchrunProgram(Program):
         return [*node_torchrun(job), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        processes = self.spec(job, plan).processes
-        return [*local_torchrun(processes), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
+        start = local_torchrun(self.spec(job, plan).processes)
+        return [*start, *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
         (folder / _SPEC).write_text(self.spec(job, plan, least_s).text(), encoding="utf-8")
@@ -61,7 +61,7 @@ class TorchrunProgram(Program):
 class TorchrunLauncher(LocalLauncher):
     """Runs a plan with the trainer on this machine, one process per GPU of the job, or per core (gloo).
 
-    ``iterations`` are measured after ``warmup_iterations``, and more where these are over too soon for energy counters.
+    ``iterations`` after ``warmup_iterations`` are measured, and more where energy counters need longer.
     """
 
     name = "torchrun"
@@ -87,10 +87,7 @@ class TorchrunLauncher(LocalLauncher):
 
 
 def read_result(path: Path, model: Model) -> dict[str, Any] | None:
-    """The result columns in a file of the trainer, and its window: ``measured_s``, ``iterations``; None without a file.
-
-    A file that is none of the trainer's is a failed run that says why.
-    """
+    """The result columns in a file of the trainer, and its window; None without a file, a failed run for another's."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
