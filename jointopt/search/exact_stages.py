@@ -27,28 +27,6 @@ SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
 @dataclass
-class _Boxes:
-    """Ranges of bottleneck clocks of layouts: rows of a chunk's table of relaxed clocks, and both ends."""
-
-    row: Ints
-    low: Ints
-    high: Ints
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def at(self, index: Ints) -> _Boxes:
-        return _Boxes(self.row[index], self.low[index], self.high[index])
-
-    def halves(self) -> _Boxes:
-        """Both halves; a single clock has none."""
-        middle = (self.low + self.high) // 2
-        row = np.concatenate([self.row, self.row])
-        low, high = np.concatenate([self.low, middle + 1]), np.concatenate([middle, self.high])
-        return _Boxes(row, low, high)
-
-
-@dataclass
 class _Sweep:
     """The running front over chunks of layouts; ``relaxed`` (layouts, clocks, S): stage clocks with all slack used."""
 
@@ -64,32 +42,35 @@ class _Sweep:
         relaxed = self.problem.decode_clocks(index, clock, np.ones(len(index)))
         table = relaxed.reshape(len(layouts), clocks, self.problem.max_pp)
         nothing = np.zeros(len(layouts), dtype=np.int64)
-        boxes = _Boxes(np.arange(len(layouts)), nothing, nothing + clocks - 1)
-        while len(boxes):
-            boxes = boxes.at(self._may_improve(layouts, table, boxes))
-            single = boxes.low == boxes.high
-            self._evaluate(layouts, boxes.at(np.flatnonzero(single)))
-            boxes = boxes.at(np.flatnonzero(~single)).halves()
+        # ranges of bottleneck clocks: columns of (row of the table, lowest clock, highest clock)
+        boxes = np.stack([np.arange(len(layouts)), nothing, nothing + clocks - 1])
+        while boxes.size:
+            boxes = boxes[:, self._may_improve(layouts, table, boxes)]
+            row, low, high = boxes
+            single = low == high
+            self._evaluate(layouts[row[single]], low[single])
+            row, low, high = boxes[:, ~single]
+            middle = (low + high) // 2
+            boxes = np.concatenate([[row, low, middle], [row, middle + 1, high]], axis=1)
 
-    def _may_improve(self, layouts: Ints, table: Floats, boxes: _Boxes) -> Ints:
+    def _may_improve(self, layouts: Ints, table: Floats, boxes: Ints) -> Ints:
         """Indices of the boxes that the front does not cover, by more than rounding."""
-        layout = layouts[boxes.row]
-        slowest = np.empty((len(boxes), self.problem.max_pp))
-        for box, (row, low, high) in enumerate(zip(boxes.row, boxes.low, boxes.high, strict=True)):
+        layout, highest = layouts[boxes[0]], boxes[2]
+        slowest = np.empty((len(layout), self.problem.max_pp))
+        for box, (row, low, high) in enumerate(boxes.T):
             slowest[box] = table[row, low : high + 1].min(axis=0)  # NaN stays where there is no stage
-        fast = self.problem.evaluate(layout, self.problem.uniform_clocks(layout, boxes.high))
+        fast = self.problem.evaluate(layout, self.problem.uniform_clocks(layout, highest))
         slow = self.problem.evaluate(layout, slowest)
-        self.evaluated += 2 * len(boxes)
+        self.evaluated += 2 * len(layout)
         time_s = fast["iteration_time_s"]
         least_j = slow["energy_j"] - self.slope_w * (slow["iteration_time_s"] - time_s)
         return may_improve(self.front, time_s, least_j)
 
-    def _evaluate(self, layouts: Ints, boxes: _Boxes) -> None:
-        """All shares of slack at single bottleneck clocks, merged into the front."""
-        if len(boxes):
-            layout = np.repeat(layouts[boxes.row], len(SLACKS))
-            clock = np.repeat(boxes.low, len(SLACKS))
-            batch = self.problem.plans(layout, clock, np.tile(SLACKS, len(boxes)))
+    def _evaluate(self, layouts: Ints, clocks: Ints) -> None:
+        """All shares of slack of layouts at a bottleneck clock each, merged into the front."""
+        if len(layouts):
+            layout, clock = np.repeat(layouts, len(SLACKS)), np.repeat(clocks, len(SLACKS))
+            batch = self.problem.plans(layout, clock, np.tile(SLACKS, len(layouts)))
             self.evaluated += len(layout)
             self.front = merge(self.front, batch)
 

@@ -66,11 +66,15 @@ def concat(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in shared}
 
 
-def front_of(plans: Columns) -> Columns:
-    """The feasible, non-dominated rows (``violation`` <= 0), sorted by time."""
+def front_rows(plans: Columns) -> Ints:
+    """Indices of the feasible (``violation`` <= 0), non-dominated rows, sorted by time."""
     feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    first, second = (plans[name][feasible] for name in OBJECTIVES)
-    return take(plans, feasible[front_order(first, second)])
+    return feasible[front_order(*(values[feasible] for values in objectives(plans)))]
+
+
+def front_of(plans: Columns) -> Columns:
+    """The feasible, non-dominated rows, sorted by time."""
+    return take(plans, front_rows(plans))
 
 
 def merge(front: Columns | None, batch: Columns) -> Columns:

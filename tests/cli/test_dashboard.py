@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.search.nsga2 import search
-from jointopt.search.studies.display import front_rows
+from jointopt.search.pareto import front_rows
 from jointopt.search.studies.saving import save_study
 from tests.fake_problem import fake_problem
 

@@ -15,6 +15,7 @@ from jointopt.core.facts import joined_notes
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
 from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
+from jointopt.measure.launchers.rows import is_blank
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
 _HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting
@@ -57,7 +58,7 @@ class Conditions:
         results = reading.results(iterations)
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
-        out = dict(row) | {name: value for name, value in results.items() if not _known(row.get(name))}
+        out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
         if self.default_clocks:
             out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
         return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
@@ -122,7 +123,3 @@ def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | No
         return None
     stages = stage_of_rank(plan, np.arange(reading.gpus))
     return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
-
-
-def _known(value: Any) -> bool:
-    return value is not None and value == value

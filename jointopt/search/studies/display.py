@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.search.pareto import OBJECTIVES, evenly, front_order, objectives, take
+from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
 from jointopt.spec.plans.parse import format_plan
 
@@ -20,12 +20,6 @@ LISTED = 12  # plans of the front in the study's note, each with a note of its o
 DRAWN = 400  # plans beside the front in the plot, so that it stays small
 PIECE = 20_000  # characters of an attribute: escaped, they fit into the smallest text column of any database
 FIT_NOTE = "peak_memory_gib", "avg_power_w"
-
-
-def front_rows(plans: Columns) -> Ints:
-    """Rows of the feasible plans that no other one beats, sorted by time."""
-    feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    return feasible[front_order(*(values[feasible] for values in objectives(plans)))]
 
 
 def plan_text(plans: Columns, row: int) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
-from jointopt.search.pareto import OBJECTIVES, evenly, objectives, take
-from jointopt.search.studies.display import front_rows, pieces, show
+from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
+from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
 from jointopt.search.studies.trials import searched, spread_in_time, trials_of
 from jointopt.spec.plans.clocks import stage_clocks_to_text
