@@ -25,10 +25,7 @@ RESOLUTION = 1e-3  # relative; finer gains than this from single stages would on
 
 @dataclass
 class LocalSearch:
-    """Local moves from a front, remembering where it has already been; deterministic.
-
-    ``spent`` counts evaluations over all calls of `improve`.
-    """
+    """Local moves from a front, remembering where it has already been; ``spent`` counts evaluations; deterministic."""
 
     problem: Problem
     genome: Genome

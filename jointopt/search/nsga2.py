@@ -55,15 +55,9 @@ class _Sampler(optuna.samplers.NSGAIISampler):
 
 
 def search(
-    problem: Problem,
-    *,
-    trials: int = 1000,
-    seed: int = 0,
-    start: Columns | None = None,
-    population: int = POPULATION,
-    local_evaluations: int = 50_000,
-    progress: Progress | None = None,
-) -> SearchResult:
+    problem: Problem, *, trials: int = 1000, seed: int = 0, start: Columns | None = None, population: int = POPULATION,
+    local_evaluations: int = 50_000, progress: Progress | None = None,
+) -> SearchResult:  # fmt: skip
     """NSGA-II for ``trials`` distinct plans, then a local search around the front; the seed decides all.
 
     ``start``: a front to begin with (layout_index, clock_index, slack), which is part of the final front.

@@ -26,10 +26,7 @@ print(json.dumps([torch.cuda.get_device_name(i) for i in found]))
 
 
 def check_devices(job: Job) -> None:
-    """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names.
-
-    PyTorch runs in a process of its own, once; where that fails, the training will too, and its log says why.
-    """
+    """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names."""
     if _on_cores(job.cluster.gpu.id) or os.environ.get(FOR_TESTS):
         return
     found = _seen()
@@ -72,7 +69,7 @@ def _on_cores(gpu_id: str) -> bool:
 
 @functools.cache
 def _seen() -> tuple[str, ...] | None:
-    """Names of the GPUs that PyTorch sees; None where it gives no answer."""
+    """Names of the GPUs that PyTorch sees; None where it fails, as the training will, whose log says why."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _QUERY], capture_output=True, text=True, timeout=_QUERY_S, check=True

@@ -45,9 +45,9 @@ class Ended:
 def run_program(
     command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:  # fmt: skip
-    """Run ``command`` with output to ``log``; whatever happens here, none of its processes is left.
+    """Run ``command`` with output to ``log``; none of its processes is left, even if this one is killed.
 
-    Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
+    Raises LauncherError where the program cannot be started.
     """
     mark = uuid.uuid4().hex
     with log.open("ab") as out:
@@ -141,10 +141,7 @@ def environment(mark: str) -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """Let Linux send SIGTERM to this child when the tool dies, by SIGKILL too; other systems have no such call.
-
-    It runs between fork and exec, beside the threads of a meter: it imports and opens nothing.
-    """
+    """Let Linux send SIGTERM to this child when the tool dies; between fork and exec it imports and opens nothing."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

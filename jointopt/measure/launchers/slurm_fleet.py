@@ -42,8 +42,7 @@ class Fleet:
         while self._flights:
             time.sleep(next(waits))
             for place in list(self._flights):
-                found = self._looked_at(place)
-                if found is not None:
+                if found := self._looked_at(place):
                     yield from self._handed_over(place, found)
                     waits = _backoff(self._launcher.poll_s)
                     self._submit()
@@ -55,8 +54,7 @@ class Fleet:
         over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
         self.cancel()
         for place in over:
-            found = self._looked_at(place)
-            if found is not None:
+            if found := self._looked_at(place):
                 yield from self._handed_over(place, found)
 
     def cancel(self) -> None:
@@ -133,8 +131,7 @@ class Fleet:
         self._error = self._error or error
 
     def _drop(self, place: int) -> None:
-        flight = self._flights.pop(place, None)
-        if flight is not None:
+        if flight := self._flights.pop(place, None):
             _close(flight.folder)
 
 

@@ -221,14 +221,9 @@ def _lives(process: str) -> bool:
 
 def _results(row: Mapping[str, Any]) -> dict[str, Any]:
     """Result columns that the row knows, as JSON."""
-    known: dict[str, Any] = {}
-    for name in MEASURED:
-        value = row.get(name)
-        if isinstance(value, str) and value:
-            known[name] = value
-        elif name in _UNITS and math.isfinite(_number(value)):
-            known[name] = _number(value)
-    return known
+    figures = {name: _number(row.get(name)) for name in _UNITS}
+    words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
+    return {name: value for name, value in figures.items() if math.isfinite(value)} | words
 
 
 def _number(value: Any) -> float:

@@ -1,8 +1,7 @@
 """The database side of a study that several workers share: every plan is a trial of one worker at a time.
 
-A worker takes trials for as long as its lease runs, which it renews while it lives; of a worker whose lease is over
-the others take the trials over. Taking trials is done in turns (`Storage.alone`), so that each worker sees what the
-others have taken; all else is Optuna's own.
+A worker holds trials for as long as its lease runs, which it renews while it lives; then others take them over. Trials
+are taken in turns (`Storage.alone`), so that each worker sees what the others have taken; all else is Optuna's own.
 """
 
 from __future__ import annotations

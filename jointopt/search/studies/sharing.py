@@ -56,9 +56,8 @@ def share(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
-        worker = _Worker(
-            problem, Queue(url, name, identity, lease_s=lease_s), trials, seed, batch, start, progress
-        )
+        queue = Queue(url, name, identity, lease_s=lease_s)
+        worker = _Worker(problem, queue, trials, seed, batch, start, progress)
         worker.run()
         finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
         plans = problem.describe(worker.plans(finished))
@@ -93,18 +92,13 @@ class _Worker:
     def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
         with self.queue.held():
-            while self._step():
-                pass
-
-    def _step(self) -> bool:
-        """One batch, or one look for more to do; False where nothing is left to do for any worker."""
-        if claimed := self.queue.claim(self.batch, self._breed):
-            self._work(claimed)
-        elif any(trial.state in UNFINISHED for trial in self.queue.trials()):
-            time.sleep(PAUSE_S)
-        else:
-            return False
-        return True
+            while True:
+                if claimed := self.queue.claim(self.batch, self._breed):
+                    self._work(claimed)
+                elif any(trial.state in UNFINISHED for trial in self.queue.trials()):
+                    time.sleep(PAUSE_S)
+                else:
+                    return
 
     def _work(self, claimed: list[FrozenTrial]) -> None:
         try:
@@ -197,9 +191,5 @@ class _Worker:
 
 def space_hash(problem: Problem) -> str:
     """A hash of the layouts and clocks, in their order, that the genes of a shared study number."""
-    hashed = hashlib.sha256()
-    for name in sorted(problem.layouts):
-        hashed.update(name.encode())
-        hashed.update(np.ascontiguousarray(problem.layouts[name]).tobytes())
-    hashed.update(problem.clocks_mhz.tobytes())
-    return hashed.hexdigest()[:16]
+    columns = b"".join(name.encode() + values.tobytes() for name, values in sorted(problem.layouts.items()))
+    return hashlib.sha256(columns + problem.clocks_mhz.tobytes()).hexdigest()[:16]
