@@ -54,7 +54,6 @@ class TorchrunProgram(Program):
         return read_result(folder / _RESULT, job.model)
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
-        """The trainer's input for a plan (plan columns); ``least_s`` as in `TrainSpec`."""
         return train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
 
 
@@ -143,12 +142,11 @@ def train_spec(
     """The trainer's input for a job and a plan (plan columns)."""
     training, gpu = job.training, job.cluster.gpu.id
     shape: dict[str, Any] = {name: getattr(job.model, name) for name in _OF_MODEL}
-    layout: dict[str, Any] = {name: int(plan[name]) for name in _OF_PLAN}
+    shape |= {name: int(plan[name]) for name in _OF_PLAN}
+    shape |= {name: getattr(training, name) for name in ("seq_length", "global_batch_size", "dtype")}
     return TrainSpec(
-        **shape, **layout, seq_length=training.seq_length, global_batch_size=training.global_batch_size,
-        dtype=training.dtype,
-        sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]), iterations=iterations,
-        warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
+        **shape, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
+        iterations=iterations, warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
         selective_share=training.framework.selective_share,
     )  # fmt: skip
 
