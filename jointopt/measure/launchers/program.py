@@ -29,7 +29,6 @@ class Program(Protocol):
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The command of one node, with files in ``folder``; words may hold ``${NODE_RANK}`` and `NODE_VARIABLES`."""
-        raise NotImplementedError
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The command on one machine."""
