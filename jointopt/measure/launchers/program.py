@@ -19,9 +19,7 @@ class Program(Protocol):
     name: str
     environment: Mapping[str, str] = {}
     cwd: Path | None = None  # None = that of this process
-    missing: str = (
-        "the program ended well and left no result"  # the failure of a run without a result, in words
-    )
+    missing: str = "the program ended well and left no result"  # the failure of such a run, in words
 
     def check(self, job: Job) -> None:
         """Raises LauncherError for a job that the program cannot run, whatever the plan."""
