@@ -9,10 +9,11 @@ import numpy as np
 from scipy.special import ndtr
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.search.pareto import front_order, nadir
+from jointopt.search.pareto import front_order, hypervolume, nadir
 
 SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form
 _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
+_TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
 
 
@@ -24,10 +25,9 @@ def acquire(
 
     ``predicted`` (n): each objective with ``_low`` and ``_high`` (90 % interval of a log-normal), and
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
-    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool); with them a batch is diverse, since plans that
-    are good or bad together gain little from each other. Without, plans err independently.
-    Plans outside ``allowed`` are never chosen, nor those that better what was measured by 1 % with a probability
-    below ``least_chance``.
+    ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them plans
+    err independently. Not chosen: plans outside ``allowed``, and those that better what was measured by 1 % with a
+    probability below ``least_chance``.
     """
     gain, chance = expected_gain(predicted, measured, rng, objectives=objectives)
     eligible = np.flatnonzero(allowed & (chance >= least_chance) & np.isfinite(gain))
@@ -49,7 +49,7 @@ def acquire(
 
 
 class _Batch:
-    """What plans add, in the mean over joint draws, to what is measured and to the plans already in the batch."""
+    """Mean gain of plans over joint draws, beside what is measured and the plans already in the batch."""
 
     def __init__(self, known: Floats, values: Floats, fits: Bools, reference: tuple[float, float]) -> None:
         self._values, self._fits, self._reference = values, fits, reference  # logs (n, s, objectives), (n, s)
@@ -86,10 +86,7 @@ def _drawn(
 
 
 def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -> Floats:
-    """Logs of the measured front (f, objectives) by the first; before the first run, the best that is likely to fit.
-
-    With a worse incumbent every plan gains much, and a small doubt of its fitting outweighs a good deal of time.
-    """
+    """Logs of the measured front (f, objectives) by the first; before the first run, the best that is likely to fit."""
     known = np.log(np.stack([measured[name] for name in objectives], axis=1))
     if not len(known):
         known, _ = _log_normal(predicted, objectives)
@@ -119,10 +116,8 @@ def expected_gain(
 
 def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats, Floats]:
     mean = np.log(np.stack([predicted[name] for name in objectives], axis=1))
-    low, high = (
-        np.stack([predicted[f"{name}_{end}"] for name in objectives], axis=1) for end in ("low", "high")
-    )
-    return mean, np.maximum(np.log(high / low) / _INTERVAL, 1e-6)
+    span = np.log(np.stack([predicted[f"{n}_high"] / predicted[f"{n}_low"] for n in objectives], axis=1))
+    return mean, np.maximum(span / _INTERVAL, 1e-6)
 
 
 def _improvement(mean: Floats, deviation: Floats, incumbent: float) -> tuple[Floats, Floats]:
@@ -146,11 +141,7 @@ def _hypervolume_gain(
 
 
 def added_area(front: Floats, points: Floats, reference: tuple[float, float]) -> Floats:
-    """Area (n,) that each point (n, 2) alone adds to that of ``front`` (f, 2), sorted by its first column.
-
-    Between two neighbours of the front the free area lies below the left one, and left of the front below the
-    reference.
-    """
+    """Area (n,) that each point (n, 2) alone adds to that of ``front`` (f, 2), sorted by its first column."""
     left = np.concatenate([[-np.inf], front[:, 0]])
     right = np.concatenate([front[:, 0], [reference[0]]])
     ceiling = np.concatenate([[reference[1]], front[:, 1]])
@@ -158,3 +149,37 @@ def added_area(front: Floats, points: Floats, reference: tuple[float, float]) ->
     height = np.minimum(ceiling, reference[1]) - points[:, 1:]
     area: Floats = (np.maximum(width, 0.0) * np.maximum(height, 0.0)).sum(axis=1)
     return area
+
+
+def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], left: Bools) -> float:
+    """Expected gain if every plan that is left were run: a share, NaN where it cannot be known.
+
+    That is before the first run that succeeded, and where twice as much as was measured seems to be left: that says how
+    little the runs so far show. ``draws`` (n, s) are joint draws of the objectives, and ``fits``; ``measured`` (m) the
+    objectives of the runs that succeeded. One objective: by how much the best value falls. Two: by how much the volume
+    under the front grows, in logarithms.
+    """
+    known = np.log(np.stack([measured[name] for name in objectives], axis=1))
+    if not len(known):
+        return float("nan")
+    if not left.any():
+        return 0.0
+    values = np.log(np.stack([draws[name][left] for name in objectives], axis=2))  # (plans, s, objectives)
+    values[~draws["fits"][left]] = np.inf
+    if len(objectives) == 1:
+        better = np.maximum(known.min() - values[:, :, 0].min(axis=0), 0.0)
+        gain, most = float(1.0 - np.exp(-better).mean()), _TWICE_AS_GOOD
+    else:
+        gain, most = _volume_gain(known, values), _TWICE_AS_WIDE
+    return gain if gain <= most else float("nan")
+
+
+def _volume_gain(known: Floats, values: Floats) -> float:
+    middle = np.median(values, axis=1)
+    everything = np.concatenate([known, middle[np.isfinite(middle).all(axis=1)]])
+    reference = nadir(everything[:, 0], everything[:, 1])
+    front = known[front_order(known[:, 0], known[:, 1])]
+    before = hypervolume(front[:, 0], front[:, 1], reference)
+    draws = (np.concatenate([front, values[:, draw]]).T for draw in range(values.shape[1]))
+    after = np.mean([hypervolume(points[0], points[1], reference) for points in draws])
+    return float(after / before - 1.0) if before > 0 else float("nan")

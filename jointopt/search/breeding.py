@@ -101,8 +101,8 @@ def half_local(
 ) -> Ints:  # fmt: skip
     """The same number of genes, half of them local moves once ``share_done`` of a search is past `LOCAL_AFTER`.
 
-    At first from the best of every combination of tp, pp and cp among the ``plans`` evaluated so far, because variation
-    seldom leads from one combination to another; in the end from the ``front``.
+    At first around the best of every combination of tp, pp and cp among the ``plans``, because variation seldom leads
+    from one to another; in the end around the ``front``.
     """
     if share_done < LOCAL_AFTER:
         return genes
@@ -115,10 +115,7 @@ def half_local(
 def local_moves(
     genome: Genome, around: Columns, seen: Seen, size: int, rng: np.random.Generator, *, clocks: bool
 ) -> Ints:
-    """Genes of at most ``size`` unseen plans one move away: in a layout's gene, and with ``clocks`` in clock and slack.
-
-    With ``clocks`` both kinds get half where both are left.
-    """
+    """Genes of at most ``size`` unseen plans one move away: in a layout's gene, and with ``clocks`` half in clocks."""
     own = genome.encode(around)
     layouts = _unseen_moves(genome, genome.neighbours(own), seen, rng)
     profiles = _unseen_moves(genome, _other_profiles(genome, own), seen, rng) if clocks else layouts[:0]

@@ -1,14 +1,13 @@
 """The exact Pareto front of the uniform-clock space, every layout at every clock, in bounded memory.
 
-Branch and bound that cannot change the answer: a set of plans is left out only when a point of the running
-front is at most equal to a lower bound of all of them in both objectives. Bounds come from two promises of
-the problem, each optional: lower bounds per layout, and how time and energy move with the clock
-(`Problem.energy_slope_w`). With the second, the clocks between two evaluated ones are bounded by a box,
+Branch and bound that cannot change the answer: plans are left out only when a point of the running front is at most
+equal to a lower bound of all of them in both objectives. Bounds come from two optional promises of the problem: lower
+bounds per layout, and how time and energy move with the clock (`Problem.energy_slope_w`). With the second, the clocks
+between two evaluated ones are bounded by a box,
 
     time >= time(high),  energy >= energy(low) - slope * (time(low) - time(high)),
 
-and a layout's clock range is halved only where its box is not covered. Without any promise everything is
-evaluated.
+and a layout's clock range is halved only where its box is not covered.
 """
 
 from __future__ import annotations
@@ -62,19 +61,20 @@ class _Sweep:
         values = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0))
         return values[0], values[1]
 
-    def may_improve(self, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
-        """Indices of the bounds that the front does not cover, by more than rounding."""
-        if self.front is None:
-            return np.arange(len(time_lb_s))
-        low = 1.0 - ROUNDING
-        return np.flatnonzero(~is_covered(*objectives(self.front), time_lb_s * low, energy_lb_j * low))
-
     def report(self, layouts_done: int) -> None:
         self.layouts_done += layouts_done
         if self.progress is not None:
             clocks = self.problem.num_clocks
             size = 0 if self.front is None else len(self.front["layout_index"])
             self.progress(self.layouts_done * clocks, self.problem.num_layouts * clocks, size)
+
+
+def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
+    """Indices of the bounds that the front does not cover, by more than rounding."""
+    if front is None:
+        return np.arange(len(time_lb_s))
+    low = 1.0 - ROUNDING
+    return np.flatnonzero(~is_covered(*objectives(front), time_lb_s * low, energy_lb_j * low))
 
 
 def exact_front(
@@ -96,13 +96,13 @@ def exact_front(
 
 def _sweep_blocks(sweep: _Sweep) -> int:
     """Settle all layouts in blocks, the most promising first; returns the plans that this evaluated."""
-    order, time_lb_s, energy_lb_j = _ordered_bounds(sweep.problem)
+    order, time_lb_s, energy_lb_j = ordered_bounds(sweep.problem, np.arange(sweep.problem.num_layouts))
     _seed(sweep, order[:SEED_LAYOUTS])
     after_seed = sweep.evaluated
     block = max(1, min(sweep.chunk_size // 2, -(-len(order) // BLOCKS)))
     for start in range(0, len(order), block):
         rows = slice(start, start + block)
-        alive = order[rows][sweep.may_improve(time_lb_s[rows], energy_lb_j[rows])]
+        alive = order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])]
         if sweep.problem.energy_slope_w is None:
             _enumerate(sweep, alive)
         else:
@@ -111,23 +111,21 @@ def _sweep_blocks(sweep: _Sweep) -> int:
     return sweep.evaluated - after_seed
 
 
-def _ordered_bounds(problem: Problem) -> tuple[Ints, Floats, Floats]:
-    """Layouts with their lower bounds, the smallest product of both first."""
-    everything = np.arange(problem.num_layouts, dtype=np.int64)
+def ordered_bounds(problem: Problem, layouts: Ints) -> tuple[Ints, Floats, Floats]:
+    """The layouts with their lower bounds (-inf where none is known), the smallest product of both first."""
     if problem.lower_bound is None:
-        unknown = np.full(problem.num_layouts, -np.inf)
-        return everything, unknown, unknown
-    time_lb_s, energy_lb_j = problem.lower_bound(everything)
-    order = np.argsort(time_lb_s * energy_lb_j, kind="stable").astype(np.int64)
-    return order, time_lb_s[order], energy_lb_j[order]
+        unknown = np.full(len(layouts), -np.inf)
+        return layouts, unknown, unknown
+    time_lb_s, energy_lb_j = problem.lower_bound(layouts)
+    order = np.argsort(time_lb_s * energy_lb_j, kind="stable")
+    return layouts[order].astype(np.int64), time_lb_s[order], energy_lb_j[order]
 
 
 def _seed(sweep: _Sweep, layouts: Ints) -> None:
     """A first front from a few layouts at a few clocks, so that most others never need evaluating."""
     if sweep.problem.lower_bound is None and sweep.problem.energy_slope_w is None:
         return
-    grid = np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64)
-    clocks = np.unique(grid)
+    clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
     sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)))
 
 
@@ -149,7 +147,7 @@ def _bisect(sweep: _Sweep, layouts: Ints, slope_w: float) -> None:
     ends_low, ends_high = np.stack([time_low, energy_low]), np.stack([time_high, energy_high])
     while True:
         box_j = ends_low[1] - slope_w * (ends_low[0] - ends_high[0])
-        split = sweep.may_improve(ends_high[0], box_j)
+        split = may_improve(sweep.front, ends_high[0], box_j)
         split = split[high[split] - low[split] >= 2]
         if len(split) == 0:
             return

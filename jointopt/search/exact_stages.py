@@ -1,14 +1,14 @@
 """The exact Pareto front where stages may use their slack: every layout, bottleneck clock and share of slack.
 
 Branch and bound again (`jointopt.search.exact`), from the exact front of the uniform clocks, by two promises of the
-problem (`Problem.energy_slope_w`): a faster clock of any stage is never slower, and what is left of the energy as work,
-``energy - slope * time``, never falls as a clock rises. Between two bottleneck clocks of a layout, whatever the share
-of slack, no plan then beats the box
+problem (`Problem.energy_slope_w`): a faster clock of any stage is never slower, and ``energy - slope * time``, the
+energy left as work, never falls as a clock rises. Between two bottleneck clocks of a layout, whatever the share of
+slack, no plan then beats the box
 
     time >= time(one clock, the highest),  work >= work(the lowest clock that each stage has among them).
 
 Ranges whose box the front covers are left out, the others halved down to single clocks, whose shares of slack are then
-evaluated. The result holds for these decoded plans; a stage's clock moved freely may still be better.
+evaluated. A stage's clock moved freely may still be better.
 """
 
 from __future__ import annotations
@@ -18,34 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.exact import ROUNDING, STAGE_CELLS_PER_CHUNK, ExactFront, exact_front
+from jointopt.search.exact import STAGE_CELLS_PER_CHUNK, ExactFront, exact_front, may_improve, ordered_bounds
 from jointopt.search.genome import SLACK_LEVELS
-from jointopt.search.pareto import is_covered, merge, objectives
+from jointopt.search.pareto import merge
 from jointopt.search.problem import Problem, Progress
 
 SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
-
-
-@dataclass
-class _Boxes:
-    """Ranges of bottleneck clocks of layouts: rows of a chunk's table of relaxed clocks, and both ends."""
-
-    row: Ints
-    low: Ints
-    high: Ints
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def at(self, index: Ints) -> _Boxes:
-        return _Boxes(self.row[index], self.low[index], self.high[index])
-
-    def halves(self) -> _Boxes:
-        """Both halves; a single clock has none."""
-        middle = (self.low + self.high) // 2
-        row = np.concatenate([self.row, self.row])
-        low, high = np.concatenate([self.low, middle + 1]), np.concatenate([middle, self.high])
-        return _Boxes(row, low, high)
 
 
 @dataclass
@@ -64,33 +42,35 @@ class _Sweep:
         relaxed = self.problem.decode_clocks(index, clock, np.ones(len(index)))
         table = relaxed.reshape(len(layouts), clocks, self.problem.max_pp)
         nothing = np.zeros(len(layouts), dtype=np.int64)
-        boxes = _Boxes(np.arange(len(layouts)), nothing, nothing + clocks - 1)
-        while len(boxes):
-            boxes = boxes.at(self._may_improve(layouts, table, boxes))
-            single = boxes.low == boxes.high
-            self._evaluate(layouts, boxes.at(np.flatnonzero(single)))
-            boxes = boxes.at(np.flatnonzero(~single)).halves()
+        # ranges of bottleneck clocks: columns of (row of the table, lowest clock, highest clock)
+        boxes = np.stack([np.arange(len(layouts)), nothing, nothing + clocks - 1])
+        while boxes.size:
+            boxes = boxes[:, self._may_improve(layouts, table, boxes)]
+            row, low, high = boxes
+            single = low == high
+            self._evaluate(layouts[row[single]], low[single])
+            row, low, high = boxes[:, ~single]
+            middle = (low + high) // 2
+            boxes = np.concatenate([[row, low, middle], [row, middle + 1, high]], axis=1)
 
-    def _may_improve(self, layouts: Ints, table: Floats, boxes: _Boxes) -> Ints:
+    def _may_improve(self, layouts: Ints, table: Floats, boxes: Ints) -> Ints:
         """Indices of the boxes that the front does not cover, by more than rounding."""
-        layout = layouts[boxes.row]
-        slowest = np.empty((len(boxes), self.problem.max_pp))
-        for box, (row, low, high) in enumerate(zip(boxes.row, boxes.low, boxes.high, strict=True)):
+        layout, highest = layouts[boxes[0]], boxes[2]
+        slowest = np.empty((len(layout), self.problem.max_pp))
+        for box, (row, low, high) in enumerate(boxes.T):
             slowest[box] = table[row, low : high + 1].min(axis=0)  # NaN stays where there is no stage
-        fast = self.problem.evaluate(layout, self.problem.uniform_clocks(layout, boxes.high))
+        fast = self.problem.evaluate(layout, self.problem.uniform_clocks(layout, highest))
         slow = self.problem.evaluate(layout, slowest)
-        self.evaluated += 2 * len(boxes)
+        self.evaluated += 2 * len(layout)
         time_s = fast["iteration_time_s"]
         least_j = slow["energy_j"] - self.slope_w * (slow["iteration_time_s"] - time_s)
-        less = 1.0 - ROUNDING
-        return np.flatnonzero(~is_covered(*objectives(self.front), time_s * less, least_j * less))
+        return may_improve(self.front, time_s, least_j)
 
-    def _evaluate(self, layouts: Ints, boxes: _Boxes) -> None:
-        """All shares of slack at single bottleneck clocks, merged into the front."""
-        if len(boxes):
-            layout = np.repeat(layouts[boxes.row], len(SLACKS))
-            clock = np.repeat(boxes.low, len(SLACKS))
-            batch = self.problem.plans(layout, clock, np.tile(SLACKS, len(boxes)))
+    def _evaluate(self, layouts: Ints, clocks: Ints) -> None:
+        """All shares of slack of layouts at a bottleneck clock each, merged into the front."""
+        if len(layouts):
+            layout, clock = np.repeat(layouts, len(SLACKS)), np.repeat(clocks, len(SLACKS))
+            batch = self.problem.plans(layout, clock, np.tile(SLACKS, len(layouts)))
             self.evaluated += len(layout)
             self.front = merge(self.front, batch)
 
@@ -107,25 +87,10 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     sweep = _Sweep(problem, problem.energy_slope_w, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
     step = max(1, STAGE_CELLS_PER_CHUNK // (problem.max_pp * problem.num_clocks))
-    order = _most_promising_first(problem, pipelines)
+    order, time_lb_s, energy_lb_j = ordered_bounds(problem, pipelines)
     for start in range(0, len(order), step):
-        alive = order[start : start + step]
-        sweep.layouts(alive[_not_ruled_out(problem, sweep.front, alive)])
+        rows = slice(start, start + step)
+        sweep.layouts(order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])])
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     evaluated = uniform.evaluated + sweep.evaluated
     return ExactFront(sweep.front, covered, evaluated, covered - evaluated)
-
-
-def _most_promising_first(problem: Problem, layouts: Ints) -> Ints:
-    if problem.lower_bound is None:
-        return layouts
-    time_s, energy_j = problem.lower_bound(layouts)
-    return layouts[np.argsort(time_s * energy_j, kind="stable")]
-
-
-def _not_ruled_out(problem: Problem, front: Columns, layouts: Ints) -> Ints:
-    """Positions of the layouts whose lower bounds the front does not cover."""
-    if problem.lower_bound is None:
-        return np.arange(len(layouts))
-    time_s, energy_j = (bound * (1.0 - ROUNDING) for bound in problem.lower_bound(layouts))
-    return np.flatnonzero(~is_covered(*objectives(front), time_s, energy_j))

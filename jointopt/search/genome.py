@@ -1,9 +1,8 @@
 """From genes to plans: one integer per layout column, repaired to a layout that exists, and their variation.
 
-A gene is a position among the sorted distinct values of its column, so one step is one doubling of a
-degree. Repair goes through the columns in order of `PRIORITY` and takes, for each, the nearest value that
-some feasible layout still has, given the columns before. dp follows from the other degrees: it is never
-bred, only read back.
+A gene is a position among the sorted distinct values of its column, so one step is one doubling of a degree. Repair
+takes, column by column in order of `PRIORITY`, the nearest value that some feasible layout still has. dp follows from
+the other degrees: it is never bred, only read back.
 """
 
 from __future__ import annotations

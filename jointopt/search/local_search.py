@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.breeding import best_of_combinations
+from jointopt.search.breeding import Seen, best_of_combinations
 from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
 from jointopt.search.problem import Problem
@@ -25,22 +25,18 @@ RESOLUTION = 1e-3  # relative; finer gains than this from single stages would on
 
 @dataclass
 class LocalSearch:
-    """Local moves from a front, remembering where it has already been; deterministic.
-
-    ``spent`` counts evaluations over all calls of `improve`.
-    """
+    """Local moves from a front, remembering where it has already been; ``spent`` counts evaluations; deterministic."""
 
     problem: Problem
     genome: Genome
     spent: int = 0
-    expanded: dict[bool, set[bytes]] = field(default_factory=lambda: {False: set(), True: set()})
+    expanded: dict[bool, Seen] = field(default_factory=lambda: {False: Seen(), True: Seen()})
     swept: set[int] = field(default_factory=set)
 
     def improve(self, front: Columns, evaluations: int, *, per_stage: bool) -> Columns:
         """The front after local moves, until none helps or ``evaluations`` are spent; never worse anywhere.
 
-        Plans with one clock are merged exactly. Of plans with clocks per stage only those that gain
-        `RESOLUTION`.
+        Of plans with clocks per stage only those are merged that gain `RESOLUTION`.
         """
         stages = per_stage and self.problem.stage_clocks is not None and self.problem.max_pp > 1
         last = self.spent + evaluations
@@ -55,10 +51,9 @@ class LocalSearch:
         return front
 
     def climb(self, front: Columns, plans: Columns, evaluations: int) -> Columns:
-        """The front after a local search within each promising combination of tp, pp and cp.
+        """The front after a local search from ``plans`` within each promising combination of tp, pp and cp.
 
-        Good layouts of two combinations differ in many genes at once (ep, vpp and the rest follow the degrees), so
-        neither variation nor the moves of `improve` lead from one to the other. ``plans``: where to start from.
+        Good layouts of two combinations differ in many genes at once: other moves do not lead from one to the other.
         """
         last = self.spent + evaluations
         best = best_of_combinations(self.genome, plans)
@@ -68,43 +63,29 @@ class LocalSearch:
             moves = [self.genome.neighbours(genes), self.genome.neighbours(genes, paired=True)]
             for batch in self._evaluated(np.unique(np.concatenate(moves), axis=0), last):
                 front, best = merge(front, batch), best_of_combinations(self.genome, concat([best, batch]))
-        for batch in self._evaluated(self._coarse_sweep(best), last):
+        clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, SWEEP).round().astype(np.int64))
+        for batch in self._evaluated(_at_clocks(self.genome.encode(best), clocks), last):
             front = merge(front, batch)
         return front
 
-    def _coarse_sweep(self, plans: Columns) -> Ints:
-        clocks = np.unique(np.linspace(0, self.problem.num_clocks - 1, SWEEP).round().astype(np.int64))
-        genes = np.repeat(self.genome.encode(plans), len(clocks), axis=0)
-        genes[:, CLOCK] = np.tile(clocks, len(plans["slack"]))
-        genes[:, SLACK] = 0
-        return genes
-
     def _unexpanded(self, front: Columns, stages: bool) -> Columns:
         """Plans of the front that no earlier round has started from; marks them."""
-        rows = np.column_stack([front["layout_index"], np.nan_to_num(front["stage_clock_mhz"])])
-        keys = [row.tobytes() for row in rows]
-        new = [i for i, key in enumerate(keys) if key not in self.expanded[stages]]
-        self.expanded[stages].update(keys)
-        return take(front, np.array(new, dtype=np.int64))
+        return take(front, self.expanded[stages].add(front["layout_index"], front["stage_clock_mhz"]))
 
     def _uniform_moves(self, plans: Columns, last: int) -> list[Columns]:
         """Every clock of layouts new on the front, and neighbouring layouts at the same clock."""
         genes = self.genome.encode(plans)
         genes[:, SLACK] = 0
         some = genes[evenly(plans, PAIRED)]
-        moves = [
-            self._clock_sweep(plans),
-            self.genome.neighbours(genes),
-            self.genome.neighbours(some, paired=True),
-        ]
+        near, further = self.genome.neighbours(genes), self.genome.neighbours(some, paired=True)
+        moves = [self._clock_sweep(plans), near, further]
         return self._evaluated(np.unique(np.concatenate(moves), axis=0), last)
 
     def _clock_sweep(self, plans: Columns) -> Ints:
         layouts = np.array(sorted(set(plans["layout_index"].tolist()) - self.swept), dtype=np.int64)
         self.swept.update(layouts.tolist())
-        genes = np.repeat(self.genome.layout_genes[layouts], self.problem.num_clocks, axis=0)
-        clocks = np.tile(np.arange(self.problem.num_clocks), len(layouts))
-        return np.column_stack([genes, clocks, np.zeros_like(clocks)])
+        layout_genes = self.genome.layout_genes[layouts]
+        return _at_clocks(np.pad(layout_genes, ((0, 0), (0, 2))), np.arange(self.problem.num_clocks))
 
     def _stage_moves(self, plans: Columns, last: int) -> list[Columns]:
         """Of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
@@ -124,6 +105,13 @@ class LocalSearch:
         chosen = genes[:: -(-len(genes) // left)]
         self.spent += len(chosen)
         return [self.problem.plans(*self.genome.decode(chosen))]
+
+
+def _at_clocks(genes: Ints, clocks: Ints) -> Ints:
+    """Each row at each of the clocks, without slack."""
+    out = np.repeat(genes, len(clocks), axis=0)
+    out[:, CLOCK], out[:, SLACK] = np.tile(clocks, len(genes)), 0
+    return out
 
 
 def noticeable(front: Columns, batch: Columns) -> Columns:

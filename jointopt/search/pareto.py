@@ -55,17 +55,6 @@ def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, fl
     return beyond(first), beyond(second)
 
 
-def recall(
-    exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9
-) -> float:
-    """Share of the exact front's points that a given point equals or beats, within a tolerance."""
-    if len(exact_first) == 0:
-        return 1.0
-    order = front_order(first, second)
-    scale = 1.0 + tolerance
-    return float(np.mean(is_covered(first[order], second[order], exact_first * scale, exact_second * scale)))
-
-
 def take(columns: Columns, index: Ints | Bools) -> Columns:
     """The chosen rows of every column."""
     return {name: values[index] for name, values in columns.items()}
@@ -77,11 +66,15 @@ def concat(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in shared}
 
 
-def front_of(plans: Columns) -> Columns:
-    """The feasible, non-dominated rows (``violation`` <= 0), sorted by time."""
+def front_rows(plans: Columns) -> Ints:
+    """Indices of the feasible (``violation`` <= 0), non-dominated rows, sorted by time."""
     feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    first, second = (plans[name][feasible] for name in OBJECTIVES)
-    return take(plans, feasible[front_order(first, second)])
+    return feasible[front_order(*(values[feasible] for values in objectives(plans)))]
+
+
+def front_of(plans: Columns) -> Columns:
+    """The feasible, non-dominated rows, sorted by time."""
+    return take(plans, front_rows(plans))
 
 
 def merge(front: Columns | None, batch: Columns) -> Columns:

@@ -20,21 +20,19 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a search may ask. A plan is a layout and one clock per pipeline stage.
+    """The space of a search. A plan is a layout and one clock per pipeline stage.
 
     ``layouts``: equal-length arrays named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only.
     ``clocks_mhz``: ascending grid.
-    ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns of length n with at least
-    ``iteration_time_s``, ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest
-    pp, NaN beyond a layout's pp. Called with n = 0 it returns empty columns.
+    ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns (n,) with at least ``iteration_time_s``,
+    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a layout's pp.
     ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
-    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and
-    the share of slack to use (0 = one clock everywhere; 1 = other stages as slow as they can be without
-    becoming the bottleneck). None = one clock for all stages.
-    More slack never raises a stage's clock.
-    ``energy_slope_w``: a promise about the clock of any stage, for every layout: a lower one is never faster, and
-    ``energy_j - energy_slope_w * iteration_time_s`` never falls as it rises. True of static power or anything
-    larger, summed over all GPUs, as long as work costs no less energy at a higher clock. None = not promised.
+    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and the share of
+    slack to use (0: one clock everywhere; 1: other stages as slow as they can be without becoming the bottleneck);
+    more slack never raises a clock. None = one clock for all stages.
+    ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that ``energy_j -
+    energy_slope_w * iteration_time_s`` never falls as it rises. True of the static power of all GPUs, or more, as long
+    as work costs no less energy at a higher clock. None = not promised.
     """
 
     layouts: Columns

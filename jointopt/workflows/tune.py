@@ -19,9 +19,8 @@ from jointopt.measure.launchers.base import Launcher, load_launcher
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.search.acquire import acquire
+from jointopt.search.acquire import acquire, gain_left
 from jointopt.search.pareto import front_order, hypervolume
-from jointopt.search.remaining import gain_left
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.surrogate.job_model import JobModel

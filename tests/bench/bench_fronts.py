@@ -1,6 +1,6 @@
 """NSGA-II against the exact fronts of every shipped job, with 2,000 evaluated plans in all; median and worst of 5.
 
-    python tests/bench/bench_fronts.py
+    python -m tests.bench.bench_fronts
 
 The search knows nothing beforehand and gets no local search. Prints, for one clock on all stages and for stages that
 use their slack, the size of the space, what the exact search evaluated of it, the points of its front, and the
@@ -17,10 +17,11 @@ import numpy as np
 from jointopt.core.schema import Columns
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.nsga2 import search
-from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives, recall
+from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives
 from jointopt.search.problem import Problem
 from jointopt.spec.jobfile import shipped_job, shipped_jobs
 from jointopt.workflows.propose import priced_problem
+from tests.fake_problem import recall
 
 SEEDS = range(5)
 TRIALS = 2000

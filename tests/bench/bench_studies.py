@@ -1,6 +1,6 @@
 """Studies written, and the study for people in a browser.
 
-    python tests/bench/bench_studies.py [SCREENSHOT.png]
+    python -m tests.bench.bench_studies [SCREENSHOT.png]
 
 Prints the seconds for studies of 40, 60 and 100 trials to SQLite and, where optuna-dashboard, playwright and Chromium
 are there, the seconds until the dashboard has drawn the front of a study; the least of three. With a file name it keeps
@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 import jointopt
-from jointopt.search.fake import fake_problem
 from jointopt.search.studies.saving import save_study
 from jointopt.search.studies.storage import prepare_storage
 from jointopt.workflows.propose import propose
+from tests.fake_problem import fake_problem
 
 EVALUATED, TRIALS, REPEATS = 2_000, (40, 60, 100), 3
 JOB = "mixtral-8x22b-8x8-h100"

@@ -1,6 +1,6 @@
 """Throughput of workers that share a study, where the objective is a call of 50 ms; and one of them killed.
 
-    python tests/bench/bench_workers.py [postgresql+psycopg://user@host/an_empty_database]
+    python -m tests.bench.bench_workers [postgresql+psycopg://user@host/an_empty_database]
 
 Prints trials per second of one worker and of four from their first trial to their last (the start of Python left out),
 duplicates among the plans, and, with one of four killed half way, what was lost.
@@ -20,7 +20,7 @@ TRIALS = 400
 WORKER = """
 import sys, time
 from dataclasses import replace
-from jointopt.search.fake import fake_problem
+from tests.fake_problem import fake_problem
 from jointopt.search.studies.sharing import share
 problem = fake_problem(1, 64, 110)
 def slow(layout, clocks):

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
-from jointopt.search.studies.display import front_rows
+from jointopt.search.pareto import front_rows
 from jointopt.search.studies.saving import save_study
+from tests.fake_problem import fake_problem
 
 CHROMIUM = next((p for p in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(p).exists()), None)
 COMMAND = "from jointopt.cli.main import main; main()"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jointopt.search.exact import exact_front
-from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import front_order, is_covered, objectives
+from tests.fake_problem import fake_problem
 
 
 def exact(problem, seed):

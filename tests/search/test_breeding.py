@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from jointopt.search.breeding import Seen, breed, elite, local_moves, unseen
-from jointopt.search.fake import fake_problem
 from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import front_of, take
+from tests.fake_problem import fake_problem
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.search.exact import exact_front
-from jointopt.search.fake import fake_problem
 from jointopt.search.pareto import front_of
 from jointopt.search.problem import Problem
+from tests.fake_problem import fake_problem
 
 
 def everything(problem):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from jointopt.search.exact import exact_front
 from jointopt.search.exact_stages import SLACKS, exact_front_of_profiles
-from jointopt.search.fake import fake_problem
 from jointopt.search.pareto import front_of, is_covered, objectives
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import priced_problem
+from tests.fake_problem import fake_problem
 
 
 def everything(problem):

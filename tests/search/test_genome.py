@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.fake import fake_problem
 from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
+from tests.fake_problem import fake_problem
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from jointopt.search.exact import exact_front
-from jointopt.search.fake import fake_problem
 from jointopt.search.genome import Genome
 from jointopt.search.local_search import RESOLUTION, LocalSearch, noticeable
 from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
+from tests.fake_problem import fake_problem
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact import exact_front
-from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
-from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives, recall
+from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives
+from tests.fake_problem import fake_problem, recall
 
 
 @pytest.fixture(scope="module")

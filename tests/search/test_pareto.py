@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.search import pareto
+from tests.fake_problem import recall
 
 FEW_VALUES = st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, np.inf, np.nan])
 POINTS = st.lists(st.tuples(FEW_VALUES, FEW_VALUES), min_size=1, max_size=40).map(lambda p: np.array(p).T)
@@ -94,9 +95,9 @@ def test_hypervolume_equals_the_share_of_a_fine_grid_that_is_covered():
 
 def test_recall_counts_points_that_are_equalled_or_beaten():
     exact = np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 3.0, 2.0, 1.0])
-    assert pareto.recall(*exact, *exact) == 1.0
-    assert pareto.recall(*exact, np.array([2.0, 2.9]), np.array([3.0, 1.9])) == 0.5
-    assert pareto.recall(*exact, np.zeros(0), np.zeros(0)) == 0.0
+    assert recall(*exact, *exact) == 1.0
+    assert recall(*exact, np.array([2.0, 2.9]), np.array([3.0, 1.9])) == 0.5
+    assert recall(*exact, np.zeros(0), np.zeros(0)) == 0.0
 
 
 def test_evenly_picked_points_keep_both_ends():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jointopt.search.fake import fake_problem
+from tests.fake_problem import fake_problem
 
 
 def some_plans(problem, count=200):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jointopt.search.remaining import gain_left
+from jointopt.search.acquire import gain_left
 
 TIME, BOTH = ("iteration_time_s",), ("iteration_time_s", "energy_j")
 

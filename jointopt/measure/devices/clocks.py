@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -79,10 +80,9 @@ def plan_settings(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | N
 def locked(settings: Sequence[Setting]) -> Iterator[Held]:
     """GPUs at ``settings`` while the body runs; whatever ends it but SIGKILL, they are put back.
 
-    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless the program handles them itself. Raises,
-    before the body, DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights,
-    PlanError where they have no such clock or power limit. What could not be put back is in `Held.trouble`. A
-    meter is started before, outside: a signal then never meets a main thread that is inside NVML.
+    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless the program handles them itself. Raises
+    DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights, PlanError where they have
+    no such clock or power limit. A meter is started before: a signal then never meets a main thread inside NVML.
     """
     held = Held(settings)
     if not settings:
@@ -126,13 +126,20 @@ class Held:
                 )
             ids = gpus.ids
             mine = {ids[s.index] for s in self._settings}
-            _restore_those(mine)
+            for one in leftovers():  # so that "before" is what it was before them too
+                if mine & one.limits_before_w.keys():
+                    _undone(one, Gpus(visible=False))
             before = {
                 ids[s.index]: gpus.power_limit_w(s.index) if s.power_limit_w is not None else None
                 for s in self._settings
             }
             self._record = _write_record(before)
-            self._refuse_others(mine)
+            for other in _records(alive=True):
+                if other.pid != os.getpid() and mine & other.limits_before_w.keys():
+                    raise DeviceError(
+                        f"Process {other.pid} ({other.command}) holds the clocks of these GPUs; wait for it, or choose "
+                        "others with CUDA_VISIBLE_DEVICES."
+                    )
             for setting in self._settings:
                 self._set(gpus, setting, before[ids[setting.index]])
 
@@ -169,29 +176,22 @@ class Held:
     def _set(self, gpus: Gpus, setting: Setting, limit_before_w: float | None) -> None:
         index = setting.index
         if setting.clock_mhz is not None:
-            self._undo.append((f"the clock of GPU {index}", lambda: gpus.reset_clock(index)))
-            self._attempt(lambda: gpus.lock_clock(index, float(setting.clock_mhz or 0)))
+            with self._undone_by(f"the clock of GPU {index}", partial(gpus.reset_clock, index)):
+                gpus.lock_clock(index, setting.clock_mhz)
         if setting.power_limit_w is not None and limit_before_w is not None:
-            back_w = limit_before_w
-            self._undo.append(
-                (f"the power limit of GPU {index}", lambda: gpus.set_power_limit(index, back_w))
-            )
-            self._attempt(lambda: gpus.set_power_limit(index, float(setting.power_limit_w or 0)))
+            back = partial(gpus.set_power_limit, index, limit_before_w)
+            with self._undone_by(f"the power limit of GPU {index}", back):
+                gpus.set_power_limit(index, setting.power_limit_w)
 
-    def _attempt(self, change: Callable[[], None]) -> None:
+    @contextmanager
+    def _undone_by(self, what: str, undo: Callable[[], None]) -> Iterator[None]:
+        """Remember how to undo the change that the body makes; a change that is refused needs none."""
+        self._undo.append((what, undo))
         try:
-            change()
+            yield
         except JointOptError:
-            self._undo.pop()  # nothing was set, nothing is to be undone
+            self._undo.pop()
             raise
-
-    def _refuse_others(self, mine: set[str]) -> None:
-        for other in _records(alive=True):
-            if other.pid != os.getpid() and mine & other.limits_before_w.keys():
-                raise DeviceError(
-                    f"Process {other.pid} ({other.command}) holds the clocks of these GPUs; wait for it, or choose "
-                    "others with CUDA_VISIBLE_DEVICES."
-                )
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -235,13 +235,6 @@ def reset_all() -> list[str]:
     return [f"The clock of {gpus.name(index)} is the driver's again." for index in range(len(gpus))]
 
 
-def _restore_those(ids: set[str]) -> None:
-    """Leftovers on GPUs that are about to be set, so that "before" is what it was before them too."""
-    for one in leftovers():
-        if ids & one.limits_before_w.keys():
-            _undone(one, Gpus(visible=False))
-
-
 def _undone(one: Leftover, gpus: Gpus) -> list[str]:
     index = {name: i for i, name in enumerate(gpus.ids)}
     sentences = []
@@ -275,9 +268,7 @@ def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[fl
 
 
 def _given(value: Any) -> bool:
-    return (
-        value is not None and not (isinstance(value, float) and np.isnan(value)) and str(value).strip() != ""
-    )
+    return value is not None and str(value).strip() not in ("", "nan")
 
 
 def _handled_by(held: Held) -> dict[int, Any]:
@@ -293,14 +284,14 @@ def _handled_by(held: Held) -> dict[int, Any]:
 
 
 def _folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "jointopt" / "clocks"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "clocks"
 
 
 def _write_record(limits_before_w: Mapping[str, float | None]) -> TextIO:
     """The file that records what is about to be set, locked for as long as it stays open."""
     file = _folder() / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
-    content = {"pid": os.getpid(), "command": _command(), "limits_before_w": dict(limits_before_w)}
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:100]
+    content = {"pid": os.getpid(), "command": command, "limits_before_w": dict(limits_before_w)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         stream = file.open("w", encoding="utf-8")
@@ -316,16 +307,11 @@ def _write_record(limits_before_w: Mapping[str, float | None]) -> TextIO:
     return stream
 
 
-def _command() -> str:
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:100]
-
-
 def _records(alive: bool) -> list[Leftover]:
     """Files of this machine whose process lives, or does not any more."""
     found = []
-    mine = re.compile(
-        rf"{re.escape(socket.gethostname())}-\d+-[0-9a-f]{{8}}\.json"
-    )  # not those of gpu-2 on gpu
+    # not those of gpu-2 on gpu
+    mine = re.compile(rf"{re.escape(socket.gethostname())}-\d+-[0-9a-f]{{8}}\.json")
     for file in sorted(one for one in _folder().glob("*.json") if mine.fullmatch(one.name)):
         with suppress(OSError, ValueError, KeyError, TypeError):  # one that is just being written, or removed
             content = json.loads(file.read_text(encoding="utf-8"))

@@ -15,20 +15,16 @@ from jointopt.core.facts import joined_notes
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
 from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
+from jointopt.measure.launchers.rows import is_blank
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
-_HELD = (
-    0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while it waited
-)
+_HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
 @dataclass
 class Conditions:
-    """Of one run: plan, meter (None: no GPU here), settings that are held here, and those of each GPU of the plan.
-
-    ``default_clocks``: that is left to the driver.
-    """
+    """Of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
 
     plan: Mapping[str, Any]
     meter: Meter | None
@@ -57,13 +53,12 @@ class Conditions:
     ) -> dict[str, Any]:
         """``row`` with a ``reading`` of all GPUs of the plan, by rank; results that the row has already stay.
 
-        Without a window it gains peak power and temperature alone. Clocks that were left to the driver are those
-        measured, per stage, in MHz; None where none were.
+        Without a window it gains peak power and temperature alone. Clocks left to the driver are those measured (MHz).
         """
         results = reading.results(iterations)
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
-        out = dict(row) | {name: value for name, value in results.items() if not _known(row.get(name))}
+        out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
         if self.default_clocks:
             out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
         return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
@@ -111,15 +106,14 @@ def under_plan(
 
 
 def _gpus_here(default_clocks: bool) -> bool:
-    """Whether GPUs can be spoken to; DeviceError where there are some that cannot, and clocks are to be set."""
+    """Whether there are GPUs; DeviceError where they do not answer, and clocks are to be set."""
     try:
         Gpus()
     except DeviceError as error:
-        if any(driver.exists() for driver in _DRIVERS):
-            if default_clocks:
-                return True
+        driver = any(driver.exists() for driver in _DRIVERS)
+        if driver and not default_clocks:
             raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
-        return False
+        return driver
     return True
 
 
@@ -129,7 +123,3 @@ def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | No
         return None
     stages = stage_of_rank(plan, np.arange(reading.gpus))
     return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
-
-
-def _known(value: Any) -> bool:
-    return value is not None and value == value

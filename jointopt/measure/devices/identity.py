@@ -26,10 +26,7 @@ print(json.dumps([torch.cuda.get_device_name(i) for i in found]))
 
 
 def check_devices(job: Job) -> None:
-    """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names.
-
-    PyTorch runs in a process of its own, once; where that fails, the training will too, and its log says why.
-    """
+    """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names."""
     if _on_cores(job.cluster.gpu.id) or os.environ.get(FOR_TESTS):
         return
     found = _seen()
@@ -38,10 +35,7 @@ def check_devices(job: Job) -> None:
 
 
 def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
-    """Why a training on GPUs of these names (none: on cores) does not count for a GPU of the catalogue; blank: it does.
-
-    A name that the catalogue does not know contradicts nothing.
-    """
+    """Why a training on GPUs of these names (none: on cores) does not count for ``gpu_id``; blank where it does."""
     if _on_cores(gpu_id) or (not found and os.environ.get(FOR_TESTS)):
         return ""
     if not found:
@@ -51,7 +45,7 @@ def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
         )
     for name in found:
         known = fitting_gpus(name)
-        if known and gpu_id not in known:
+        if known and gpu_id not in known:  # a name that the catalogue does not know contradicts nothing
             return (
                 f"The job runs on {gpu_id}, and this machine has {name}; run it where such GPUs are, or give the job "
                 f"gpu: {' or '.join(known)}."
@@ -75,7 +69,7 @@ def _on_cores(gpu_id: str) -> bool:
 
 @functools.cache
 def _seen() -> tuple[str, ...] | None:
-    """Names of the GPUs that PyTorch sees; None where it gives no answer."""
+    """Names of the GPUs that PyTorch sees; None where it fails, as the training will, whose log says why."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _QUERY], capture_output=True, text=True, timeout=_QUERY_S, check=True

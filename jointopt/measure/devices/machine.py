@@ -69,11 +69,9 @@ def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
     try:
         gpus = Gpus()
         names = [re.sub(r"^GPU \d+ \((.*)\)$", r"\1", gpus.name(i)) for i in range(len(gpus))]
-        named = _listed()
-        memory = [
-            named[key].memory_gib if (key := str(gpus.number(i))) in named else None for i in range(len(gpus))
-        ]
-        return tuple(_metered(gpus, i, name, memory[i]) for i, name in enumerate(names)), ""
+        listed = _listed()
+        same = [listed.get(str(gpus.number(i)), FoundGpu(name)) for i, name in enumerate(names)]
+        return tuple(_metered(gpus, i, name, same[i].memory_gib) for i, name in enumerate(names)), ""
     except DeviceError as error:
         return (), str(error)
 
@@ -94,9 +92,8 @@ def _named_gpus() -> tuple[FoundGpu, ...]:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return tuple(gpu for key, gpu in listed.items() if key.isdigit())
-    keys = [key.strip() for key in shown.split(",")]
     # CUDA stops at the first one that it does not know
-    known = itertools.takewhile(listed.__contains__, keys)
+    known = itertools.takewhile(listed.__contains__, map(str.strip, shown.split(",")))
     return tuple(listed[key] for key in known)
 
 

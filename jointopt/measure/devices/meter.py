@@ -146,9 +146,9 @@ CLOCK = Clock()
 
 
 class Meter:
-    """Samples GPUs in a thread of its own from `start` to `stop`; where it cannot, its series and readings say why.
+    """Samples GPUs (local ranks, by default all) from `start` to `stop` in a thread; its readings say why it cannot.
 
-    ``indices`` are local ranks, by default all GPUs. Nothing here raises: a run without a meter counts for time.
+    Nothing here raises: a run without a meter counts for time.
     """
 
     def __init__(
@@ -256,15 +256,27 @@ def _open(visible: bool) -> Any:
         make: Callable[[], Any] = AMDGPUs
     else:
         make = NVIDIAGPUs
-    with _hidden(() if visible else _VISIBLE):
-        return _made(_never_shut_down(make))
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    hidden = {} if visible else {name: os.environ.pop(name) for name in _VISIBLE if name in os.environ}
+    try:
+        gpus = _never_shut_down(make)()
+    except ValueError as error:
+        raise DeviceError(
+            f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}."
+        ) from error
+    except _zeus_errors() as error:
+        raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
+    finally:
+        os.environ.update(hidden)
+    if not len(gpus):
+        raise DeviceError("No GPU is found.")
+    return gpus
 
 
 def _never_shut_down(made: Any) -> Callable[[], Any]:
-    """zeus shuts NVML down where its object is collected.
+    """zeus' class without its destructor, which shuts NVML down.
 
-    The garbage collector may do that in the middle of another call of pynvml, whose lock a thread takes only once: it
-    would wait for itself for ever. The driver notices the end of a process anyway.
+    The garbage collector may call it within another call of pynvml, whose lock a thread takes only once: a deadlock.
     """
 
     class Open(made):  # type: ignore[misc]
@@ -272,31 +284,6 @@ def _never_shut_down(made: Any) -> Callable[[], Any]:
             pass
 
     return Open
-
-
-def _made(make: Callable[[], Any]) -> Any:
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    try:
-        gpus = make()
-    except ValueError as error:
-        raise DeviceError(
-            f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}."
-        ) from error
-    except _zeus_errors() as error:
-        raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
-    if not len(gpus):
-        raise DeviceError("No GPU is found.")
-    return gpus
-
-
-@contextmanager
-def _hidden(names: Sequence[str]) -> Iterator[None]:
-    """Without these variables, for a moment."""
-    found = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(found)
 
 
 def _zeus_errors() -> tuple[type[Exception], ...]:

@@ -45,11 +45,8 @@ def check_settable(folder: Path, code: int, log: str) -> None:
     """
     found, cannot = _REFUSED.search(log), code == _CANNOT_SET or code > _SIGNALLED
     if found and cannot and not list(folder.glob("reading-*.json")):
-        choice = (
-            ""
-            if "--default-clocks" in found[1]
-            else " With --default-clocks runs go on at those of the driver."
-        )
+        known = "--default-clocks" in found[1]
+        choice = "" if known else " With --default-clocks runs go on at those of the driver."
         raise LauncherError(f"On a node: {found[1]}{choice}")
 
 

@@ -18,9 +18,7 @@ from jointopt.core.schema import Bools, Floats
 
 LEAST_WINDOW_S = 2.0  # counters move every 10 to 100 ms, some sensors average over a second
 _SLACK_S = 1.0  # how much a power sensor may lag behind the counter
-_TOLERANCE = (
-    0.25  # sensors look at a part of the time only and are off by 5 %: this finds what is broken, no more
-)
+_TOLERANCE = 0.25  # sensors see a part of the time and are off by 5 %: this finds what is broken, no more
 _STILL_S = 1.0
 _BLOCK_S = 1.0
 QUANTITIES = ("energy_j", "power_w", "temperature_c", "utilisation", "clock_mhz")
@@ -149,13 +147,9 @@ class Series:
         inside = (self.time_s >= edges[0]) & (self.time_s <= edges[1])
         at = np.unique(np.concatenate([edges[:1], self.time_s[inside], edges[1:]]))
         known = inside if inside.any() else np.ones(len(self.time_s), bool)
-        columns = {
-            name: _at(at, self.time_s[known], getattr(self, name)[known])
-            for name in QUANTITIES
-            if name != "energy_j"
-        }
-        energy = _at(at, self.time_s, self.energy_j)
-        return Series(self.gpus, at, energy, **columns, reason=self.reason)
+        columns = {name: _at(at, self.time_s[known], getattr(self, name)[known]) for name in QUANTITIES}
+        columns["energy_j"] = _at(at, self.time_s, self.energy_j)
+        return Series(self.gpus, at, **columns, reason=self.reason)
 
     def write(self, path: Path) -> None:
         """As JSON, for the launcher that adds nodes up."""

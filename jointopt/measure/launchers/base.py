@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+import types
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Columns
-from jointopt.measure.launchers.options import checked_options
+from jointopt.spec.check import is_number, is_whole, shown
 from jointopt.spec.job import Job
 
-GROUP = (
-    "jointopt.launchers"  # entry points: the shipped ones stand in pyproject.toml, other packages add theirs
-)
+GROUP = "jointopt.launchers"  # entry points: shipped ones are in pyproject.toml, other packages add theirs
+_KINDS: dict[Any, tuple[str, Callable[[object], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number from 0 on", lambda value: is_whole(value) and int(str(value)) >= 0),
+    float: ("a number", is_number),
+    str: ("text", lambda value: isinstance(value, str)),
+    Path: ("a path", lambda value: isinstance(value, str | os.PathLike)),
+    type(None): ("", lambda value: value is None),
+    Sequence: ("a list", lambda value: isinstance(value, list | tuple)),
+}
+_PLAIN = (bool, int, float, str, list, tuple, dict)  # values that a command line or a file can hold
 
 
 class Launcher(Protocol):
@@ -29,16 +41,14 @@ class Launcher(Protocol):
     def candidates(self, job: Job) -> Columns | None:
         """The only plans that can be run, with the workload columns they run under; None = any plan of the job.
 
-        Columns are those of a measurement table without its results, blank cells NaN. Raises LauncherError where
-        none can be run.
+        Columns are those of a measurement table without its results, blank cells NaN. LauncherError where none can run.
         """
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run ``plan`` (plan columns; of candidates all columns) and return its row of the measurement table.
 
         A run that fails is a row too: ``status`` oom, failed or timeout; its `Failure` may stand beside the columns as
-        ``failure``. Raises LauncherError only where no run of this launcher could be started. Whatever happens, an
-        interrupt too, nothing that was started is left.
+        ``failure``. LauncherError only where no run could be started. Nothing that was started is left.
         """
 
 
@@ -63,9 +73,8 @@ class ManyAtOnce(Launcher, Protocol):
     ) -> Generator[Ended, None, None]:
         """Start runs of all ``plans``, and give each as it ends.
 
-        Nothing more is started after a LauncherError, which is raised when all that were started have ended.
-        KeyboardInterrupt, and closing the generator, end what is on its way; runs that had ended by then are still
-        given, where the generator is not closed.
+        Nothing more is started after a LauncherError, which is raised when all others have ended. KeyboardInterrupt and
+        closing the generator end what is on its way; after the former runs that had ended by then are still given.
         """
 
 
@@ -88,7 +97,7 @@ def run_all(
 def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:
     """The shell text that ``launcher`` would start for ``plan``. Raises UsageError where it starts nothing."""
     script: Callable[..., str] | None = getattr(launcher, "script", None)
-    if script is None or not callable(script):
+    if script is None:
         raise UsageError(
             f"The launcher {launcher.name!r} has no script to show; expected one that starts runs, such as torchrun."
         )
@@ -103,7 +112,8 @@ def launcher_names() -> tuple[str, ...]:
 def load_launcher(name: str, **options: Any) -> Launcher:
     """The launcher of that name, made with ``options`` (those that are None are left out).
 
-    Raises UsageError for an unknown name, and as `checked_options` does.
+    Raises UsageError for an unknown name; for an option that the launcher does not have, one that it needs, or one of
+    another type than its annotation; seconds (``..._s``) must be above 0.
     """
     found = list(entry_points(group=GROUP, name=name))
     if not found:
@@ -111,4 +121,47 @@ def load_launcher(name: str, **options: Any) -> Launcher:
         raise UsageError(f"--launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
     make: Callable[..., Launcher] = found[0].load()
     given = {key: value for key, value in options.items() if value is not None}
-    return make(**checked_options(name, make, given))
+    parameters = _parameters(make)
+    for key in given.keys() - parameters.keys():
+        elsewhere = ": logs lie in the folder that is given as --folder"
+        hint = elsewhere if key == "logs" and "folder" in parameters else nearest(key, parameters)
+        raise UsageError(f"The launcher {name!r} has no option {key!r}{hint}.")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in given:
+            option = f"--{key.replace('_', '-')}"
+            raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line {option}.")
+    return make(
+        **{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()}
+    )
+
+
+def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Those of ``make``, with their types where these can be found."""
+    try:
+        return inspect.signature(make, eval_str=True).parameters
+    except (NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker sees
+        return inspect.signature(make).parameters
+
+
+def _fitting(launcher: str, key: str, annotation: Any, value: Any) -> Any:
+    """The value if it is of its annotated type, paths as `Path`."""
+    kinds = [get_origin(kind) or kind for kind in _members(annotation)]
+    in_seconds = key.endswith("_s") and float in kinds
+    if not any(_fits(kind, value) for kind in kinds) or (in_seconds and is_number(value) and value <= 0):
+        words = [_KINDS[kind][0] for kind in kinds if kind in _KINDS]
+        expected = "a number of seconds above 0" if in_seconds else " or ".join(filter(None, words))
+        raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {shown(value)}.")
+    return Path(value) if Path in kinds and str not in kinds and isinstance(value, str) else value
+
+
+def _members(annotation: Any) -> Sequence[Any]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type; of one that no command line can state, all objects are but plain ones."""
+    if kind in (Any, inspect.Parameter.empty) or isinstance(kind, str):
+        return True
+    if kind in _KINDS:
+        return _KINDS[kind][1](value)
+    return isinstance(value, kind) if kind in _PLAIN else not isinstance(value, _PLAIN)

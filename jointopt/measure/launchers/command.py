@@ -20,6 +20,7 @@ from jointopt.core.schema import COLUMNS, STATUSES, Columns
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.launchers.failures import is_full
 from jointopt.measure.launchers.local import LocalLauncher
+from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import RESULTS, WINDOW, failed_row, is_blank, label, result_row
 from jointopt.runs.table import check_measurements
 from jointopt.spec.check import is_number, is_whole
@@ -46,7 +47,12 @@ class Template:
     """
 
     def __init__(self, command: str | Sequence[str]) -> None:
-        self.words = _split(command) if isinstance(command, str) else [str(word) for word in command]
+        try:
+            self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        except ValueError as error:
+            raise UsageError(
+                f"--command cannot be split into words: {error}; got {command!r:.200}."
+            ) from error
         if not self.words or not self.words[0].strip():
             raise UsageError("--command is empty; expected a program and its arguments.")
         named = {name for word in self.words for name in _fields(word)}
@@ -65,13 +71,6 @@ class Template:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
         words = {name: word(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
-
-
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--command cannot be split into words: {error}; got {command!r:.200}.") from error
 
 
 def _fields(word: str) -> Iterable[str]:
@@ -115,33 +114,21 @@ def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str,
     stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
     given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
     values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, _RESULT: folder / _FILE}
-    values["num_micro_batches"] = training.global_batch_size // (
-        int(plan["dp"]) * int(plan["micro_batch_size"])
-    )
-    return values
+    sequences = int(plan["dp"]) * int(plan["micro_batch_size"])
+    return values | {"num_micro_batches": training.global_batch_size // sequences}
 
 
-class CommandProgram:
+class CommandProgram(Program):
     """The user's ``command``, on this machine or once per node, with its result file in the folder of the run."""
 
     name = "command"
-    environment: Mapping[str, str] = {}
-    cwd = None
     missing = "the command ended well and wrote no result file"
 
     def __init__(self, command: str | Sequence[str]) -> None:
         self.template = Template(command)
 
-    def check(self, job: Job) -> None:
-        """Any job: only the user's command knows what it can train."""
-
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
-        """Nothing: all that a command reads stands in its words."""
-
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         return self.template.filled(command_values(job, plan, folder))
-
-    local_words = words
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         path = folder / _FILE
@@ -149,12 +136,10 @@ class CommandProgram:
 
 
 class CommandLauncher(LocalLauncher):
-    """Runs a plan as the user's own ``command`` on this machine, for at most ``limit_s`` seconds.
+    """Runs a plan as the user's own ``command``, which writes an object of result columns to ``{result}``.
 
-    The command writes an object of result columns (``iteration_time_s``, and what else it measured) to ``{result}``;
-    ``{folder}`` is a folder of its own. Logs and results stay in ``logs`` where a folder is given. For a job of one
-    node the GPUs of this machine run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are
-    metered; on several nodes clocks are the command's own affair, and the row says so.
+    ``{folder}`` is a folder of its own; it stays in ``logs`` where that is given. On several nodes clocks and meters
+    are the command's own affair, and the row says so.
     """
 
     name = "command"
@@ -204,12 +189,9 @@ class CommandLauncher(LocalLauncher):
         in_words = "stage_clock_mhz" in self.program.template.fields
         if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
             return ""
-        if in_words:
-            return f"clocks of {job.cluster.nodes} nodes were left to the command"
-        return (
-            f"clocks of {job.cluster.nodes} nodes were not set, and the command is not told them: it has no "
-            "{stage_clock_mhz}"
-        )
+        left = "left to the command"
+        unset = "not set, and the command is not told them: it has no {stage_clock_mhz}"
+        return f"clocks of {job.cluster.nodes} nodes were {left if in_words else unset}"
 
 
 def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
@@ -221,32 +203,29 @@ def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError) as error:
         if is_full(path.parent):
             return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
-        return _wrong(f"is no JSON: {error}")
+        reason = f"is no JSON: {error}"
+    else:
+        reason = _contradiction(given, num_gpus)
+    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}")) if reason else _row(given)
+
+
+def _contradiction(given: Any, num_gpus: int) -> str:
+    """The part of a result that cannot be true, in words that go on after "the result file"; blank: there is none."""
     if not isinstance(given, dict):
-        return _wrong(f"must hold an object of columns; got {given!r:.60}")
-    contradiction = _contradiction(given, num_gpus)
-    return _wrong(f"is wrong: {contradiction}") if contradiction else _row(given)
-
-
-def _wrong(reason: str) -> dict[str, Any]:
-    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
-
-
-def _contradiction(given: Mapping[str, Any], num_gpus: int) -> str:
-    """The part of a result that cannot be true, as a sentence; blank where there is none."""
+        return f"must hold an object of columns; got {given!r:.60}"
     nested = next((name for name in RESULTS if isinstance(given.get(name), dict | list)), None)
     if nested:
-        return f"{nested} must be one value, got {given[nested]!r:.60}"
+        return f"is wrong: {nested} must be one value, got {given[nested]!r:.60}"
     cells = _cells(given)
     if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
         if "iteration_time_s" in given:
-            return f"iteration_time_s must be a number of seconds; got {json.dumps(given['iteration_time_s']):.60}"
-        near = next((hint for key in given if (hint := nearest(key, ["iteration_time_s"]))), "")
-        return f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"[:200] + (
-            "; iteration_time_s is how it is spelled" if near else ""
-        )
+            got = json.dumps(given["iteration_time_s"])
+            return f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
+        near = any(nearest(key, ["iteration_time_s"]) for key in given)
+        got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
+        return f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
     _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))
-    return f"{problems[0].column}: {problems[0].message}" if problems else ""
+    return f"is wrong: {problems[0].column}: {problems[0].message}" if problems else ""
 
 
 def _is_window(given: Mapping[str, Any]) -> bool:

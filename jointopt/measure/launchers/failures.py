@@ -25,14 +25,10 @@ _REMARK = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|Warning:")  # of a program tha
 _FULL = "No space left on device"
 _Cause = tuple[str, FailureKind, str]  # a pattern of the log, what it means, and that in words
 # errors of ranks that have lost another one: where another error stands in the log, that one came first
+_LOST = r"Connection (?:refused|reset|closed)|RendezvousTimeout|gloo.*(?:timed out|Connection|Read error)|Broken pipe"
 _FOLLOWING: tuple[_Cause, ...] = (
     (r"NCCL|ncclInternalError|ncclSystemError", FailureKind.NCCL, "communication failed (NCCL)"),
-    (
-        r"Connection (?:refused|reset|closed)|RendezvousTimeout|gloo.*(?:timed out|Connection|Read error)"
-        r"|Broken pipe",
-        FailureKind.CONNECTION,
-        "processes lost touch",
-    ),
+    (_LOST, FailureKind.CONNECTION, "processes lost touch"),
     (r"CalledProcessError", FailureKind.EXIT_CODE, "a program that it started failed"),
 )
 _CAUSES: tuple[_Cause, ...] = (
@@ -41,11 +37,7 @@ _CAUSES: tuple[_Cause, ...] = (
 )
 _SIGNALS: tuple[_Cause, ...] = (
     (r"SIGKILL|exitcode\s*:\s*-9|exit code -9", FailureKind.KILLED, "a process was killed (SIGKILL)"),
-    (
-        r"SIGSEGV|Segmentation fault|exitcode\s*:\s*-11",
-        FailureKind.CRASHED,
-        "a process crashed (SIGSEGV)",
-    ),
+    (r"SIGSEGV|Segmentation fault|exitcode\s*:\s*-11", FailureKind.CRASHED, "a process crashed (SIGSEGV)"),
 )
 _BEFORE = re.compile(r"((?:\[[^\]\s]*\]:\s?|\d+: ?)*)(.*)")  # [rank3]:, [default0]:, and the labels of srun
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*(?::.*)?$")
@@ -97,14 +89,14 @@ def _short_of_memory(log: str) -> str:
 
 def _cause(log: str, code: int) -> Failure:
     """The error that came first, else how the first process ended, else what the log contains."""
+    errors = _errors(log)
     if _FULL in log:
-        error = _first(log, re.compile(_FULL)) or _first(log)
+        _, error = next((one for one in errors if _FULL in one[1]), errors[0] if errors else ("", ""))
         return Failure(FailureKind.DISK_FULL, "the disk is full" + _quoted(error))
-    error = _first(log)
+    error = next((text for _, text in errors), "")
     if error and not _named(_FOLLOWING, error):
         return _in_words(_named(_CAUSES, error), code, error)
-    ended = _first_process(log)
-    if ended:
+    if ended := _first_process(log):
         return _in_words(ended, code, _terminated(log))
     text = error or log
     known = _named(_FOLLOWING, text) or _named(_CAUSES, text) or _named(_SIGNALS, log)
@@ -118,19 +110,12 @@ def _in_words(known: Failure | None, code: int, error: str) -> Failure:
     return Failure(FailureKind.UNKNOWN_FLAG if unknown_flag else found.kind, found.detail + _quoted(error))
 
 
-def _first(log: str, of: re.Pattern[str] | None = None) -> str:
-    """The error that the others follow from, or the first one that ``of`` matches; blank where there is none.
+def _errors(log: str) -> list[tuple[str, str]]:
+    """(rank, last line) of each error of the program, the ones that the others follow from first.
 
     Ranks that lose touch with one that failed end with errors of their own, and may write them first.
     """
-    found = [text for _, text in _errors(log) if of is None or of.search(text)]
-    return found[0] if found else ""
-
-
-def _errors(log: str) -> list[tuple[str, str]]:
-    """(rank, last line) of each error of the program, the ones that the others follow from first."""
-    found = _python_errors(log)
-    found = [(rank, text) for rank, text in found if not _TORCHRUNS_OWN.match(text)]
+    found = [(rank, text) for rank, text in _python_errors(log) if not _TORCHRUNS_OWN.match(text)]
     if not found:
         lines = [line for line in _ERROR_LINE.finditer(log) if not _REMARK.search(line[0])]
         found = [("", line[1]) for line in lines if not _TORCHRUNS_OWN.match(line[1])]

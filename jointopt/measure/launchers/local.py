@@ -15,23 +15,21 @@ from jointopt.measure.devices.conditions import Conditions, under_plan, unmetere
 from jointopt.measure.devices.identity import check_devices
 from jointopt.measure.launchers.failures import failure_of, is_full
 from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
-from jointopt.measure.launchers.program import LocalProgram
+from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import WINDOW, failed_row, new_log, outcome, with_log
 from jointopt.spec.job import Job
 
 
 class LocalLauncher:
-    """Runs ``program`` on the GPUs of this machine, or on its cores where the job's GPU is cpu-core.
+    """Runs ``program`` for at most ``limit_s`` on this machine's GPUs, or on its cores where the job's GPU is cpu-core.
 
-    ``limit_s`` is the longest that a run may take; logs stay in the folder ``logs`` where one is given. GPUs run at the
-    clock of their stage, or at what the driver chooses (``default_clocks``), and energy is measured.
+    Logs stay in the folder ``logs`` where one is given. GPUs run at the clock of their stage, or at what the driver
+    chooses (``default_clocks``), and energy is measured.
     """
 
     name: str
 
-    def __init__(
-        self, program: LocalProgram, limit_s: float, logs: Path | None, default_clocks: bool
-    ) -> None:
+    def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.program, self.limit_s, self.logs = program, limit_s, logs
         self.default_clocks = default_clocks
 
@@ -83,8 +81,8 @@ class LocalLauncher:
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         if whole and failure.status == "failed":
-            full = is_full(folder)
-            kind = FailureKind.DISK_FULL if full else FailureKind.RESULT
-            failure = Failure(kind, program.missing + (", the disk is full" if full else ""))
+            failure = Failure(FailureKind.RESULT, program.missing)
+            if is_full(folder):
+                failure = Failure(FailureKind.DISK_FULL, f"{program.missing}, the disk is full")
         row = outcome(program.results(job, folder, whole_log(log)), whole, failure)
         return with_log(row, log, self.logs is not None)

@@ -14,7 +14,7 @@ from typing import Any
 from jointopt.core.errors import LauncherError
 from jointopt.core.units import GIB
 from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.program import local_torchrun, node_torchrun
+from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
 from jointopt.measure.launchers.rows import result_row
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -35,7 +35,7 @@ def megatron_arguments(job: Job, plan: Mapping[str, Any], iterations: int) -> li
     return [
         *_model(job.model, job.training.seq_length), *_layout(plan),
         *_flags(micro_batch_size=int(plan["micro_batch_size"]), global_batch_size=job.training.global_batch_size),
-        *_precision(job.training.dtype), *_recompute(str(plan["recompute"])), *_run(job, iterations),
+        *_PRECISION[job.training.dtype], *_flags(**_RECOMPUTE[str(plan["recompute"])]), *_run(job, iterations),
     ]  # fmt: skip
 
 
@@ -102,16 +102,12 @@ def _layout(plan: Mapping[str, Any]) -> list[str]:
     )  # fmt: skip
 
 
-def _precision(dtype: str) -> list[str]:
-    if dtype == "fp8":
-        return ["--bf16", "--fp8-format", "hybrid"]
-    return [f"--{dtype}"] if dtype in ("bf16", "fp16") else []
-
-
-def _recompute(recompute: str) -> list[str]:
-    if recompute == "full":
-        return _flags(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-    return _flags(recompute_granularity="selective" if recompute == "selective" else None)
+_PRECISION = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format", "hybrid"]}
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
 
 
 def _run(job: Job, iterations: int) -> list[str]:
@@ -131,11 +127,8 @@ def _run(job: Job, iterations: int) -> list[str]:
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|([^\n]*)")
 _FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
 _MEMORY = re.compile(r"max reserved:\s*([\d.]+)")
-_TIME, _ENERGY, _POWER = (
-    "elapsed time per iteration (ms)",
-    "energy per GPU (J/iter/GPU)",
-    "power per GPU (W/GPU)",
-)
+_TIME = "elapsed time per iteration (ms)"
+_ENERGY, _POWER = "energy per GPU (J/iter/GPU)", "power per GPU (W/GPU)"
 
 
 @dataclass(frozen=True)
@@ -151,10 +144,7 @@ class MegatronLog:
 
 
 def read_log(text: str, dropped: int) -> MegatronLog:
-    """The log of one run, of any rank or of all mixed; lines that are cut or mixed up are left out.
-
-    Memory is the largest ``max reserved`` of any rank. Raises ValueError where no iteration is left.
-    """
+    """The log of one run, of any rank or all mixed, without lines that are cut; ValueError without iterations."""
     rows: dict[int, dict[str, float]] = {}
     for number, rest in _ITERATION.findall(text):
         fields = {name: float(value) for name, value in _FIELD.findall(rest)}
@@ -185,25 +175,24 @@ def measured(log: MegatronLog, num_gpus: int) -> dict[str, Any]:
     notes = f"{len(log.iteration_s)} iterations, spread {spread:.1%}, loss {log.last_loss:.5g}"
     if log.skipped:
         notes += f", {log.skipped} skipped for gradients that were not finite"
-    energy = {}
-    if log.energy_per_gpu_j > 0:
-        energy = {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
-    else:
-        notes += ", energy not measured"
+    energy = {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
+    if not log.energy_per_gpu_j > 0:
+        energy, notes = {}, f"{notes}, energy not measured"
     return result_row(notes, iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
 
 
 # --- running it -----------------------------------------------------------------------------------------------------
 
 
-class MegatronProgram:
+class MegatronProgram(Program):
     """``pretrain_gpt.py`` of the ``checkout`` of Megatron-LM, which every node sees.
 
     ``iterations`` are measured after ``warmup_iterations``. LauncherError where the folder holds no such script.
     """
 
     name = "megatron"
-    environment: Mapping[str, str] = ENVIRONMENT
+    environment = ENVIRONMENT
+    cwd: Path
     missing = "the log holds no measured iteration"
 
     def __init__(self, checkout: Path, iterations: int = 10, warmup_iterations: int = 5) -> None:
@@ -214,9 +203,6 @@ class MegatronProgram:
             )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
 
-    def check(self, job: Job) -> None:
-        """Any job: what Megatron-LM has no flag for is refused where its words are made."""
-
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         variables = (f"{name}={value}" for name, value in ENVIRONMENT.items())
         script = str((self.cwd / SCRIPT).resolve())
@@ -225,9 +211,6 @@ class MegatronProgram:
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         start = local_torchrun(job.cluster.gpus_per_node)
         return [*start, str(self.cwd / SCRIPT), *self._arguments(job, plan)]
-
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
-        """Nothing: Megatron-LM reads no file."""
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         try:

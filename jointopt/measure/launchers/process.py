@@ -43,16 +43,11 @@ class Ended:
 
 
 def run_program(
-    command: Sequence[str],
-    log: Path,
-    *,
-    limit_s: float,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> Ended:
-    """Run ``command`` with output to ``log``; whatever happens here, none of its processes is left.
+    command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:  # fmt: skip
+    """Run ``command`` with output to ``log``; none of its processes is left, even if this one is killed.
 
-    Raises LauncherError where the program cannot be started. It ends with this process too, even if this is killed.
+    Raises LauncherError where the program cannot be started.
     """
     mark = uuid.uuid4().hex
     with log.open("ab") as out:
@@ -74,8 +69,8 @@ def run_program(
 def run_in_foreground(command: Sequence[str], grace_s: float) -> int:
     """Run ``command`` in the user's terminal and return its exit code, 128 + n where signal n ended it.
 
-    SIGINT, SIGTERM and SIGHUP are passed on; the program then has ``grace_s`` to end by itself, and is killed with all
-    that it started after that, or at a second signal. Raises LauncherError where it cannot be started.
+    SIGINT, SIGTERM and SIGHUP are passed on; after ``grace_s``, or a second signal, the program is killed with all that
+    it started. Raises LauncherError where it cannot be started.
     """
     mark, until = uuid.uuid4().hex, math.inf
     with _caught(_SIGNALS) as caught:
@@ -130,7 +125,7 @@ def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def files_of_a_run() -> Iterator[None]:
-    """Turn files that cannot be made for a run into a LauncherError: the next run could not be started either."""
+    """LauncherError where files of a run cannot be made: the next run could not be started either."""
     try:
         yield
     except OSError as error:
@@ -146,19 +141,13 @@ def environment(mark: str) -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """Let Linux send SIGTERM to this child when the tool dies, by SIGKILL too; other systems have no such call.
-
-    It runs between fork and exec, beside the threads of a meter: it imports and opens nothing.
-    """
+    """Let Linux send SIGTERM to this child when the tool dies; between fork and exec it imports and opens nothing."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark.
-
-    An interrupt cuts the wait between the two short, and passes through once nothing is left.
-    """
+    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark."""
     try:
         if program.poll() is None:
             program.terminate()

@@ -1,4 +1,4 @@
-"""The protocol of training programs, on this machine or on every node of a batch system's job."""
+"""Training programs, and torchrun on one machine or on the nodes of a batch job."""
 
 from __future__ import annotations
 
@@ -14,44 +14,33 @@ _TORCHRUN = ("-m", "torch.distributed.run")
 
 
 class Program(Protocol):
-    """One training program, whatever starts it."""
+    """One training program: on this machine in ``cwd`` with ``environment`` added, or once per node of a batch job."""
 
     name: str
+    environment: Mapping[str, str] = {}
+    cwd: Path | None = None  # None = that of this process
+    missing: str = "the program ended well and left no result"  # the failure of such a run, in words
 
     def check(self, job: Job) -> None:
         """Raises LauncherError for a job that the program cannot run, whatever the plan."""
+        return
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The command that is run once per node, with files in ``folder``.
+        """The command of one node, with files in ``folder``; words may hold ``${NODE_RANK}`` and `NODE_VARIABLES`."""
 
-        Words may hold ``${NODE_RANK}`` and the other `NODE_VARIABLES`.
-        """
+    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The command on one machine."""
+        return self.words(job, plan, folder)
 
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path) -> None:
-        """Writes into ``folder`` what the command reads there."""
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
+        """Writes into ``folder`` what the command reads there; it is to measure for at least ``least_s``."""
+        return
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         """Result columns of a run that ended well, from its files and its ``log``; None where it left none.
 
         Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
         """
-
-
-class LocalProgram(Program, Protocol):
-    """A program that `LocalLauncher` starts too, in ``cwd`` and with ``environment`` added to that of this process."""
-
-    environment: Mapping[str, str]
-    missing: str  # the failure of a run that ended well and left no result, in words
-
-    @property
-    def cwd(self) -> Path | None:
-        """The folder in which it starts; None = that of this process."""
-
-    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The command on one machine."""
-
-    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
-        """Writes into ``folder`` what the command reads there; ``least_s`` is how long to measure at least, in s."""
 
 
 def node_torchrun(job: Job) -> list[str]:

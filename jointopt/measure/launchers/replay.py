@@ -28,9 +28,8 @@ class ReplayLauncher:
     """Runs the rows of a measurement table that belong to a job.
 
     A row belongs to the job where all that it states of model shape, batch, precision and cluster is the job's, or
-    where a row of its group does (rows of one group are comparable). Several rows of one plan are repeats: the
-    fastest of them is what running it returns, since whatever disturbs a run only ever makes it slower (Python's
-    `timeit` gives the same advice).
+    where a row of its group does (rows of one group are comparable). Of repeats of a plan the fastest counts: whatever
+    disturbs a run only ever makes it slower (Python's `timeit` gives the same advice).
     """
 
     name = "replay"
@@ -55,9 +54,8 @@ class ReplayLauncher:
         """The fastest row of the job with this plan; LauncherError where the table has none."""
         rows = np.flatnonzero(self._belongs(job) & self._same(plan))
         if not len(rows):
-            words = " ".join(
-                f"{k}={v}" for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan"
-            )
+            of_plan = {k: v for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan"}
+            words = " ".join(f"{name}={value}" for name, value in of_plan.items())
             raise LauncherError(f"The plan {words} is no row of the table, and replay runs nothing else.")
         order = self._rows.loc[rows].sort_values("iteration_time_s", na_position="last", kind="stable")
         row: dict[str, Any] = {str(k): v for k, v in order.iloc[0].items()}
@@ -70,11 +68,9 @@ class ReplayLauncher:
             row = int(wrong.to_numpy().argmax())
             got = self._rows["status"].iloc[row]
             raise TableError(f"Row {row + 1}: status must be one of {', '.join(STATUSES)}; got {got!r}.")
-        blank = pd.Series(np.nan, index=given.index)
-        implied = np.where(given.get("iteration_time_s", blank).notna(), "ok", "failed")
-        status = given["status"].where(given["status"].notna(), implied) if "status" in given else implied
-        self._rows = given.assign(status=status)
-        self._rows = self._rows.reindex(columns=[*self._rows, *(c for c in RESULTS if c not in self._rows)])
+        rows = given.reindex(columns=[*given, *(name for name in RESULTS if name not in given)])
+        implied = np.where(rows["iteration_time_s"].notna(), "ok", "failed")
+        self._rows = rows.assign(status=rows["status"].where(rows["status"].notna(), implied))
 
     def _belongs(self, job: Job) -> Bools:
         """Rows of the job, and those comparable with one of them; the last answer is kept, runs ask again and again."""
@@ -83,9 +79,7 @@ class ReplayLauncher:
         return self._last[1]
 
     def _found(self, job: Job) -> Bools:
-        mask = np.ones(len(self._clean), bool)
-        for name, value in _workload(job).items():
-            mask &= self._agrees(name, value)
+        mask = self._agree_in(_workload(job))
         if "group" in self._clean:
             groups = self._clean["group"][mask].dropna().unique()
             mask |= self._clean["group"].isin(groups).to_numpy()
@@ -102,10 +96,11 @@ class ReplayLauncher:
         """Rows that state nothing else than ``plan``."""
         cells = {k: [_cell(v)] for k, v in plan.items() if k in self._inputs}
         wanted = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0]
-        mask = np.ones(len(self._clean), bool)
-        for name, value in wanted.items():
-            mask &= self._agrees(str(name), value)
-        return mask
+        return self._agree_in(wanted.to_dict())
+
+    def _agree_in(self, cells: Mapping[Any, Any]) -> Bools:
+        masks = [self._agrees(name, value) for name, value in cells.items()]
+        return np.asarray(np.all(masks, axis=0), bool)
 
     def _agrees(self, name: str, value: Any) -> Bools:
         """Rows whose cell is ``value``, or blank: unknown contradicts nothing."""
@@ -138,9 +133,8 @@ def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _cell(value: Any) -> Any:
     """A list of clocks as a table writes it."""
-    return (
-        ";".join(f"{clock:g}" for clock in value) if isinstance(value, list | tuple | np.ndarray) else value
-    )
+    clocks = isinstance(value, list | tuple | np.ndarray)
+    return ";".join(f"{clock:g}" for clock in value) if clocks else value
 
 
 def _workload(job: Job) -> dict[str, Any]:

@@ -23,17 +23,15 @@ WINDOW = ("measured_s", "iterations")
 
 def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The plan columns of ``plan`` that are not blank, as JSON has them; equal for equal plans, however written."""
-    kinds: dict[str, Callable[[Any], Any]] = {
+    plain: dict[str, Callable[[Any], Any]] = {
         "int": int,
         "bool": bool,
         "float": float,
         "str": str,
         "clocks": _clocks,
     }
-    columns = [
-        column for column in COLUMNS.values() if column.role == "plan" and not is_blank(plan.get(column.name))
-    ]
-    return {column.name: kinds[column.dtype](plan[column.name]) for column in columns}
+    kinds = {column.name: plain[column.dtype] for column in COLUMNS.values() if column.role == "plan"}
+    return {name: kind(plan[name]) for name, kind in kinds.items() if not is_blank(plan.get(name))}
 
 
 def is_blank(value: Any) -> bool:
@@ -56,10 +54,9 @@ def failed_row(failure: Failure) -> dict[str, Any]:
 
 
 def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
-    """The result columns of a run: what it ``reported``, unless its end contradicts that.
+    """The result columns of a run: what it ``reported`` if it ended well (``whole``) or reports how it failed.
 
-    ``whole``: it ended well; ``failure`` is what its end and its log say if not. A log that speaks of short memory
-    counts more than a result that does not: that may be half written.
+    A log that speaks of short memory counts more than a result that does not: that may be half written.
     """
     if reported is not None and (whole or (reported["status"] != "ok" and failure.status != "oom")):
         return dict(reported)
@@ -67,10 +64,7 @@ def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -
 
 
 def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
-    """``row`` with the place of its ``log`` in the notes, where the run failed and the log is ``kept``.
-
-    Of a run out of memory no log is missed.
-    """
+    """``row`` of a failed run with the place of its ``log``, where it is ``kept``, in the notes; oom needs none."""
     where = ""
     if row["status"] != STATUSES[0] and kept and log.is_file():
         where = f"log: {log.absolute()}"

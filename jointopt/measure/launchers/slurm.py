@@ -21,7 +21,7 @@ from jointopt.measure.launchers.megatron import MegatronProgram
 from jointopt.measure.launchers.process import tail_of, whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import outcome, plan_cells, with_log
-from jointopt.measure.launchers.slurm_control import RefusedError, SlurmJob
+from jointopt.measure.launchers.slurm_control import RefusedError
 from jointopt.measure.launchers.slurm_fleet import DONE, Fleet
 from jointopt.measure.launchers.slurm_script import LOG, script
 from jointopt.measure.launchers.slurm_watch import End, why_failed, written_in
@@ -42,11 +42,9 @@ class SlurmLauncher:
     """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` says how.
 
     ``program`` is torchrun (the project's trainer), megatron (with ``checkout``) or command (with ``command``), or an
-    object of its own. ``folder`` must be seen by all nodes; each run has a folder in it with its script, log and
-    result. GPUs run at the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by
-    `jointopt exec` on each node; without ``meter`` the program is started alone. ``limit_s`` is the longest that a run
-    may take once it runs; in the queue it may wait for ever. A job outlives the tool, which finds it again by all
-    that is run; Ctrl-C cancels it. Several runs are in the queue at once in `run_all`.
+    object of its own. ``folder`` must be seen by all nodes. GPUs run at the plan's clocks, or at what the driver
+    chooses (``default_clocks``), and are metered, by `jointopt exec` on each node; without ``meter`` the program is
+    started alone. ``limit_s`` begins when a job runs. A job outlives the tool, which finds it again; Ctrl-C cancels it.
     """
 
     name = "slurm"
@@ -88,10 +86,7 @@ class SlurmLauncher:
     def run_all(
         self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
     ) -> Generator[Ended, None, None]:
-        """As `jointopt.measure.launchers.base.ManyAtOnce`: one job each, all of them in the queue together.
-
-        Where Slurm takes no more jobs while some are on their way, the others are submitted as those end.
-        """
+        """As `ManyAtOnce`: one job each, in the queue together; what Slurm does not take now follows as others end."""
         self.candidates(job)
         fleet = Fleet(self, job, enumerate(plans), report)
         try:
@@ -131,14 +126,14 @@ class SlurmLauncher:
     def submitted(
         self, job: Job, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]
     ) -> tuple[int | None, str]:
-        """The Slurm job of the folder, and how it was found: one of an earlier process, or a new one.
+        """The Slurm job of the folder, of an earlier process or a new one, and how it was found.
 
-        ``report`` is called where Slurm does not answer. None for a job that has left its result and that has no
-        number any more.
+        None for a job that has left its result and has no number any more. ``report``: where Slurm does not answer.
         """
         name = self.submission_name(folder)
         known = _noted(folder) or control.named(name, report)
-        if written_in(folder) or (known and _is_named(control.state(known, report), name)):
+        # a number may be another job's: they start again where a cluster is set up anew
+        if written_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
         try:
             self.program.prepare(job, plan, folder)
@@ -146,16 +141,19 @@ class SlurmLauncher:
             (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
-        number = _taken(folder / _SCRIPT, name, report)
+        try:
+            number = control.submit(folder / _SCRIPT)
+        except RefusedError:
+            taken = control.named(name, report)  # Slurm may have taken the job, and its answer was lost
+            if taken is None:
+                raise
+            number = taken
         with suppress(OSError):  # without it the job is found by its name
             (folder / _STATE).write_text(json.dumps({"job": number}), encoding="utf-8")
         return number, f"Slurm job {number} is submitted"
 
     def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """A name that is the same for the same run in the same folder, in any process; its submissions are numbered.
-
-        Runs that differ in their time limit or account alone have one name.
-        """
+        """A name that is the same for the same run in the same folder, whatever its process, time limit or account."""
         mapping = job_mapping(job)
         of_job = {key: mapping[key] for key in ("model", "training", "cluster")}
         parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), *self._command(job, plan)]
@@ -214,22 +212,6 @@ def _noted(folder: Path) -> int | None:
         return None
 
 
-def _taken(script: Path, name: str, report: Callable[[str], None]) -> int:
-    """The number of a new job. Raises RefusedError, unless Slurm took the job and its answer was lost."""
-    try:
-        return control.submit(script)
-    except RefusedError:
-        number = control.named(name, report)
-        if number is None:
-            raise
-        return number
-
-
-def _is_named(job: SlurmJob | None, name: str) -> bool:
-    """Whether Slurm knows the job, and under that name: numbers start again where a cluster is set up anew."""
-    return job is not None and job.name == name
-
-
 def _unwritable(folder: Path, error: OSError) -> LauncherError:
     return LauncherError(
         f"{folder} cannot be written: {error.strerror or error}; name a folder that all nodes share with --folder."
@@ -243,9 +225,8 @@ def _program(
     """The program by name, or by what was given to it."""
     if program is not None and not isinstance(program, str):
         return program
-    name = program or (
-        "command" if command is not None else "megatron" if checkout is not None else "torchrun"
-    )
+    implied = "command" if command is not None else "megatron" if checkout is not None else "torchrun"
+    name = program or implied
     if name not in PROGRAMS:
         raise UsageError(
             f"--program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}."

@@ -127,26 +127,18 @@ def cancel(numbers: Sequence[int]) -> str:
 
 def parse_job(line: str) -> SlurmJob:
     """One line of ``scontrol --oneliner show job``."""
-    exit_code, _, signal = _field(line, "ExitCode", "0:0").partition(":")
+    # of a name the first field counts: what a user wrote, such as a comment, comes later
+    known = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", line)))
+    get = {name: text for name, text in known.items() if text != "(null)"}.get
+    exit_code, _, signal = get("ExitCode", "0:0").partition(":")
+    submitted, started = get("SubmitTime", ""), get("StartTime", "")
     return SlurmJob(
-        number=int(_field(line, "JobId", "0")),
-        name=_field(line, "JobName", ""),
-        state=_field(line, "JobState", "UNKNOWN"),
-        reason=_field(line, "Reason", "None"),
-        restarts=int(_field(line, "Restarts", "0")),
+        number=int(get("JobId", "0")), name=get("JobName", ""), state=get("JobState", "UNKNOWN"),
+        reason=get("Reason", "None"), restarts=int(get("Restarts", "0")),
         exit_code=int(exit_code) or (128 + int(signal or 0) if signal not in ("", "0") else 0),
-        nodes=_field(line, "NodeList", ""),
-        queued_s=_between(_field(line, "SubmitTime", ""), _field(line, "StartTime", "")),
-        ran_s=_duration_s(_field(line, "RunTime", "")),
-        submitted=_field(line, "SubmitTime", "").replace("T", " "),
-        started=_field(line, "StartTime", "").replace("T", " "),
-    )
-
-
-def _field(line: str, name: str, default: str) -> str:
-    """The first field of that name: what a user wrote, such as a comment, comes later."""
-    found = re.search(rf"(?:^|\s){name}=(\S*)", line)
-    return found[1] if found and found[1] != "(null)" else default
+        nodes=get("NodeList", ""), queued_s=_between(submitted, started), ran_s=_duration_s(get("RunTime", "")),
+        submitted=submitted.replace("T", " "), started=started.replace("T", " "),
+    )  # fmt: skip
 
 
 def _between(start: str, end: str) -> float:
@@ -159,16 +151,14 @@ def _between(start: str, end: str) -> float:
 def _duration_s(text: str) -> float:
     """``[days-]hours:minutes:seconds``; 0 for anything else."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if found is None:
-        return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
     return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subprocess.CompletedProcess[str]:
-    """The answer to a query, repeated while the controller gives none; NoAnswerError after ten minutes.
+    """The answer to a query, repeated, after a ``report``, while there is none; NoAnswerError after ten minutes.
 
-    ``report`` is called at once when there is no answer. A failed command whose message holds ``refusal`` is an answer.
+    A failed command whose message holds ``refusal`` is an answer.
     """
     until, wait_s, reported = time.monotonic() + _PATIENCE_S, 1.0, False
     while True:
@@ -205,19 +195,12 @@ def _environment() -> dict[str, str]:
 
     sbatch would hand them on, and srun of the new job would heed them.
     """
-    inside = "SLURM_JOB_ID" in os.environ
-
-    def misleads(name: str) -> bool:
-        of_the_job = inside and name.startswith("SLURM_") and name not in _OF_THE_SITE
-        return of_the_job or name.startswith("SQUEUE_") or name == "SLURM_TIME_FORMAT"
-
-    return {name: value for name, value in os.environ.items() if not misleads(name)}
+    misleading = ("SQUEUE_", "SLURM_TIME_FORMAT", *(["SLURM_"] if "SLURM_JOB_ID" in os.environ else []))
+    kept = (name for name in os.environ if name in _OF_THE_SITE or not name.startswith(misleading))
+    return {name: os.environ[name] for name in kept}
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [
-        line.removeprefix("sbatch: ").removeprefix("error: ")
-        for line in done.stderr.splitlines()
-        if line.strip()
-    ]
+    stated = (line for line in done.stderr.splitlines() if line.strip())
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in stated]
     return "; ".join(lines).rstrip(".")[:400] or f"exit code {done.returncode}"

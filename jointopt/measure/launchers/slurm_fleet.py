@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,6 @@ if TYPE_CHECKING:
 DONE = "done"  # a file in the folder of a submission whose row has been handed over
 
 
-@dataclass
-class Flight:
-    """A plan whose job is on its way; without a submission it is just being submitted."""
-
-    plan: Mapping[str, Any]
-    folder: Path
-    submission: Submission | None = None
-
-
 class Fleet:
     """The jobs of one call that are on their way, by the place of their plan."""
 
@@ -40,7 +30,7 @@ class Fleet:
         report: Report,
     ) -> None:  # fmt: skip
         self._launcher, self._job, self._plans, self._report = launcher, job, plans, report
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, Submission] = {}
         # to be submitted when another one has ended
         self._refused: tuple[int, Mapping[str, Any]] | None = None
         self._error: LauncherError | None = None
@@ -52,8 +42,7 @@ class Fleet:
         while self._flights:
             time.sleep(next(waits))
             for place in list(self._flights):
-                found = self._looked_at(place)
-                if found is not None:
+                if found := self._looked_at(place):
                     yield from self._handed_over(place, found)
                     waits = _backoff(self._launcher.poll_s)
                     self._submit()
@@ -65,8 +54,7 @@ class Fleet:
         over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
         self.cancel()
         for place in over:
-            found = self._looked_at(place)
-            if found is not None:
+            if found := self._looked_at(place):
                 yield from self._handed_over(place, found)
 
     def cancel(self) -> None:
@@ -81,10 +69,10 @@ class Fleet:
             else:
                 _close(flight.folder)
 
-    def _number(self, flight: Flight) -> int | None:
-        if flight.submission is None:  # interrupted while Slurm took it, or not
+    def _number(self, flight: Submission) -> int | None:
+        if not flight.sent:  # interrupted while Slurm took it, or not
             return control.named(self._launcher.submission_name(flight.folder))
-        return flight.submission.number
+        return flight.number
 
     def _submit(self) -> None:
         """Everything that is left to be submitted and that Slurm takes."""
@@ -109,19 +97,17 @@ class Fleet:
 
     def _send(self, place: int, plan: Mapping[str, Any]) -> None:
         folder = self._launcher.open_folder(self._job, plan)
-        flight = self._flights[place] = Flight(plan, folder)
         report = partial(self._report, place)
-        number, words = self._launcher.submitted(self._job, plan, folder, report)
+        flight = self._flights[place] = Submission(plan, folder, report)
+        flight.number, words = self._launcher.submitted(self._job, plan, folder, report)
         report(words)
-        flight.submission = Submission(number, folder, report)
+        flight.sent = True
 
     def _looked_at(self, place: int) -> tuple[dict[str, Any], End] | None:
         """Row and end of a job that is over."""
         flight = self._flights[place]
-        if flight.submission is None:
-            return None
         try:
-            end = flight.submission.look()
+            end = flight.look() if flight.sent else None
             if end is None:
                 return None
             return self._launcher.row(self._job, flight.plan, flight.folder, end), end
@@ -145,8 +131,7 @@ class Fleet:
         self._error = self._error or error
 
     def _drop(self, place: int) -> None:
-        flight = self._flights.pop(place, None)
-        if flight is not None:
+        if flight := self._flights.pop(place, None):
             _close(flight.folder)
 
 

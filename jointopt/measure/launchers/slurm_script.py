@@ -62,27 +62,20 @@ def script(
 
 
 def _directives(name: str, cluster: Cluster, slurm: Slurm, folder: Path, limit_s: float) -> list[str]:
+    output = str(folder / LOG).replace("%", "%%")  # a per cent sign would begin a pattern of sbatch
     minutes = slurm.time_limit_min or math.ceil(limit_s / 60) + _SLACK_MIN
     gpus = [] if slurm.gpu_request == NO_GPU_REQUEST else [slurm.gpu_request]
     return [
         f"--job-name={name}", f"--nodes={cluster.nodes}", "--ntasks-per-node=1",
         *(line.replace("{gpus}", str(cluster.gpus_per_node)) for line in gpus),
-        f"--time={minutes}", f'--output="{_without_patterns(folder / LOG)}"', "--open-mode=append",
+        f"--time={minutes}", f'--output="{output}"', "--open-mode=append",
         "--requeue" if slurm.requeue else "--no-requeue", *(["--exclusive"] if slurm.exclusive else []),
         *(f"--{key}={value}" for key in _OPTIONS if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
     ]  # fmt: skip
 
 
-def _without_patterns(path: Path) -> str:
-    """A file name as sbatch reads it: a per cent sign would begin a pattern."""
-    return str(path).replace("%", "%%")
-
-
 def _quoted(word: str) -> str:
     """One word of shell; of all variables only those of the node stand for a value."""
     parts = _VARIABLE.split(word)  # text, name, text, name, ..., text
-    return "".join(f'"${{{part}}}"' if i % 2 else _literal(part) for i, part in enumerate(parts)) or "''"
-
-
-def _literal(text: str) -> str:
-    return shlex.quote(text) if text else ""
+    shell = (f'"${{{part}}}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part)
+    return "".join(shell) or "''"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind
@@ -67,13 +68,15 @@ class End:
 
 
 class Submission:
-    """A job in Slurm, by its ``number`` (None: it left a result in ``folder``, and its number is not known).
+    """A plan whose job is on its way, with files in ``folder``; ``report`` is called once for each state of the job.
 
-    ``report`` is called when the job begins to wait, for another reason too, and when it begins to run.
+    ``number`` is None until Slurm has taken it (``sent``), and for a job that left a result and has no number any more.
     """
 
-    def __init__(self, number: int | None, folder: Path, report: Callable[[str], None]) -> None:
-        self.number, self.folder, self._report = number, folder, report
+    def __init__(self, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]) -> None:
+        self.plan, self.folder, self.report = plan, folder, report
+        self.number: int | None = None
+        self.sent = False
         self._reported: set[str] = set()
         self._doubted = False
         self._late_until: float | None = None
@@ -81,7 +84,7 @@ class Submission:
     def look(self) -> End | None:
         """How the job ended, None while it waits or runs. Raises LauncherError where it can never start."""
         written = written_in(self.folder)
-        job = None if self.number is None else control.state(self.number, self._report)
+        job = None if self.number is None else control.state(self.number, self.report)
         if written is not None and written.code == 0:
             return End(job, written)
         if job is None or job.ended:
@@ -89,9 +92,16 @@ class Submission:
         self._doubted, self._late_until = False, None
         if job.stuck or job.restarts > _MOST_RESTARTS:
             control.cancel([job.number])
-            _refuse(job)
-            return End(job, None)
-        self._report_once(job)
+            if job.stuck and not job.reason.startswith("launch_failed"):
+                raise LauncherError(
+                    f"Slurm job {job.number} can never start ({job.reason}) and was cancelled; change the section "
+                    "slurm of the job file, or its cluster."
+                )
+            return End(job, None)  # a job that broke its nodes is a run that failed
+        words = job.progress  # each state once: a queue may swap its reasons to and fro for hours
+        if words and words not in self._reported:
+            self._reported.add(words)
+            self.report(f"Slurm job {job.number} {words}")
         return None
 
     def _over(self, job: SlurmJob | None) -> End | None:
@@ -109,13 +119,6 @@ class Submission:
             self._late_until = time.monotonic() + _GRACE_S
         return time.monotonic() < self._late_until
 
-    def _report_once(self, job: SlurmJob) -> None:
-        """Reports every state once: a queue may swap its reasons to and fro for hours."""
-        words = job.progress
-        if words and words not in self._reported:
-            self._reported.add(words)
-            self._report(f"Slurm job {job.number} {words}")
-
 
 def written_in(folder: Path) -> Written | None:
     """The exit status that a job wrote down; None while there is none that can be read."""
@@ -126,15 +129,6 @@ def written_in(folder: Path) -> Written | None:
         return Written(int(code), int(seconds))
     except (OSError, ValueError):
         return None
-
-
-def _refuse(job: SlurmJob) -> None:
-    """LauncherError where no job of the kind can ever start; a job that broke its nodes is a run that failed."""
-    if job.stuck and not job.reason.startswith("launch_failed"):
-        raise LauncherError(
-            f"Slurm job {job.number} can never start ({job.reason}) and was cancelled; change the section slurm of "
-            "the job file, or its cluster."
-        )
 
 
 _MAY_COME_BACK = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
@@ -161,8 +155,11 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
         return Failure(FailureKind.CLUSTER, last)
     if end.written is None and end.job is None:
         return Failure(FailureKind.CLUSTER, "Slurm no longer knows the job, and it wrote down no exit status")
+    if end.code == 0 and is_full(folder):
+        return Failure(FailureKind.DISK_FULL, f"the disk is full: {folder} has no room for the result")
     if end.code == 0:
-        return _without_result(folder)
+        missing = f"the job ended well and left no result in {folder}; do all nodes see that folder?"
+        return Failure(FailureKind.RESULT, missing)
     timed_out = end.written is not None and end.code in (124, 137) and end.written.seconds >= limit_s
     if is_full(folder):
         log += "\nNo space left on device"
@@ -187,10 +184,3 @@ def _state_in(log: str, end: End) -> str:
 
 
 _FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)
-
-
-def _without_result(folder: Path) -> Failure:
-    if is_full(folder):
-        return Failure(FailureKind.DISK_FULL, f"the disk is full: {folder} has no room for the result")
-    missing = f"the job ended well and left no result in {folder}; do all nodes see that folder?"
-    return Failure(FailureKind.RESULT, missing)

@@ -14,7 +14,7 @@ from typing import Any
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.program import local_torchrun, node_torchrun
+from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
 from jointopt.measure.launchers.rows import failed_row, result_row
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.spec.job import Job
@@ -26,12 +26,11 @@ _TRAINER = ("-m", "jointopt.measure.trainer")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class TorchrunProgram:
+class TorchrunProgram(Program):
     """The trainer, one process per GPU or core."""
 
     name = "torchrun"
-    environment: Mapping[str, str] = _ENVIRONMENT
-    cwd = None
+    environment = _ENVIRONMENT
     missing = "the training ended well and wrote no result file"
 
     def __init__(self, iterations: int = 10, warmup_iterations: int = 3) -> None:
@@ -45,8 +44,8 @@ class TorchrunProgram:
         return [*node_torchrun(job), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        processes = self.spec(job, plan).processes
-        return [*local_torchrun(processes), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
+        start = local_torchrun(self.spec(job, plan).processes)
+        return [*start, *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
         (folder / _SPEC).write_text(self.spec(job, plan, least_s).text(), encoding="utf-8")
@@ -55,14 +54,13 @@ class TorchrunProgram:
         return read_result(folder / _RESULT, job.model)
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
-        """The trainer's input for a plan (plan columns); ``least_s`` as in `TrainSpec`."""
         return train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
 
 
 class TorchrunLauncher(LocalLauncher):
     """Runs a plan with the trainer on this machine, one process per GPU of the job, or per core (gloo).
 
-    ``iterations`` are measured after ``warmup_iterations``, and more where these are over too soon for energy counters.
+    ``iterations`` after ``warmup_iterations`` are measured, and more where energy counters need longer.
     """
 
     name = "torchrun"
@@ -88,10 +86,7 @@ class TorchrunLauncher(LocalLauncher):
 
 
 def read_result(path: Path, model: Model) -> dict[str, Any] | None:
-    """The result columns in a file of the trainer, and its window: ``measured_s``, ``iterations``; None without a file.
-
-    A file that is none of the trainer's is a failed run that says why.
-    """
+    """The result columns in a file of the trainer, and its window; None without a file, a failed run for another's."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
@@ -147,12 +142,11 @@ def train_spec(
     """The trainer's input for a job and a plan (plan columns)."""
     training, gpu = job.training, job.cluster.gpu.id
     shape: dict[str, Any] = {name: getattr(job.model, name) for name in _OF_MODEL}
-    layout: dict[str, Any] = {name: int(plan[name]) for name in _OF_PLAN}
+    shape |= {name: int(plan[name]) for name in _OF_PLAN}
+    shape |= {name: getattr(training, name) for name in ("seq_length", "global_batch_size", "dtype")}
     return TrainSpec(
-        **shape, **layout, seq_length=training.seq_length, global_batch_size=training.global_batch_size,
-        dtype=training.dtype,
-        sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]), iterations=iterations,
-        warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
+        **shape, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
+        iterations=iterations, warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
         selective_share=training.framework.selective_share,
     )  # fmt: skip
 

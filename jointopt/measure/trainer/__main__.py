@@ -2,7 +2,7 @@
 
 import sys
 
-from jointopt.measure.trainer.ending import leave
+from jointopt.measure.trainer.device import leave
 from jointopt.measure.trainer.run import main
 
 main(*sys.argv[1:3])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jointopt.measure.trainer.device import device_name, own_device
-from jointopt.measure.trainer.ending import leave
+from jointopt.measure.trainer.device import device_name, leave, now_s, own_device
 
 _SECONDS = 0.5  # that each measurement lasts at least, after one call to warm up
 
@@ -61,11 +59,9 @@ def _memory_gbytes_per_s(device: torch.device, size: int) -> float:
 
 
 def _link_gbytes_per_s(device: torch.device, size: int) -> float:
-    buffer = torch.ones(size // 4, device=device)
-    count = dist.get_world_size()
-    return (
-        2 * (count - 1) / count * size / _each(lambda: dist.all_reduce(buffer), device, together=True) / 1e9
-    )
+    buffer, count = torch.ones(size // 4, device=device), dist.get_world_size()
+    seconds = _each(lambda: dist.all_reduce(buffer), device, together=True)
+    return 2 * (count - 1) / count * size / seconds / 1e9
 
 
 def _each(act: Callable[[], Any], device: torch.device, together: bool = False) -> float:
@@ -81,17 +77,10 @@ def _each(act: Callable[[], Any], device: torch.device, together: bool = False) 
 
 
 def _lasting(act: Callable[[], Any], calls: int, device: torch.device) -> float:
-    _settle(device)
-    started = time.perf_counter()
+    started_s = now_s(device)
     for _ in range(calls):
         act()
-    _settle(device)
-    return (time.perf_counter() - started) / calls
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return (now_s(device) - started_s) / calls
 
 
 def _slowest(value: float, device: torch.device) -> float:
@@ -100,13 +89,8 @@ def _slowest(value: float, device: torch.device) -> float:
     return float(f"{float(slowest):.4g}")
 
 
-def main() -> None:
-    """Write the result into the file of the first argument, once."""
+if __name__ == "__main__":
     found = probe()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
     leave()

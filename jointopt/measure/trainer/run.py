@@ -19,14 +19,12 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, 
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.devices.identity import remarks, wrong_device
-from jointopt.measure.trainer.device import device_name, own_device
+from jointopt.measure.trainer.device import device_name, now_s, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import TrainSpec
 
-Step = Callable[
-    [], Tensor
-]  # runs one iteration's passes, returns this rank's mean loss (0 where it has none)
+Step = Callable[[], Tensor]  # one iteration's passes: this rank's mean loss (0 where it has none)
 
 
 def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
@@ -47,14 +45,14 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     losses: list[float] = []
     left, begun_s = spec.warmup_iterations + spec.iterations, time.time()
     while left:
-        started = _now(device)
+        started = now_s(device)
         if len(seconds) == spec.warmup_iterations:
             begun_s = time.time()
         optimizer.zero_grad(set_to_none=True)
         loss = step()
         optimizer.step()
         losses.append(_mean_loss(spec, mesh, loss))  # last, because it waits for the GPU
-        seconds.append(_now(device) - started)
+        seconds.append(now_s(device) - started)
         left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
     measured_s = [begun_s, time.time()]
     return {
@@ -88,9 +86,8 @@ def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> St
 
     Weights stay gathered, and cast, until the optimizer changes them; ZeRO-3 gives them back after each use.
     """
-    batches = list(
-        zip(inputs.split(spec.micro_batch_size), targets.split(spec.micro_batch_size), strict=True)
-    )
+    size = spec.micro_batch_size
+    batches = list(zip(inputs.split(size), targets.split(size), strict=True))
 
     def step() -> Tensor:
         total = torch.zeros((), device=inputs.device)
@@ -134,12 +131,6 @@ def _mean_loss(spec: TrainSpec, mesh: DeviceMesh, loss: Tensor) -> float:
     total = loss.clone()
     dist.all_reduce(total)
     return float(total) / (spec.dp * spec.cp * spec.tp)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _slowest(values: list[float], device: torch.device) -> list[float]:

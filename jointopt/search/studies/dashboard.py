@@ -11,8 +11,8 @@ from wsgiref.util import setup_testing_defaults
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.runs.database import database_errors, has_table, without_password
-from jointopt.search.studies.storage import open_storage
+from jointopt.runs.database import has_table, without_password
+from jointopt.search.studies.storage import open_storage, study_errors
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -44,7 +44,7 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         raise UsageError(
             "The dashboard needs optuna-dashboard; install it with pip install 'jointopt[dashboard]'."
         ) from error
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+    with study_errors(url):
         storage, (name, study_id) = _storage_and_study(url, study)
         app = wsgi(storage)
         _warm(app, study_id)

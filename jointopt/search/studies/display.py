@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.search.pareto import OBJECTIVES, evenly, front_order, objectives, take
+from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
+from jointopt.search.studies.storage import set_attributes
 from jointopt.spec.plans.parse import format_plan
 
 if TYPE_CHECKING:
@@ -19,12 +20,6 @@ LISTED = 12  # plans of the front in the study's note, each with a note of its o
 DRAWN = 400  # plans beside the front in the plot, so that it stays small
 PIECE = 20_000  # characters of an attribute: escaped, they fit into the smallest text column of any database
 FIT_NOTE = "peak_memory_gib", "avg_power_w"
-
-
-def front_rows(plans: Columns) -> Ints:
-    """Rows of the feasible plans that no other one beats, sorted by time."""
-    feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    return feasible[front_order(*(values[feasible] for values in objectives(plans)))]
 
 
 def plan_text(plans: Columns, row: int) -> str:
@@ -41,34 +36,21 @@ def front_note(plans: Columns) -> str:
     listed = rows[evenly(take(plans, rows), LISTED)]
     lines = [f"| {plans[OBJECTIVES[0]][row]:.4g} | {plans[OBJECTIVES[1]][row]:.6g} | {_relative(plans, row, rows[0])} "
              f"| `{plan_text(plans, row)}` |" for row in listed.tolist()]  # fmt: skip
-    return "\n".join(
-        [
-            f"## The front: {len(rows)} plans that no other one beats in both time and energy",
-            "",
-            "A feasible trial has constraint `violation` <= 0: the largest relative excess over any limit.",
-            "",
-            "| time s | energy J | beside the fastest | plan |",
-            "|---|---|---|---|",
-            *lines,
-            "",
-        ]
+    head = (
+        f"## The front: {len(rows)} plans that no other one beats in both time and energy\n\n"
+        "A feasible trial has constraint `violation` <= 0: the largest relative excess over any limit.\n\n"
+        "| time s | energy J | beside the fastest | plan |\n|---|---|---|---|\n"
     )
+    return head + "\n".join(lines) + "\n"
 
 
 def plan_note(plans: Columns, row: int, fastest: int) -> str:
     """One plan of the front explained beside the ``fastest``, in Markdown."""
     known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
-    return "\n".join(
-        [
-            f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.",
-            "",
-            _degrees(plans, row),
-            "",
-            f"{_clocks(plans['stage_clock_mhz'][row])} {', '.join(known)}".strip(),
-            "",
-            f'`jointopt explain JOB --plan "{plan_text(plans, row)}"`',
-            "",
-        ]
+    clocks = f"{_clocks(plans['stage_clock_mhz'][row])} {', '.join(known)}".strip()
+    return (
+        f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n{_degrees(plans, row)}\n\n{clocks}"
+        f'\n\n`jointopt explain JOB --plan "{plan_text(plans, row)}"`\n'
     )
 
 
@@ -134,8 +116,7 @@ def show(
     for row in front[evenly(take(plans, front), LISTED)].tolist():
         trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, numbers[row])
         attributes |= dict(note_attributes(plan_note(plans, row, front[0]), trial_id))
-    for key, value in attributes.items():
-        storage.set_study_system_attr(study_id, key, value)
+    set_attributes(storage, study, attributes.items())
 
 
 def note_attributes(body: str, trial_id: int | None = None) -> Iterator[tuple[str, Any]]:

@@ -10,8 +10,7 @@ import itertools
 import math
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ import psutil
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
-from jointopt.runs.database import database_errors
 from jointopt.search.studies.display import note_attributes, plot_attributes
-from jointopt.search.studies.storage import made_study, open_storage
+from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, distributions_of, plan_key
 
 MEASURED = (
@@ -58,12 +56,12 @@ class MeasuredStudy:
         self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
         self._text, self._job = text, job
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
-        columns = {name: plans[name] for name in LAYOUT_COLUMNS}
+        clock_mhz = np.nanmax(plans["stage_clock_mhz"], axis=1)
         self._distributions = distributions_of(
-            columns | {"clock_mhz": np.nanmax(plans["stage_clock_mhz"], axis=1)}
+            {name: plans[name] for name in LAYOUT_COLUMNS} | {"clock_mhz": clock_mhz}
         )
         self.objectives = objectives
-        with self._errors():
+        with study_errors(self._url):
             self._storage = open_storage(url)
             self._study = self._opened()
             self._end_lost()
@@ -73,58 +71,54 @@ class MeasuredStudy:
         return self._study.study_name
 
     @property
+    def _study_id(self) -> int:
+        return self._storage.get_study_id_from_name(self.name)
+
+    @property
     def going(self) -> dict[str, Any] | None:
         """The message of `go` of a process that has ended without taking it back."""
-        with self._errors():
+        with study_errors(self._url):
             message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
             return None if message is None or _lives(message[_PROCESS]) else message
 
     def go(self, message: Mapping[str, Any] | None) -> None:
         """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
-        with self._errors():
-            value = None if message is None else {**message, _PROCESS: _process()}
-            self._study.set_user_attr(_GOING, value)
+        with study_errors(self._url):
+            self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: _process()})
 
     def pause(self, message: Mapping[str, Any]) -> None:
         """Remember a message for whoever continues, this process or another."""
-        with self._errors():
+        with study_errors(self._url):
             self._study.set_user_attr(_GOING, {**message, _PROCESS: ""})
 
     def holds(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
-        with self._errors():
-            trials = self._study.get_trials(deepcopy=False)
         mine = plan_key(plan)
-        return any(trial.user_attrs.get(PLAN) == mine and not _is_lost(trial) for trial in trials)
+        with study_errors(self._url):
+            known = [trial.user_attrs for trial in self._study.get_trials(deepcopy=False)]
+        return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
 
     def left(self, origin: str) -> list[FrozenTrial]:
         """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
-        with self._errors():
+        with study_errors(self._url):
             trials = self._study.get_trials(deepcopy=False)
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
-        return [
-            trial
-            for trial in last.values()
-            if trial.user_attrs.get(_LEFT) and trial.user_attrs.get("origin") == origin
-        ]
+        return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
-        attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more}
-        attributes |= {
-            f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)
-        }
+        known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
+        attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more, **known}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING, params=_parameters(plan), distributions=self._distributions,
             user_attrs=attributes,
         )  # fmt: skip
-        with self._errors():
-            study_id = self._storage.get_study_id_from_name(self.name)
-            return self._storage.create_new_trial(study_id, template_trial=trial)
+        with study_errors(self._url):
+            return self._storage.create_new_trial(self._study_id, template_trial=trial)
 
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
-        with self._errors():
+        with study_errors(self._url):
             trial_id = self._moved.get(trial_id, trial_id)
             if row["status"] == "ok":
                 trial_id = self._suited(trial_id, row)
@@ -140,48 +134,33 @@ class MeasuredStudy:
 
     def lose(self, trial_id: int, why: str, left: bool = False) -> None:
         """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
-        with self._errors():
+        with study_errors(self._url):
             trial_id = self._moved.get(trial_id, trial_id)
-            self._storage.set_trial_user_attr(trial_id, "status", "interrupted")
-            self._storage.set_trial_user_attr(trial_id, "notes", why)
-            self._storage.set_trial_user_attr(trial_id, _LEFT, left)
+            for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
             self._note(trial_id, ())
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    def _errors(self) -> Any:
-        return _quiet_errors(self._url)
-
     def _opened(self) -> optuna.Study:
         """The newest study of the job with these objectives, made where there is none."""
-        number = 0
-        while True:
-            number += 1
-            name = self._base if number == 1 else f"{self._base}-{number}"
+        facts = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
+        for name in numbered(self._base):
             try:
-                return self._made(name)
+                study = made_study(self._storage, name, self.objectives)
             except optuna.exceptions.DuplicatedStudyError:
                 study = optuna.load_study(study_name=name, storage=self._storage)
-                mine = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives)}
-                if mine.items() <= study.user_attrs.items():
-                    study.set_user_attr("job", self._job)
-                    return study
-
-    def _made(self, name: str) -> optuna.Study:
-        study = made_study(self._storage, name, self.objectives)
-        facts = {"kind": KIND, "job_hash": self._hash, "objectives": list(self.objectives), "job": self._job}
-        for key, value in facts.items():
-            study.set_user_attr(key, value)
-        self._set(name, note_attributes(self._text + _EXPLANATION))
+                if not facts.items() <= study.user_attrs.items():
+                    continue
+            else:
+                for key, value in facts.items():
+                    study.set_user_attr(key, value)
+                set_attributes(self._storage, name, note_attributes(self._text + _EXPLANATION))
+            study.set_user_attr("job", self._job)
+            break
         return study
 
-    def _set(self, name: str, attributes: Iterable[tuple[str, Any]]) -> None:
-        study_id = self._storage.get_study_id_from_name(name)
-        for key, value in attributes:
-            self._storage.set_study_system_attr(study_id, key, value)
-
     def _trial_id(self, trial: FrozenTrial) -> int:
-        study_id = self._storage.get_study_id_from_name(self.name)
-        return self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
     def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
         """A trial in a study of what is measured: before the first success it is open whether there is a meter."""
@@ -194,8 +173,7 @@ class MeasuredStudy:
         self.objectives = measured
         self._study = self._opened()
         self._study.set_user_attr(_GOING, going)
-        study_id = self._storage.get_study_id_from_name(self.name)
-        new = [self._storage.create_new_trial(study_id, template_trial=trial) for trial in trials]
+        new = [self._storage.create_new_trial(self._study_id, template_trial=trial) for trial in trials]
         self._moved |= dict(zip(old, new, strict=True))
         for moved, trial in zip(new, trials, strict=True):
             if trial.state.is_finished():  # failed runs: notes are found by the trial's id
@@ -210,17 +188,13 @@ class MeasuredStudy:
 
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
         trial = self._storage.get_trial(trial_id)
-        self._set(self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
+        set_attributes(
+            self._storage, self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id)
+        )
 
     def _draw(self) -> None:
         trials = [t.user_attrs | {"number": t.number} for t in self._study.get_trials(deepcopy=False)]
-        self._set(self.name, plot_attributes(_figure(trials), "measured"))
-
-
-@contextmanager
-def _quiet_errors(url: str) -> Iterator[None]:
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        yield
+        set_attributes(self._storage, self.name, plot_attributes(_figure(trials), "measured"))
 
 
 def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,20 +219,11 @@ def _lives(process: str) -> bool:
         return False
 
 
-def _is_lost(trial: FrozenTrial) -> bool:
-    return trial.user_attrs.get("status") == "interrupted"
-
-
 def _results(row: Mapping[str, Any]) -> dict[str, Any]:
     """Result columns that the row knows, as JSON."""
-    known: dict[str, Any] = {}
-    for name in MEASURED:
-        value = row.get(name)
-        if isinstance(value, str) and value:
-            known[name] = value
-        elif name in _UNITS and math.isfinite(_number(value)):
-            known[name] = _number(value)
-    return known
+    figures = {name: _number(row.get(name)) for name in _UNITS}
+    words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
+    return {name: value for name, value in figures.items() if math.isfinite(value)} | words
 
 
 def _number(value: Any) -> float:

@@ -1,8 +1,7 @@
 """The database side of a study that several workers share: every plan is a trial of one worker at a time.
 
-A worker takes trials for as long as its lease runs, which it renews while it lives; of a worker whose lease is over
-the others take the trials over. Taking trials is done in turns (`Storage.alone`), so that each worker sees what the
-others have taken; all else is Optuna's own.
+A worker holds trials for as long as its lease runs, which it renews while it lives; then others take them over. Trials
+are taken in turns (`Storage.alone`), so that each worker sees what the others have taken; all else is Optuna's own.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ class Queue:
         return self.study.get_trials(deepcopy=False)
 
     def claim(self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]]) -> list[FrozenTrial]:
-        """At most ``count`` trials to evaluate: those of workers that fell silent or left, else new ones.
-
-        ``breed(trials)`` makes new ones, given all trials so far; no other worker does so meanwhile.
-        """
+        """At most ``count`` trials to evaluate: those of workers that fell silent or left, else ``breed(trials)``."""
         with self._storage.alone(self.name):
             trials = self.trials()
             if free := self._free(trials)[:count]:
@@ -103,10 +99,7 @@ class Queue:
         ]
 
     def finish(self, numbers: Sequence[int], plans: Columns) -> int:
-        """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's.
-
-        Trials that another worker has taken over meanwhile are left to that worker.
-        """
+        """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's."""
         done = 0
         with self._storage.together():
             for row, number in enumerate(numbers):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.runs.database import database_errors, has_table, without_password
+from jointopt.runs.database import has_table, without_password
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, PLANS
-from jointopt.search.studies.storage import open_storage
+from jointopt.search.studies.storage import open_storage, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS
 from jointopt.spec.plans.clocks import format_stage_clocks
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 
 def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(feasible plans of a study that `save_study` or workers wrote, each as a mapping, and the study's attributes).
+    """(feasible plans of a study of a proposal, of workers or of real runs, each as a mapping, the study's attributes).
 
-    A mapping holds the layout, the stage clocks as text, both objectives and what else is known of the plan. Of a
-    proposal these are the whole front and the trials. Of real runs (attribute ``kind``) it holds what was measured, for
-    those that succeeded and kept the job's bounds. UsageError where the storage or the study is missing, or where the
-    study is another kind of study.
+    A mapping holds the layout, the stage clocks as text, both objectives and what else is known of the plan; of real
+    runs (attribute ``kind``) what was measured. UsageError where the storage or the study is missing, or of another
+    kind.
     """
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+    with study_errors(url):
         study = _known_study(url, name)
         attributes = dict(study.user_attrs)
         if attributes.get("kind") == KIND:
@@ -65,22 +64,18 @@ def _known_study(url: str, name: str) -> optuna.Study:
 def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
     """The plans that `save_study` kept for a choice."""
     storage = open_storage(url)
-    attributes = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
-    numbered = {
-        int(key.removeprefix(PLANS)): text for key, text in attributes.items() if key.startswith(PLANS)
-    }
-    if not numbered:
+    held = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
+    pieces = [held[key] for number in range(len(held)) if (key := f"{PLANS}{number}") in held]
+    if not pieces:
         raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
-    columns = json.loads("".join(numbered[number] for number in sorted(numbered)))
+    columns = json.loads("".join(pieces))
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     """The fastest run of each plan, all results that it measured."""
     runs = [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if trial.user_attrs.get("status") == "ok" and _is_feasible(trial)
+        t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("status") == "ok" and _is_feasible(t)
     ]
     runs.sort(key=lambda trial: float(trial.user_attrs["iteration_time_s"]))
     best: dict[str, FrozenTrial] = {}

@@ -18,12 +18,12 @@ from optuna.trial import TrialState
 
 from jointopt.core.errors import JointOptError, LauncherError
 from jointopt.core.schema import Columns, Ints
-from jointopt.runs.database import database_errors
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import OBJECTIVES, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.queue import UNFINISHED, Queue
+from jointopt.search.studies.storage import study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, searched, trials_of
 
 if TYPE_CHECKING:
@@ -50,16 +50,14 @@ def share(
 ) -> Worked:  # fmt: skip
     """Works on the shared study ``name`` until it has ``trials`` finished plans, whoever finished them.
 
-    ``identity`` (JSON values) must be equal for all workers. ``start``: plans to begin the study with. What the
-    dashboard shows of it is brought up to date at the end, below the ``note``. A worker that is silent for ``lease_s``
-    loses its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
-    LauncherError where one plan after the other cannot be evaluated.
+    ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
+    front. A worker that is silent for ``lease_s`` loses its plans to others. Raises UsageError for a storage that
+    cannot be shared or a study of another search, LauncherError where one plan after the other cannot be evaluated.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
-        worker = _Worker(
-            problem, Queue(url, name, identity, lease_s=lease_s), trials, seed, batch, start, progress
-        )
+    with study_errors(url):
+        queue = Queue(url, name, identity, lease_s=lease_s)
+        worker = _Worker(problem, queue, trials, seed, batch, start, progress)
         worker.run()
         finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
         plans = problem.describe(worker.plans(finished))
@@ -94,18 +92,13 @@ class _Worker:
     def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
         with self.queue.held():
-            while self._step():
-                pass
-
-    def _step(self) -> bool:
-        """One batch, or one look for more to do; False where nothing is left to do for any worker."""
-        if claimed := self.queue.claim(self.batch, self._breed):
-            self._work(claimed)
-        elif any(trial.state in UNFINISHED for trial in self.queue.trials()):
-            time.sleep(PAUSE_S)
-        else:
-            return False
-        return True
+            while True:
+                if claimed := self.queue.claim(self.batch, self._breed):
+                    self._work(claimed)
+                elif any(trial.state in UNFINISHED for trial in self.queue.trials()):
+                    time.sleep(PAUSE_S)
+                else:
+                    return
 
     def _work(self, claimed: list[FrozenTrial]) -> None:
         try:
@@ -198,9 +191,5 @@ class _Worker:
 
 def space_hash(problem: Problem) -> str:
     """A hash of the layouts and clocks, in their order, that the genes of a shared study number."""
-    hashed = hashlib.sha256()
-    for name in sorted(problem.layouts):
-        hashed.update(name.encode())
-        hashed.update(np.ascontiguousarray(problem.layouts[name]).tobytes())
-    hashed.update(problem.clocks_mhz.tobytes())
-    return hashed.hexdigest()[:16]
+    columns = b"".join(name.encode() + values.tobytes() for name, values in sorted(problem.layouts.items()))
+    return hashlib.sha256(columns + problem.clocks_mhz.tobytes()).hexdigest()[:16]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from uuid import uuid4
 
 import optuna
 import sqlalchemy as sa
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.runs.database import database_errors, open_database
@@ -23,13 +24,12 @@ ATTEMPTS = 8  # at tables that another process makes at the same moment
 
 
 def prepare_storage(url: str) -> bool:
-    """Make the storage ready for a study; False where it lives in memory, so that nothing would stay.
+    """Make the storage ready for a study, and begin one that is not kept; False where it lives in memory.
 
-    Does what a later `saving.save_study` needs: opens the database, makes its tables where it is new, and begins a
-    study that is not kept. UsageError where one of these fails.
+    UsageError where the database cannot be opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with database_errors(url, "study storage", (optuna.exceptions.OptunaError,)):
+    with study_errors(url):
         storage = Storage(url)
         if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
             return False
@@ -38,6 +38,24 @@ def prepare_storage(url: str) -> bool:
             optuna.create_study(storage=storage.rdb, study_name=name)
             optuna.delete_study(storage=storage.rdb, study_name=name)
     return True
+
+
+def study_errors(url: str) -> AbstractContextManager[None]:
+    """UsageError of one sentence for whatever a database or Optuna raises in the body."""
+    return database_errors(url, "study storage", (optuna.exceptions.OptunaError,))
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Names to try for a study: ``name``, then with -2, -3, ... at its end."""
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
+
+
+def set_attributes(storage: BaseStorage, study: str, attributes: Iterable[tuple[str, Any]]) -> None:
+    """Set system attributes of a study, in which optuna-dashboard looks for notes and plots."""
+    study_id = storage.get_study_id_from_name(study)
+    for key, value in attributes:
+        storage.set_study_system_attr(study_id, key, value)
 
 
 def _parsed(url: str) -> sa.URL:
@@ -50,8 +68,7 @@ def _parsed(url: str) -> sa.URL:
 class _OneTransaction(sqlite3.Connection):
     """A connection whose transactions begin and end where `Storage.together` says, and not with each of Optuna's steps.
 
-    A step that fails undoes them all, so that the commit at the end fails; but where nothing is written yet, nothing is
-    to be undone (Optuna's answer to a study that does not exist).
+    A step that fails after something was written undoes them all, so that the commit at the end fails.
     """
 
     begun_at = 0  # rows changed by this connection before the transaction
@@ -110,8 +127,7 @@ class Storage:
     def alone(self, name: str) -> Iterator[None]:
         """`together`, while other processes that want to be alone with the same ``name`` wait.
 
-        That is the database's write lock on SQLite and an advisory lock on PostgreSQL, which both end with the process
-        that holds them. Other databases have neither.
+        That is the write lock on SQLite and an advisory lock on PostgreSQL; both end with the process that holds them.
         """
         if self._turns is None:
             with self.together():
@@ -145,7 +161,7 @@ def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBSt
         attempt += 1
 
 
-def made_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[str]) -> optuna.Study:
+def made_study(storage: BaseStorage, name: str, objectives: Sequence[str]) -> optuna.Study:
     """A new study that minimises the ``objectives``; DuplicatedStudyError where the name is taken."""
     study = optuna.create_study(storage=storage, study_name=name, directions=["minimize"] * len(objectives))
     with warnings.catch_warnings():

@@ -29,13 +29,9 @@ RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
 
 
 def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
-    """One parameter per plan column: degrees on a log scale, clock_mhz in MHz, and slack as a share where it is there.
-
-    The columns need not be of equal length.
-    """
+    """One parameter per plan column: degrees on a log scale, clock_mhz in MHz, and slack as a share if there is one."""
     made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in LAYOUT_COLUMNS}
-    clocks = plans["clock_mhz"]
-    made["clock_mhz"] = FloatDistribution(float(clocks.min()), float(clocks.max()))
+    made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
     if "slack" in plans:
         made["slack"] = FloatDistribution(0.0, 1.0)
     return made

@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 
 from jointopt.core.errors import UsageError
-from jointopt.search.fake import fake_problem
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, is_covered, objectives, take
 from jointopt.search.studies.reading import read_study
@@ -17,6 +16,7 @@ from jointopt.search.studies.saving import MAX_TRIALS, choose, save_study
 from jointopt.search.studies.storage import prepare_storage
 from jointopt.spec.plans.clocks import stage_clocks_to_text
 from jointopt.spec.plans.parse import plan_records
+from tests.fake_problem import fake_problem
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_study_can_be_gone_on_with_in_optuna(plans, url):
 
 KILLED = """
 import os, sys
-from jointopt.search.fake import fake_problem
+from tests.fake_problem import fake_problem
 from jointopt.search.nsga2 import search
 from jointopt.search.studies import saving
 saving.pieces = lambda *_: os.kill(os.getpid(), 9)  # after the trials

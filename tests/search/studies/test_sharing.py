@@ -10,16 +10,16 @@ import optuna
 import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
-from jointopt.search.fake import fake_problem
 from jointopt.search.pareto import front_of, objectives
 from jointopt.search.studies.queue import Queue
 from jointopt.search.studies.sharing import _Worker, share
+from tests.fake_problem import fake_problem
 
 IDENTITY = {"job": "fake"}
 WORKER = """
 import sys, time
 from dataclasses import replace
-from jointopt.search.fake import fake_problem
+from tests.fake_problem import fake_problem
 from jointopt.search.studies.sharing import share
 problem = fake_problem(1, 32, 24)
 def slow(layout, clocks):

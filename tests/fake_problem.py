@@ -1,4 +1,4 @@
-"""A small analytic problem with the shape of the real one: stands in for physics when a search is tested."""
+"""A small analytic problem that stands in for physics when a search is tested, and how much of a front is found."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.search.pareto import front_order, is_covered
 from jointopt.search.problem import Problem
 
 CLOCK_BOUND_SHARE = 0.8  # of a stage's work; the rest waits for memory and does not feel the clock
@@ -136,3 +137,14 @@ def _physics(layouts: Columns, clocks: Floats, rng: np.random.Generator, limit: 
     hunger = 0.15 * taste[6] * np.log2(mbs) / (1.0 + 0.3 * np.log2(tp))
     hunger = hunger + 0.1 * taste[7] * np.log2(dp) - 0.1 * np.log2(cp)
     return FakePhysics(layouts, clocks, load, count, other, DYNAMIC_W * np.exp(hunger), limit)
+
+
+def recall(
+    exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9
+) -> float:
+    """Share of the exact front's points that a given point equals or beats, within a tolerance."""
+    if len(exact_first) == 0:
+        return 1.0
+    order = front_order(first, second)
+    scale = 1.0 + tolerance
+    return float(np.mean(is_covered(first[order], second[order], exact_first * scale, exact_second * scale)))
