@@ -14,9 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from jointopt.report.documents import Result
-    from jointopt.spec.calibration import Calibration
     from jointopt.spec.job import Job
-    from jointopt.surrogate.measurements import Measurements
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,23 +26,21 @@ surrogate = click.option(
 )  # fmt: skip
 
 
-def _measurements(
-    _context: click.Context, _option: click.Parameter, path: Path | None
-) -> Measurements | None:
-    """The measured runs of a file, if one is named."""
-    if path is None:
-        return None
+def _basis(measured: Path | None, calibration: Path | None, **others: Any) -> dict[str, Any]:
+    """What predictions rest on, the named files read."""
+    from jointopt.spec.calibration import load_calibration
+
+    learned = calibration and load_calibration(calibration)
+    if measured is None:
+        return {"measured": None, "calibration": learned, **others}
     from jointopt.runs.table import read_table
     from jointopt.surrogate.measurements import Measurements
 
-    return Measurements.of(read_table(path), str(path))
-
-
-def _calibration(_context: click.Context, _option: click.Parameter, path: Path | None) -> Calibration | None:
-    """The calibration in a file, if one is named."""
-    from jointopt.spec.calibration import load_calibration
-
-    return None if path is None else load_calibration(path)
+    return {
+        "measured": Measurements.of(read_table(measured), str(measured)),
+        "calibration": learned,
+        **others,
+    }
 
 
 def answer(found: Result, as_json: bool, **text: Any) -> None:
@@ -92,8 +88,8 @@ def model_options(stored: str = "measurements", default: str = "sqlite:///jointo
     def decorated(command: F) -> F:
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
-            basis = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "storage")}
-            return command(*args, basis=basis, **options)
+            given = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "storage")}
+            return command(*args, basis=_basis(**given), **options)
 
         for option in (storage(stored, default), *_MODEL_OPTIONS):
             run = option(run)
@@ -104,11 +100,11 @@ def model_options(stored: str = "measurements", default: str = "sqlite:///jointo
 
 _MODEL_OPTIONS = (
     click.option(
-        "--calibration", type=PATH, metavar="CAL.yaml", callback=_calibration,
+        "--calibration", type=PATH, metavar="CAL.yaml",
         help="Clock response of the GPU, written by `jointopt calibrate`.",
     ),
     click.option(
-        "--measured", type=PATH, metavar="TABLE", callback=_measurements,
+        "--measured", type=PATH, metavar="TABLE",
         help="Runs measured on the same cluster, which move the predictions; those in --storage do so too.",
     ),
     surrogate,

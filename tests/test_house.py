@@ -74,7 +74,6 @@ def test_no_module_is_longer_than_400_lines() -> None:
     assert {name: count for name, count in lines.items() if count > 400} == {}
 
 
-@pytest.mark.xfail(reason="stage_costs has 51")
 def test_no_function_is_longer_than_50_lines() -> None:
     assert {name: lines for name, lines in LENGTHS.items() if lines > 50} == {}
 

@@ -83,6 +83,7 @@ def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None)
     parts = [] if storage is None else [Measurements.stored(storage)]
     if measured is not None:
         parts.insert(0, measured if isinstance(measured, Measurements) else _of_table(measured))
+    parts = [part for part in parts if len(part.table)]
     if len(parts) < 2:
         return parts[0] if parts else None
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)

@@ -103,6 +103,8 @@ def propose(
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
         seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
+    if job.cluster.gpu.power is None:
+        return proposal
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
     record = {
         name: values for name, values in described.items() if name not in ("layout_index", "clock_index")
