@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, settings
 
 from jointopt.core.schema import RECOMPUTE_NAMES, Columns
 from jointopt.measure.devices.identity import FOR_TESTS
@@ -30,6 +31,9 @@ from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 from tests.slurm_cluster import cluster as cluster
 
+# a busy machine is slow to draw examples, and no test judges seconds
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
 
 
