@@ -139,9 +139,7 @@ def _limited(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, hig
     return x
 
 
-def _root_below_knee(
-    active_w: Floats, work_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats
-) -> Floats:
+def _root_below_knee(active_w: Floats, work_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats) -> Floats:
     """Positive root of active·x + work·x / (sm + other·x) = room; the voltage does not change below the knee."""
     # q·x² + p·x − c = 0, in the form that does not cancel; zero where the static power alone is over the limit
     c = np.maximum(room_w, 0.0) * sm_s

@@ -118,9 +118,7 @@ def _fastest(times: Sequence[Floats]) -> Floats:
     return np.asarray(1.0 / np.sqrt(np.sqrt(np.sqrt(rates))))
 
 
-def _inter_s(
-    kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links
-) -> Floats:
+def _inter_s(kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links) -> Floats:
     if kind in ("all_to_all", "p2p"):
         return _direct_s(kind, message, size, local, c, links)
     rings = _least([_ring_s(kind, message, size, local, p, c, links) for p in c.ring])
@@ -134,13 +132,7 @@ def _least(times: Sequence[Floats]) -> Floats:
 
 
 def _ring_s(
-    kind: str,
-    message: Floats,
-    size: Floats,
-    local: Floats,
-    p: NetworkProtocol,
-    c: CollectiveConstants,
-    links: Links,
+    kind: str, message: Floats, size: Floats, local: Floats, p: NetworkProtocol, c: CollectiveConstants, links: Links
 ) -> Floats:
     """A ring through every NIC: all hops in turn, at the speed of the slower of network and scale-up link."""
     nodes, rounds = size / local, 2.0 if kind == "all_reduce" else 1.0
@@ -153,9 +145,7 @@ def _tree_s(
     message: Floats, size: Floats, local: Floats, p: NetworkProtocol, c: CollectiveConstants, links: Links
 ) -> Floats:
     """A binary tree over nodes, a chain inside each, up and down: latency grows with log2(nodes)."""
-    hops_s = (local - 1.0) * p.intra_hop_s + np.ceil(np.log2(size / local)) * (
-        p.inter_hop_s + links.inter_latency_s
-    )
+    hops_s = (local - 1.0) * p.intra_hop_s + np.ceil(np.log2(size / local)) * (p.inter_hop_s + links.inter_latency_s)
     speed = p.bandwidth_fraction * _spanning_bytes_per_s("all_reduce", local, c, links)
     return p.start_s + 2.0 * hops_s + 2.0 * message / speed
 
@@ -168,9 +158,7 @@ def _spanning_bytes_per_s(kind: str, local: Floats, c: CollectiveConstants, link
     return np.where(local > 1.0, np.minimum(network, inside), network)
 
 
-def _direct_s(
-    kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links
-) -> Floats:
+def _direct_s(kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links) -> Floats:
     """Each member sends to each peer: remote shares through its own NIC, while local ones use the domain."""
     remote = _remote_share(kind, size, local)
     sent = _ring_factor(kind, size) * message
@@ -182,7 +170,5 @@ def _direct_s(
     )
     inside_s = sent * (1.0 - remote) / inside_speed
     nic = links.inter_bytes_per_s * c.inter_fraction
-    outside_s = _least(
-        [p.start_s + p.inter_hop_s + sent * remote / (nic * p.bandwidth_fraction) for p in c.ring]
-    )
+    outside_s = _least([p.start_s + p.inter_hop_s + sent * remote / (nic * p.bandwidth_fraction) for p in c.ring])
     return links.inter_latency_s + peers_s + np.maximum(inside_s, outside_s)

@@ -179,10 +179,7 @@ def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
     return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
 
 
-_SCORE_BYTES = {
-    "unfused": (30.0, 36.0),
-    "fused": (13.0, 16.0),
-}  # per score: scale, mask, softmax, dropout, two reads
+_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}  # per score: scale, mask, softmax, dropout, two reads
 
 
 def _head_factor(k: Kernels, d_qk: int, d_v: int) -> float:
@@ -258,12 +255,7 @@ def attention_layer(
 
 
 def mlp_layer(
-    k: Kernels,
-    model: Model,
-    tokens: Floats,
-    width: Floats,
-    sharded_tokens: Floats,
-    experts: Floats | float = 1.0,
+    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0
 ) -> Pass:
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
@@ -274,10 +266,7 @@ def mlp_layer(
     return (
         linear(k, tokens, gate * width, h, experts)
         + linear(k, tokens, h, width, experts)
-        + Pass(
-            elementwise(k, 5 * wide + (gate + 1) * inner, 3),
-            elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4),
-        )
+        + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
     )
 
 
@@ -294,9 +283,7 @@ def moe_layer(
     local_experts = model.num_experts / ep
     per_expert = np.maximum(routed / local_experts, 1.0)  # what ep peers send balances what is sent away
     moved = 4.0 * routed * model.hidden_size * k.element_bytes
-    experts = mlp_layer(
-        k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts
-    )
+    experts = mlp_layer(k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size))
     work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:

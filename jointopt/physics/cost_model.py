@@ -97,9 +97,7 @@ class CostModel:
             self.ceilings.append(ceiling)
             self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
 
-    def corrected(
-        self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0
-    ) -> CostModel:
+    def corrected(self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0) -> CostModel:
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         A factor per layout, the same at every clock, keeps all that a search is promised: bounds scale with it, and
@@ -200,9 +198,7 @@ class CostModel:
         sm = costs.forward_sm_s + costs.backward_sm_s
         other = costs.forward_memory_s + costs.backward_memory_s
         work = (costs.flops, costs.hbm_bytes)
-        clock = clock_law.capped_clock_mhz(
-            self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz
-        )
+        clock = clock_law.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz)
         busy = clock_law.scaled_time_s(sm, other, clock, self.top_mhz)
         burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
         return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
@@ -250,9 +246,7 @@ class CostModel:
         kernel += backward_kernel
         return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
 
-    def _makespan_s(
-        self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
-    ) -> Floats:
+    def _makespan_s(self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
         """Seconds (n,) of the schedule, bubble included; the last group of interleaved runs may be partly empty."""
         depth = len(costs.layers)
         vpp = costs.layouts["vpp"][rows]

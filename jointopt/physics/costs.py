@@ -16,15 +16,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
-from jointopt.physics.compute import (
-    Pass,
-    attention_core,
-    attention_layer,
-    embedding,
-    head,
-    mlp_layer,
-    moe_layer,
-)
+from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.physics.traffic import (
@@ -261,12 +253,7 @@ def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCost
     dense_layers, depth = dense_layers_of(job, layers), len(layers)
     first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
     dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
-    parts = [
-        (dense, dense_layers),
-        (moe, layers - dense_layers),
-        (costs.embedding, first),
-        (costs.head, last),
-    ]
+    parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
         return part.map(lambda x: x[:, None] * per_stage)

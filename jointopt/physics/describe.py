@@ -32,10 +32,7 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
     model, training, cluster = job.model, job.training, job.cluster
     n = len(layouts["pp"])
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
-    out = {
-        f"log2_{name}": np.log2(layouts[name])
-        for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
-    }
+    out = {f"log2_{name}": np.log2(layouts[name]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")}
     out["log2_micro_batches"] = np.log2(batches)
     out |= _sizes(job, out)
     out |= {name: layouts[name].astype(float) for name in ("sequence_parallel", "recompute", "zero_stage")}
@@ -74,9 +71,7 @@ def _sizes(job: Job, logs: Columns) -> Columns:
     return {
         "log2_stage_layers": np.log2(model.num_layers) - logs["log2_pp"],
         "log2_width": np.log2(model.hidden_size) - logs["log2_tp"],
-        "log2_rank_tokens": np.log2(job.training.seq_length)
-        + logs["log2_micro_batch_size"]
-        - logs["log2_cp"],
+        "log2_rank_tokens": np.log2(job.training.seq_length) + logs["log2_micro_batch_size"] - logs["log2_cp"],
         "log2_tp_nodes": np.maximum(logs["log2_tp"] - per_node, 0.0),
         "log2_dp_nodes": np.maximum(np.minimum(logs["log2_dp"], over), 0.0),
     }
@@ -124,12 +119,7 @@ _STEPS: Mapping[str, Callable[[Job], Job]] = {
     "loss": lambda j: _profile(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
 }  # fmt: skip
 CONSTANTS = tuple(_STEPS)
-_AFTER_PRICING = (
-    "host",
-    "micro_batch",
-    "iteration",
-    "dp_overlap",
-)  # leave kernels and collectives as they are
+_AFTER_PRICING = ("host", "micro_batch", "iteration", "dp_overlap")  # leave kernels and collectives as they are
 
 
 def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:

@@ -22,9 +22,9 @@ class LayoutArrays:
         self.zero = layouts["zero_stage"]
         self.pp = int(layouts["pp"][0])
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
-        self.micro_batches = (
-            job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])
-        ).astype(np.int64)
+        self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
+            np.int64
+        )
         whole = job.training.framework.expert_tensor_parallel
         self.expert_tp = self.tp if whole else np.ones_like(self.tp)
         self.token_share = np.ones_like(self.tp) if whole else 1.0 / self.tp
@@ -45,9 +45,7 @@ def stage_layers(job: Job, layouts: Columns) -> Floats:
     if job.training.framework.layers_by_cost:
         return np.array(layers_by_cost(model.num_layers, int(layouts["pp"][0]), per_layer, head), dtype=float)
     return np.asarray(
-        layers_per_stage(
-            model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head / per_layer
-        )[0],
+        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head / per_layer)[0],
         dtype=float,
     )
 

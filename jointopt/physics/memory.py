@@ -36,9 +36,7 @@ class StateBytes:
     optimizer: Floats
 
 
-def layer_parameters(
-    model: Model, tp: Floats, ep: Floats, expert_tp: Floats
-) -> tuple[Floats, Floats, Floats]:
+def layer_parameters(model: Model, tp: Floats, ep: Floats, expert_tp: Floats) -> tuple[Floats, Floats, Floats]:
     """Parameters per rank of (a dense layer, an MoE layer without experts, the local experts of an MoE layer).
 
     12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole.
@@ -69,12 +67,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
 
 
 def state_bytes(
-    params: Parameters,
-    zero_stage: Ints,
-    shard: Floats,
-    expert_shard: Floats,
-    gradient_bytes: int,
-    training: Training,
+    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, gradient_bytes: int, training: Training
 ) -> StateBytes:
     """Weights, gradients and Adam state after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = dp·cp/ep.
 
@@ -117,12 +110,7 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
 
 
 def attention_activations(
-    model: Model,
-    training: Training,
-    tokens: Floats,
-    tp: Floats,
-    sequence_parallel: Floats,
-    stored_norms: float,
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
     """Bytes of norm input and output, q, k, v, core output, dropout mask; scores where the kernel stores them."""
     a, g, d = model.num_attention_heads, model.num_query_groups, model.head_dim
@@ -141,12 +129,7 @@ def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Float
 
 
 def dense_layer_activations(
-    model: Model,
-    training: Training,
-    tokens: Floats,
-    tp: Floats,
-    sequence_parallel: Floats,
-    stored_norms: float = 2.0,
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
 ) -> Floats:
     """Bytes that one dense layer keeps for its backward pass, nothing recomputed.
 
@@ -159,9 +142,7 @@ def dense_layer_activations(
     return attention + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
 
 
-def moe_layer_activations(
-    model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0
-) -> Floats:
+def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0) -> Floats:
     """`dense_layer_activations` of an MoE layer, (L,) bytes: routed copies of tokens, permuted, and shared experts.
 
     Routing is balanced: a rank's experts see ``token_share`` x top-k copies of its tokens, in and out.
@@ -210,9 +191,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     activations = _activation_bytes(job, lay, layers)
     held_gib = job.cluster.gpu.process_memory_gib
     other = np.full_like(activations, (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB)
-    other[:, -1] += logits_bytes(
-        job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel
-    )
+    other[:, -1] += logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * 2.0 * (params.dense + params.expert) / np.maximum(layers, 1.0)
     return {

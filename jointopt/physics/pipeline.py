@@ -24,9 +24,7 @@ from jointopt.physics.schedule import check_micro_batches, warmup_slots
 BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
 
 
-def iteration_time_s(
-    forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints
-) -> Floats:
+def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
     """Makespan of one iteration's pipeline schedule, seconds, (n,): 1F1B where vpp = 1, else interleaved.
 
     ``forward_s``, ``backward_s`` (n, S): seconds of one micro-batch on each rank, all its chunks together, with

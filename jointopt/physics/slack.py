@@ -29,10 +29,7 @@ def stage_clocks_mhz(
     gather = costs.gather_s[rows]  # hides under either pass, up to the overlap
     exposed = (1.0 - gather_overlap) * gather
     forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows] + exposed)
-    backward = (
-        costs.backward_sm_s[rows],
-        costs.backward_memory_s[rows] + costs.backward_comm_s[rows] + exposed,
-    )
+    backward = (costs.backward_sm_s[rows], costs.backward_memory_s[rows] + costs.backward_comm_s[rows] + exposed)
     host = costs.host_s[rows]
     own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
     own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))

@@ -65,9 +65,7 @@ def polish(
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     _log.info("%s ...", _what(part, schedule.problem, unit_s))
-    points = tuple(
-        _scaled(point, factor, power_factor) for point in _points(schedule, part, unit_s, slowdown)
-    )
+    points = tuple(_scaled(point, factor, power_factor) for point in _points(schedule, part, unit_s, slowdown))
     return Polished(
         job=job, plan=record, iteration_time_s=factor * schedule.plan_s,
         energy_j=factor * power_factor * schedule.plan_j,
@@ -167,9 +165,7 @@ def _passes_j(passes: InstructionCosts, stage_clock_mhz: Floats, num_micro_batch
     return float((num_micro_batches * per_batch + passes.step_j)[np.arange(len(at)), at].sum())
 
 
-def _points(
-    schedule: Schedule, part: Problem, unit_s: float | None, slowdown: float
-) -> tuple[PolishedPoint, ...]:
+def _points(schedule: Schedule, part: Problem, unit_s: float | None, slowdown: float) -> tuple[PolishedPoint, ...]:
     """Schedules by time, none beaten in both time and energy: one per slowdown that still saves."""
     limits = [schedule.limit_s(s) for s in sorted({*SLOWDOWNS, slowdown})]
     if unit_s is None:
@@ -250,9 +246,7 @@ def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
     return [p for p in points if p.iteration_time_s <= limit_s * (1.0 + 1e-9)][-1]
 
 
-def _feasible(
-    model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan
-) -> tuple[CostModel, float, float]:
+def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) -> tuple[CostModel, float, float]:
     """(physics of the plan, factors on its time and power by what was measured), if it runs and has a pipeline."""
     job = model.job
     if job.cluster.gpu.power is None:
@@ -277,13 +271,9 @@ def _feasible(
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:
     if solver not in SOLVERS:
-        raise UsageError(
-            f"The solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}."
-        )
+        raise UsageError(f"The solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
     if not 0.0 <= slowdown <= 1.0:
-        raise UsageError(
-            f"The slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}."
-        )
+        raise UsageError(f"The slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
     if not 0.0 < seconds < float("inf"):
         raise UsageError(f"The seconds for lowtime must be above 0; got {seconds}.")
     if solver == "lowtime":

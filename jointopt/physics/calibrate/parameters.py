@@ -35,9 +35,7 @@ class ResponsePrior:
 
     def scaled(self, watts: float) -> ResponsePrior:
         """The same for a board with that many times the power."""
-        return replace(
-            self, static_w=self.static_w * watts, wait_w=self.wait_w * watts, limit_w=self.limit_w * watts
-        )
+        return replace(self, static_w=self.static_w * watts, wait_w=self.wait_w * watts, limit_w=self.limit_w * watts)
 
 
 @dataclass(frozen=True)

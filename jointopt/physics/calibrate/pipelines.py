@@ -30,9 +30,7 @@ _MOST_READINGS = 280  # of one fit, spread evenly over the plans of the pipeline
 _NEEDED = ["forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j"]
 
 
-def fit_pipelines(
-    measured: ResponseTable, queried: pd.DataFrame, board: Board
-) -> tuple[list[Fitted], pd.DataFrame]:
+def fit_pipelines(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> tuple[list[Fitted], pd.DataFrame]:
     """One fit per pipeline, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
     columns = work_columns(rows, queried)
@@ -51,8 +49,7 @@ def fit_pipelines(
     reasons = fit.pop(NOT_PREDICTED).tolist()
     known = set(pipelines)
     reasons = [
-        reason if key in known else unknown_work(key, pipelines)
-        for key, reason in zip(wanted, reasons, strict=True)
+        reason if key in known else unknown_work(key, pipelines) for key, reason in zip(wanted, reasons, strict=True)
     ]
     return fits, fit.assign(**{NOT_PREDICTED: reasons})
 
@@ -162,7 +159,5 @@ def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
 
 def _appended(readings: RankRows, more: RankRows) -> RankRows:
     names = ("rank", "plan", "x", "limit_w", "time_s", "iteration_s", "energy_j")
-    both: dict[str, Any] = {
-        n: np.concatenate([getattr(readings, n), getattr(more, n)], axis=-1) for n in names
-    }
+    both: dict[str, Any] = {n: np.concatenate([getattr(readings, n), getattr(more, n)], axis=-1) for n in names}
     return replace(readings, **both)

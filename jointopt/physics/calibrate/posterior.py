@@ -124,9 +124,7 @@ def _covariance(readings: Readings, weight: Floats) -> Floats:
     return np.asarray(departure + np.diag(readings.noise[known] ** 2 / weight[known]))
 
 
-def _search(
-    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats
-) -> tuple[Floats, float]:
+def _search(law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats) -> tuple[Floats, float]:
     """Parameters of least squares of the whitened misses and of the departures from the prior, and their rank.
 
     Rank: -2·log of the optimum's posterior mass in Laplace's approximation (MacKay 2003, chapter 27), but for a
@@ -147,9 +145,7 @@ def _search(
     def slopes(theta: Floats) -> Floats:
         return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
 
-    found = least_squares(
-        misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
-    )
+    found = least_squares(misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60)
     _, log_det = np.linalg.slogdet(found.jac.T @ found.jac)
     return found.x, 2.0 * float(found.cost) + float(log_det)
 

@@ -11,14 +11,7 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate.grouping import (
-    Key,
-    in_no_order,
-    keys_of,
-    stage_blocks,
-    unlabelled_stages,
-    work_columns,
-)
+from jointopt.physics.calibrate.grouping import Key, in_no_order, keys_of, stage_blocks, unlabelled_stages, work_columns
 from jointopt.physics.calibrate.parameters import Board
 from jointopt.physics.calibrate.results import (
     MOST_WORK,
@@ -39,9 +32,7 @@ _MOST_READINGS = 600  # of one fit, spread evenly over the file
 _SLOWDOWNS_PERCENT = (1, 5, 10)
 
 
-def fit_profiles(
-    measured: ResponseTable, queried: pd.DataFrame, board: Board
-) -> tuple[list[Fitted], pd.DataFrame]:
+def fit_profiles(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> tuple[list[Fitted], pd.DataFrame]:
     """One fit of all curves, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
     keys, wanted = _keys(rows, queried)
@@ -121,9 +112,7 @@ class _Profiles:
     def _with(self, more: StageRows) -> StageFit:
         """The same fit for the readings and ``more`` rows after them."""
         names = ("curve", "x", "limit_w", "time_s", "power_w")
-        both: dict[str, Any] = {
-            n: np.concatenate([getattr(self.readings, n), getattr(more, n)]) for n in names
-        }
+        both: dict[str, Any] = {n: np.concatenate([getattr(self.readings, n), getattr(more, n)]) for n in names}
         return fit_stages(replace(self.readings, **both), self.board.prior, self.fit.found)
 
     def predicted(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:

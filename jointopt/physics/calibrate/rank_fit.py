@@ -234,9 +234,7 @@ def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[F
     z = np.log(scheduled)
     alike = _BEYOND_SD**2 * matern(np.abs(z[:, None] - z[None, :]), _BEYOND_LENGTH)
     alike *= limited[:, None] == limited[None, :]
-    gain = np.linalg.solve(
-        alike[np.ix_(seen, seen)] + _BEYOND_NOISE**2 * np.eye(int(seen.sum())), alike[seen]
-    ).T
+    gain = np.linalg.solve(alike[np.ix_(seen, seen)] + _BEYOND_NOISE**2 * np.eye(int(seen.sum())), alike[seen]).T
     left = np.diag(alike) - (gain * alike[:, seen]).sum(axis=1)
     return scheduled * (1.0 + gain @ miss) + typical, np.sqrt(np.maximum(left, 0.0))
 
@@ -253,9 +251,7 @@ def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats) -> Fl
     return scattered_schedule_s(pass_s[0], pass_s[1], rows.num_micro_batches, scatter)
 
 
-def scattered_schedule_s(
-    forward_s: Floats, backward_s: Floats, num_micro_batches: int, scatter: Floats
-) -> Floats:
+def scattered_schedule_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int, scatter: Floats) -> Floats:
     """Makespan of 1F1B (plans,) where a pass of stage s scatters about its mean (plans, stages) by ``scatter``.
 
     ``scatter`` is the standard deviation of the logarithm; the draws are the same at every call. Exact where it is 0.
@@ -269,9 +265,7 @@ def scattered_schedule_s(
     return np.asarray(np.max(list(replay(depth, 1, num_micro_batches, duration_s).values()), axis=0))
 
 
-def _energy_width(
-    law: _RankLaw, wait_w: Floats, energy: Prediction, times: Prediction, iteration: Estimate
-) -> Floats:
+def _energy_width(law: _RankLaw, wait_w: Floats, energy: Prediction, times: Prediction, iteration: Estimate) -> Floats:
     """Half width of the logarithm of energy: of the law, of the waiting time, and of pass times not measured."""
     rows, n = law.rows, len(law.rows.rank)
     joules = np.exp(energy.mean[2 * n :])

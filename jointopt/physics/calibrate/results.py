@@ -82,12 +82,7 @@ def unknown_work(key: Key, known: Sequence[Key]) -> str:
 
 
 _KINDS = {"stages": "stage profile", "iterations": "iterations", "ranks": "pipeline ranks"}
-_PLACE = {
-    "knee_fraction": 0,
-    "voltage_ratio": 1,
-    "static_w": 6,
-    "board_limit_w": 7,
-}  # in the vector of parameters
+_PLACE = {"knee_fraction": 0, "voltage_ratio": 1, "static_w": 6, "board_limit_w": 7}  # in the vector of parameters
 _INFORMED = 0.8  # of a prior's width: what is left of it where readings inform it
 _HALF_WIDTH = 1.645  # standard deviations in half of a 90 % interval
 _NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock

@@ -104,9 +104,7 @@ def _kind(rows: pd.DataFrame) -> Kind:
 
 def _stages(rows: pd.DataFrame) -> pd.DataFrame:
     """Stage profiles: time and power of one pass; a limit without a clock is at the maximum clock."""
-    rows = rows.reindex(
-        columns=_with(rows, "clock_mhz", "power_limit_w", "time_s", "energy_j", "avg_power_w")
-    )
+    rows = rows.reindex(columns=_with(rows, "clock_mhz", "power_limit_w", "time_s", "energy_j", "avg_power_w"))
     power = rows["avg_power_w"].fillna(rows["energy_j"] / rows["time_s"])
     if rows["energy_j"].notna().any():
         power = (rows["energy_j"] / rows["time_s"]).fillna(power)
@@ -125,9 +123,7 @@ def _iterations(rows: pd.DataFrame) -> pd.DataFrame:
     if "clock_mhz" not in rows and passes:
         rows["clock_mhz"] = rows[passes].mean(axis=1)
     gpus = rows.get("num_gpus", 1.0)
-    rows = rows.assign(
-        time_s=rows["iteration_time_s"], energy_j=rows["energy_j"] / gpus, instruction="iteration"
-    )
+    rows = rows.assign(time_s=rows["iteration_time_s"], energy_j=rows["energy_j"] / gpus, instruction="iteration")
     _need_one(rows, ("clock_mhz", "power_limit_w"), "a table of iterations")
     return _stages(rows)
 

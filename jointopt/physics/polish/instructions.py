@@ -55,9 +55,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     )
 
 
-def _beyond_waiting_j(
-    physics: CostModel, clock_mhz: Floats, kernel_s: Floats, flops: Floats | float
-) -> Floats:
+def _beyond_waiting_j(physics: CostModel, clock_mhz: Floats, kernel_s: Floats, flops: Floats | float) -> Floats:
     """Energy of kernels on one GPU that follows its clock, less the waiting that they displace."""
     k = physics.power
     parts = clock_law.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
