@@ -37,10 +37,8 @@ def stage_layers(job: Job, layouts: Columns) -> Floats:
     Layers that divide are split evenly, as Megatron does; ``layers_by_cost`` is a framework profile's.
     """
     model = job.model
-    per_layer = model.attention_parameters + model.dense_mlp_parameters
-    if model.is_moe:
-        experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
-        per_layer = model.attention_parameters + experts
+    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
+    per_layer = model.attention_parameters + (experts if model.is_moe else model.dense_mlp_parameters)
     head = model.vocab_size * model.hidden_size
     if job.training.framework.layers_by_cost:
         return np.array(layers_by_cost(model.num_layers, int(layouts["pp"][0]), per_layer, head), dtype=float)

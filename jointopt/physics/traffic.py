@@ -1,8 +1,4 @@
-"""Traffic of each kind of parallelism: which collectives, of how many bytes, how long and for how many joules.
-
-Bytes are per rank; L layouts, pp stages. What a collective costs on which link is `jointopt.physics.collectives`; which
-link a group crosses is `jointopt.spec.plans.placement`.
-"""
+"""Traffic of each kind of parallelism: which collectives, of how many bytes per rank, how long, for how many joules."""
 
 from __future__ import annotations
 
@@ -158,11 +154,10 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 def gradient_traffic(
     job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], params: Parameters
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), shape (L, pp).
+    """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), (L, pp).
 
-    Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over dp·cp; ZeRO-1 and
-    2 scatter them and gather updated weights; ZeRO-3 scatters and gathers weights in every pass. Expert gradients have
-    a group of their own. Before overlap.
+    Before overlap. Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over
+    dp·cp; ZeRO-1, 2 scatter them and gather updated weights; ZeRO-3 gathers weights in every pass. Experts apart.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
     weight_bytes = 4.0 if job.training.dtype == "fp32" else 2.0
