@@ -1,7 +1,6 @@
 """One plan taken apart: time on the critical path, energy and memory by part; the parts add up to the totals.
 
-The split of memory traffic and of links is no second model: the same stages are priced again with links between nodes
-that cost nothing, with a micro-batch twice as large (weights are read as often, activations twice as much), with tp 1.
+Memory traffic and links are split by pricing again: free links between nodes, a micro-batch twice as large, tp 1.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import costs as pc
-from jointopt.physics.cooling import Cooler, electrical_limit_w, power_limit_w
+from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, StageTimes
 from jointopt.physics.costs import StageCosts, stage_costs
 from jointopt.physics.memory import memory_parts
@@ -64,44 +63,35 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     scale = replicas * stretch * physics.power_factor
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, np.array([index]), len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
+    hot = physics.cooler.throttle_power_w < electrical_limit_w(limit_w, physics.cooler)
+    why = np.where(hot, "temperature", "power_limit")
     cold_w = physics.cold_power_w(g, rows, t)[0]
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
         energy_j={k: float(v.sum() * scale) for k, v in parts.items()},
-        memory_bytes={k: float(v[heaviest]) for k, v in memory.items()},
-        layers=costs.layers,
+        memory_bytes={k: float(v[heaviest]) for k, v in memory.items()}, layers=costs.layers,
         clock_mhz=t.clock_mhz[0],
-        held_by=_held_by(physics.cooler, limit_w, queried_mhz, t.clock_mhz[0]),
-        busy_s=busy * stretch,
-        idle_s=(total - busy) * stretch,
-        stage_energy_j=per_rank * scale,
+        held_by=tuple(np.where(t.clock_mhz[0] < queried_mhz * (1.0 - 1e-9), why, "").tolist()),
+        busy_s=busy * stretch, idle_s=(total - busy) * stretch, stage_energy_j=per_rank * scale,
         stage_energy_parts_j={k: v * scale for k, v in parts.items()},
         memory_energy_j={k: float(v.sum() * scale) for k, v in memory_traffic_j(physics, index).items()},
         communication_energy_j={
             kind: {link: float(v.sum() * scale) for link, v in links.items()}
             for kind, links in communication_j(physics, index).items()
         },
-        gpus_per_stage=replicas,
-        stage_memory_bytes=stage_memory,
+        gpus_per_stage=replicas, stage_memory_bytes=stage_memory,
         stage_power_w=physics.power_factor * per_rank / total,
-        stage_peak_power_w=physics.burst_w(g, rows, t)[0],
-        stage_power_limit_w=limit_w,
+        stage_peak_power_w=physics.burst_w(g, rows, t)[0], stage_power_limit_w=limit_w,
         stage_temperature_c=physics.cooler.temperature_c(cold_w),
         stage_position_c=physics.cooler.temperature_by_position_c(cold_w),
-    )
-
-
-def _held_by(cooler: Cooler, limit_w: Floats, queried_mhz: Floats, reached: Floats) -> tuple[str, ...]:
-    hot = cooler.throttle_power_w < electrical_limit_w(limit_w, cooler)
-    why = np.where(hot, "temperature", "power_limit")
-    return tuple(np.where(reached < queried_mhz * (1.0 - 1e-9), why, "").tolist())
+    )  # fmt: skip
 
 
 def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
     """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
 
-    ``bubble`` is the pipeline's: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages
-    (`jointopt.physics.pipeline`).
+    ``bubble``: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages (Narayanan et al.
+    2021, arXiv:2104.04473, section 2.2.1); the split of the rest is derived here.
     """
     step = t.forward_s + t.backward_s
     slowest = step.argmax(axis=1)
@@ -127,9 +117,10 @@ def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:
     """Energy of device-memory traffic of one rank of each stage in one iteration by purpose, (pp,) J.
 
     ``weights`` (read, and their gradients written), ``activations``, ``tensor_parallel_rereads`` (activations that
-    every rank of a tensor group reads and writes in full, beyond what tp 1 would), ``optimizer``.
+    every rank of a tensor group reads and writes in full, beyond what tp 1 would), ``optimizer``. Derived here: the
+    same stages priced with twice the micro-batch and with tp 1.
     """
-    layout = _layout(physics, index)
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
     pj = physics.power.pj_per_hbm_byte * PICO
     costs = physics.groups[int(physics.group_of[index])]
     row = int(physics.row_of[index])
@@ -148,21 +139,18 @@ def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:
 def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Floats]]:
     """Link energy of one rank of each stage in one iteration by kind of parallelism and by link, (pp,) J.
 
-    Kinds as in the parts of the time (``tp_comm``, ...); links are ``intra_node`` (the scale-up domain) and
-    ``inter_node``.
+    Kinds as in the parts of the time (``tp_comm``, ...), by `collectives.link_bytes`; ``intra_node`` is the scale-up
+    domain, the part left where links between nodes are free.
     """
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     free = replace(physics.hardware, inter_j_per_byte=0.0)
-    inside = _link_parts(stage_costs(physics.job, free, _layout(physics, index)), 0)
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    inside = _link_parts(stage_costs(physics.job, free, layout), 0)
     whole = _link_parts(physics.groups[g], row)
     return {
         kind: {"intra_node": inside[kind], "inter_node": np.maximum(joules - inside[kind], 0.0)}
         for kind, joules in whole.items()
     }
-
-
-def _layout(physics: CostModel, index: int) -> Columns:
-    return {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
 
 
 def _link_parts(costs: StageCosts, row: int) -> dict[str, Floats]:

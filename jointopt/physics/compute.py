@@ -1,7 +1,6 @@
 """Kernels of one transformer layer, of the embedding and of the head: their time, flops and bytes.
 
-Everything is for one micro-batch on one rank at the maximum clock. ``tokens`` is the number of tokens that the rank
-holds (micro-batch x sequence / cp). Arrays broadcast; times in seconds, traffic in bytes.
+Of one micro-batch on one rank, at the maximum clock; ``tokens`` are the rank's (micro-batch x sequence / cp).
 """
 
 from __future__ import annotations
@@ -13,14 +12,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
-from jointopt.spec.catalog.architectures import (
-    ALIGNMENTS,
-    AttentionConstants,
-    attention_constants,
-    fp32_time_factor,
-    training_factor,
-    unaligned_factors,
-)
+from jointopt.spec.catalog import architectures as arch
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import GemmConstants, KernelConstants
 from jointopt.spec.model import Model
@@ -76,7 +68,7 @@ class Kernels:
     wide_dtype: str  # of the head and the attention core: 16 bit, or fp32
     element_bytes: float  # of activations
     attention: str
-    core: AttentionConstants
+    core: arch.AttentionConstants
     compute_factor: float
     elementwise_factor: float
     loss_passes: float
@@ -98,27 +90,23 @@ class Kernels:
 def kernels(job: Job, constants: KernelConstants) -> Kernels:
     """The kernels that the job's GPU, precision and framework run."""
     training, profile, gpu = job.training, job.training.framework, job.cluster.gpu
-    gemm, overhead = constants.gemm, training_factor(gpu)
-    plain = fp32_time_factor(gpu)
+    gemm, overhead = constants.gemm, arch.training_factor(gpu)
+    plain = arch.fp32_time_factor(gpu)
     if training.dtype == "fp32" and not profile.tf32 and plain is not None:
         # FP32 cores are slow enough to be fed: products reach about 0.9 of their peak, alone or in training
         top_share = max(tile.peak_fraction for tile in gemm.tiles)
         gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
         overhead = 1.0
     return Kernels(
-        gemm=gemm,
-        dtype=training.dtype,
+        gemm=gemm, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
-        element_bytes=4.0 if training.dtype == "fp32" else 2.0,
-        attention=training.attention,
-        core=attention_constants(gpu, training.attention),
+        element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
+        core=arch.attention_constants(gpu, training.attention),
         compute_factor=profile.compute_factor * overhead,
         elementwise_factor=profile.elementwise_factor * (1.0 if training.fused_norm else 1.5),
-        loss_passes=profile.loss_passes,
-        unaligned=unaligned_factors(gpu),
-        unaligned_head_factor=profile.unaligned_head_factor,
-        grouped_experts=profile.grouped_experts,
-    )
+        loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
+        unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
+    )  # fmt: skip
 
 
 def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
@@ -133,27 +121,20 @@ def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
     factors = np.array(k.unaligned)
     for width in widths:
         whole = np.rint(width)
-        powers = np.gcd(whole.astype(np.int64), ALIGNMENTS[-1])
-        found = factors[np.searchsorted(ALIGNMENTS, powers)]
+        powers = np.gcd(whole.astype(np.int64), arch.ALIGNMENTS[-1])
+        found = factors[np.searchsorted(arch.ALIGNMENTS, powers)]
         slower = np.maximum(slower, np.where(np.abs(whole - width) < 1e-6, found, 1.0))
     return slower
 
 
 def linear(
-    k: Kernels,
-    tokens: Floats,
-    n: Floats | float,
-    depth: Floats | float,
-    count: Floats | float = 1.0,
-    dtype: str = "",
-    padded: bool = False,
-) -> Pass:
+    k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype:
+    str = "", padded: bool = False,
+) -> Pass:  # fmt: skip
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
     2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time by `gemm.gemm_time_s`.
-
-    ``count`` equal layers (experts) run as one grouped product, or one after the other. Each of the three products
-    reads or writes rows of both widths, n and depth; ``padded`` ones (vocabularies) are aligned whatever n is.
+    ``count`` equal layers (experts) run grouped, or one by one; ``padded`` (vocabularies) are aligned whatever n is.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -179,17 +160,7 @@ def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
     return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
 
 
-_SCORE_BYTES = {
-    "unfused": (30.0, 36.0),
-    "fused": (13.0, 16.0),
-}  # per score: scale, mask, softmax, dropout, two reads
-
-
-def _head_factor(k: Kernels, d_qk: int, d_v: int) -> float:
-    """Time of unfused scores' batched products over that of aligned heads: their rows are a head's elements."""
-    slower = float(alignment_factor(k, d_qk, d_v))
-    tensor_cores = k.wide_dtype == "fp32" or d_qk % 8 == d_v % 8 == 0
-    return slower if tensor_cores else slower * k.unaligned_head_factor
+_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}  # per score: scale, mask, softmax, dropout, two reads
 
 
 def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
@@ -205,7 +176,10 @@ def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp
     if k.attention in _SCORE_BYTES:
         forward_bytes, backward_bytes = _SCORE_BYTES[k.attention]
         scores = tokens * seq_length * model.num_attention_heads / tp
-        core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / _head_factor(k, d_qk, d_v)
+        # rows of the batched products are a head's elements
+        slower = float(alignment_factor(k, d_qk, d_v))
+        slower *= 1.0 if k.wide_dtype == "fp32" or d_qk % 8 == d_v % 8 == 0 else k.unaligned_head_factor
+        core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
         return Pass(
             Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
             + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
@@ -258,12 +232,7 @@ def attention_layer(
 
 
 def mlp_layer(
-    k: Kernels,
-    model: Model,
-    tokens: Floats,
-    width: Floats,
-    sharded_tokens: Floats,
-    experts: Floats | float = 1.0,
+    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0
 ) -> Pass:
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
@@ -274,10 +243,7 @@ def mlp_layer(
     return (
         linear(k, tokens, gate * width, h, experts)
         + linear(k, tokens, h, width, experts)
-        + Pass(
-            elementwise(k, 5 * wide + (gate + 1) * inner, 3),
-            elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4),
-        )
+        + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
     )
 
 
@@ -294,9 +260,7 @@ def moe_layer(
     local_experts = model.num_experts / ep
     per_expert = np.maximum(routed / local_experts, 1.0)  # what ep peers send balances what is sent away
     moved = 4.0 * routed * model.hidden_size * k.element_bytes
-    experts = mlp_layer(
-        k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts
-    )
+    experts = mlp_layer(k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size))
     work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:

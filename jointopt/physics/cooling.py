@@ -1,11 +1,6 @@
-"""Cooling of one cluster: temperature and leakage of its GPUs, and what they may draw before a limit or throttling.
+"""Steady temperature and leakage of a cluster's GPUs, and what they may draw before a limit or throttling.
 
-Steady state, minutes and not milliseconds:
-
-    T = T_inlet + R_th·P,    P = P_ref + leakage_w_per_k·(T − T_ref)
-
-with P_ref the power that would be drawn at the reference temperature: a lumped thermal resistance, and leakage linear
-in temperature. No source states either for a GPU under training load; the constants below are assumptions.
+No source states a thermal resistance or the leakage of a GPU under training load: the constants here are assumptions.
 """
 
 from __future__ import annotations
@@ -34,14 +29,17 @@ ASSUMED = (
 
 
 def thermal_resistance_k_per_w(tdp_w: float, throttle_c: float) -> float:
-    """R_th in K/W of a cooler sized for the TDP: the design inlet and margin of this file are assumptions."""
+    """R_th in K/W of a cooler sized for the TDP, from the design inlet and margin assumed here."""
     return (throttle_c - DESIGN_MARGIN_K - DESIGN_INLET_C) / tdp_w
 
 
 def temperature_c(
     reference_power_w: Array, inlet_c: Array, resistance_k_per_w: float, leakage_w_per_k: float = 0.0
 ) -> Floats:
-    """Steady temperature in °C at a power stated for the reference; infinite where leakage outruns the cooler."""
+    """Steady temperature in °C at a power stated for the reference; infinite where leakage outruns the cooler.
+
+    Derived here from T = T_inlet + R_th·P and P = P_ref + leakage·(T − T_ref), leakage linear in T.
+    """
     gain = resistance_k_per_w * leakage_w_per_k
     if gain >= 1.0:
         return np.full(np.broadcast(reference_power_w, inlet_c).shape, np.inf)
@@ -54,7 +52,7 @@ def throttle_power_w(
 ) -> Floats:
     """Power in W, stated for the reference, at which the steady temperature is the throttle's; 0 where none is.
 
-    A hot GPU lowers its clock until it is there (NVML: "SW thermal slowdown"), so this acts as one more power limit.
+    `temperature_c` solved for power. A hot GPU lowers its clock until it is there (NVML: "SW thermal slowdown").
     """
     drawn_w = np.subtract(throttle_c, inlet_c) / resistance_k_per_w
     return np.asarray(np.maximum(drawn_w - leakage_w_per_k * (throttle_c - REFERENCE_C), 0.0))
@@ -162,7 +160,10 @@ def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) ->
 
 
 def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
-    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference temperature, never more."""
+    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference temperature, never more.
+
+    `temperature_c`'s leakage line, solved for the power at the reference (derived here).
+    """
     at_zero, gain = cooler.hottest_leakage_line
     # fmin: a GPU of unknown power still has a time
     return np.asarray(np.fmin(limit_w, (limit_w - at_zero) / (1.0 + gain)))
@@ -174,19 +175,15 @@ def kernel_limit_w(limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: 
     Raises InfeasibleError where that does not exceed the static power.
     """
     cold = np.fmin(electrical_limit_w(limit_w, cooler), cooler.throttle_power_w)
-    if float(cold.min()) <= static_w:
-        raise InfeasibleError(_nothing_left(float(cold.min()), cooler, cluster, static_w))
-    return np.asarray(cold)
-
-
-def _nothing_left(watts: float, cooler: Cooler, cluster: Cluster, static_w: float) -> str:
-    idle = f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
-    if watts < cooler.throttle_power_w:
-        return (
+    watts, idle = float(cold.min()), f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
+    if watts <= static_w and watts < cooler.throttle_power_w:
+        raise InfeasibleError(
             f"A power limit of {watts:.4g} W per GPU leaves nothing to compute with: {idle}; raise "
             f"cluster.power_limit_w, or the plan's own limit, or lower cluster.inlet_temperature_c."
         )
-    return (
-        f"Air of {cooler.inlet_c + cooler.exhaust_rise_k:.4g} °C at the hottest GPU makes it throttle at "
-        f"{watts:.4g} W, and {idle}; lower cluster.inlet_temperature_c or cluster.exhaust_rise_k."
-    )
+    if watts <= static_w:
+        raise InfeasibleError(
+            f"Air of {cooler.hottest_inlet_c:.4g} °C at the hottest GPU makes it throttle at "
+            f"{watts:.4g} W, and {idle}; lower cluster.inlet_temperature_c or cluster.exhaust_rise_k."
+        )
+    return np.asarray(cold)

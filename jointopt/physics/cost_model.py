@@ -1,7 +1,6 @@
-"""Predictions for plans: the one file of the physics that knows columns.
+"""Predictions for plans, each a layout and one clock per stage: the one file of the physics that knows columns.
 
-`prepare` prices layouts once, without clocks; `CostModel.evaluate` prices any number of plans, each a layout and one
-clock per stage. Both are vectorised; plans are grouped by pipeline depth so that no array is padded.
+Layouts are priced once, without clocks, and grouped by pipeline depth, so that no array is padded.
 """
 
 from __future__ import annotations
@@ -97,14 +96,11 @@ class CostModel:
             self.ceilings.append(ceiling)
             self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
 
-    def corrected(
-        self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0
-    ) -> CostModel:
+    def corrected(self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0) -> CostModel:
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
-        A factor per layout, the same at every clock, keeps all that a search is promised: bounds scale with it, and
-        power, which ties energy to time, stays what it was. ``memory_factor`` multiplies the memory of every layout,
-        ``power_factor`` average power and energy.
+        One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
+        multiplies the memory of every layout, ``power_factor`` average power and energy.
         """
         out = copy.copy(self)
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
@@ -126,13 +122,16 @@ class CostModel:
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
         for g, at, rows, depth in self.parts(index):
-            for name, values in self._evaluate_group(g, rows, stage_clock_mhz[at, :depth]).items():
-                out[name][at] = values
+            t = self.times(g, rows, stage_clock_mhz[at, :depth])
+            energy = self._energy_j(g, rows, t)
+            # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
+            power = energy / (t.total_s * self.groups[g].replicas[rows] * depth)
+            out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = t.total_s, energy, power
         out["iteration_time_s"] *= self.time_factor[index]
         out["energy_j"] *= self.time_factor[index] * self.power_factor
         out["avg_power_w"] *= self.power_factor
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
-        out["violation"] = self._violation(out)
+        out["violation"] = np.maximum.reduce([values / bound - 1.0 for values, bound in self.limits(out).values()])
         return out
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
@@ -200,16 +199,11 @@ class CostModel:
         sm = costs.forward_sm_s + costs.backward_sm_s
         other = costs.forward_memory_s + costs.backward_memory_s
         work = (costs.flops, costs.hbm_bytes)
-        clock = clock_law.capped_clock_mhz(
-            self.power, sm, other, *work, limit_w, self.top_mhz, self._floor_mhz
-        )
+        lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
+        clock = clock_law.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, lowest_mhz)
         busy = clock_law.scaled_time_s(sm, other, clock, self.top_mhz)
         burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
         return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
-
-    @property
-    def _floor_mhz(self) -> float:
-        return self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats) -> StageTimes:
         """Schedule of plans of group ``g``: everything that is about time."""
@@ -217,20 +211,18 @@ class CostModel:
         profile = self.job.training.framework
         clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
         stretch = self.top_mhz / clock
-        forward_kernel = costs.forward_sm_s.take(rows, 0)
-        forward_kernel *= stretch
+        forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
         forward_kernel += costs.forward_memory_s.take(rows, 0)
-        backward_kernel = costs.backward_sm_s.take(rows, 0)
-        backward_kernel *= stretch
+        backward_kernel = costs.backward_sm_s.take(rows, 0) * stretch
         backward_kernel += costs.backward_memory_s.take(rows, 0)
         forward = forward_kernel + costs.forward_comm_s.take(rows, 0)
         backward = backward_kernel + costs.backward_comm_s.take(rows, 0)
-        if costs.has_host_floor:
+        if "host_s" in costs.present:
             host = costs.host_s.take(rows, 0)
             np.maximum(forward, host / 3.0, out=forward)
             np.maximum(backward, host * (2.0 / 3.0), out=backward)
         left = np.zeros((1, 1))
-        if costs.has_gathers:
+        if "gather_s" in costs.present:
             gather = costs.gather_s.take(rows, 0)
             hidden = profile.dp_overlap * gather
             left_forward = gather - np.minimum(hidden, forward)
@@ -246,13 +238,10 @@ class CostModel:
         exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
-        kernel = forward_kernel
-        kernel += backward_kernel
+        kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
         return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
 
-    def _makespan_s(
-        self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
-    ) -> Floats:
+    def _makespan_s(self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
         """Seconds (n,) of the schedule, bubble included; the last group of interleaved runs may be partly empty."""
         depth = len(costs.layers)
         vpp = costs.layouts["vpp"][rows]
@@ -267,7 +256,7 @@ class CostModel:
 
         At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
         """
-        if not costs.has_reduction:
+        if "reduce_s" not in costs.present:
             return np.zeros(len(rows))
         reduce = costs.reduce_s.take(rows, 0)
         zero = costs.layouts["zero_stage"][rows, None]
@@ -285,11 +274,6 @@ class CostModel:
         drained = (np.cumsum(backward, axis=1) - backward) / vpp
         return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
 
-    def kernel_s(self, g: int, rows: Ints, t: StageTimes) -> Floats:
-        """Seconds that each stage's kernels run in one iteration, the optimizer step included, (n, pp)."""
-        costs = self.groups[g]
-        return costs.num_micro_batches[rows, None] * t.kernel_s + costs.optimizer_s[rows]
-
     def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy.
 
@@ -297,12 +281,12 @@ class CostModel:
         """
         parts = self._cold_parts(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], parts["static"].shape)
-        at_air, heated = self.cooler.leakage_parts_w(_summed(parts) / total)
+        at_air, heated = self.cooler.leakage_parts_w(pc.summed(parts.values()) / total)
         return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
 
     def cold_power_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Mean power of each stage's ranks at the reference temperature, (n, pp)."""
-        return np.asarray(_summed(self._cold_parts(g, rows, t)) / t.total_s[:, None])
+        return np.asarray(pc.summed(self._cold_parts(g, rows, t).values()) / t.total_s[:, None])
 
     def _cold_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part at the reference temperature, (n, pp)."""
@@ -310,7 +294,7 @@ class CostModel:
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        busy = self.kernel_s(g, rows, t)
+        busy = batches * t.kernel_s + costs.optimizer_s[rows]  # kernels, the optimizer step included
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
         return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
@@ -330,13 +314,6 @@ class CostModel:
         cold = work + k.static_w * rank_s + max(k.wait_w - k.static_w, 0.0) * (rank_s - busy)
         at_zero, gain = self.cooler.leakage_line
         return np.asarray((cold * (1.0 + gain) + at_zero * rank_s) * costs.replicas[rows])
-
-    def _evaluate_group(self, g: int, rows: Ints, clock_mhz: Floats) -> Columns:
-        t = self.times(g, rows, clock_mhz)
-        energy = self._energy_j(g, rows, t)
-        # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
-        gpu_s = t.total_s * self.groups[g].replicas[rows] * t.clock_mhz.shape[1]
-        return {"iteration_time_s": t.total_s, "energy_j": energy, "avg_power_w": energy / gpu_s}
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
@@ -372,11 +349,6 @@ class CostModel:
             bounded["cluster_power_kw"] = (site, limits.cluster_power_kw)
         return bounded
 
-    def _violation(self, out: Columns) -> Floats:
-        """Largest relative excess over any constraint; negative = room left."""
-        excess = [values / bound - 1.0 for values, bound in self.limits(out).values()]
-        return np.asarray(np.maximum.reduce(excess))
-
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
         """One sentence for each bound that the first plan of ``out`` exceeds."""
         return tuple(
@@ -384,10 +356,6 @@ class CostModel:
             for name, (values, bound) in self.limits(out).items()
             if values[0] > bound
         )
-
-
-def _summed(parts: dict[str, Floats]) -> Floats:
-    return np.asarray(functools.reduce(np.add, parts.values()))
 
 
 def memory_limit_gib(job: Job) -> float:

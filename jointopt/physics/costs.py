@@ -1,7 +1,6 @@
-"""Costs of a layout before any clock is chosen: per stage, with the SM-bound share kept apart.
+"""Costs of layouts of one pipeline depth before any clock is chosen, the SM-bound share kept apart.
 
-Layouts of one pipeline depth form one `StageCosts`, whose arrays have shape (layouts, pp) unless stated otherwise.
-Times are of one micro-batch at the maximum clock.
+Arrays are (layouts, pp) unless stated; times are of one micro-batch at the maximum clock.
 """
 
 from __future__ import annotations
@@ -16,26 +15,10 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
-from jointopt.physics.compute import (
-    Pass,
-    attention_core,
-    attention_layer,
-    embedding,
-    head,
-    mlp_layer,
-    moe_layer,
-)
+from jointopt.physics import traffic
+from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
 from jointopt.physics.memory import Parameters, stage_parameters
-from jointopt.physics.traffic import (
-    Hardware,
-    Traffic,
-    cp_traffic,
-    ep_traffic,
-    gradient_traffic,
-    pipeline_traffic,
-    tp_traffic,
-)
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import Group, even_domain, placement
@@ -61,6 +44,7 @@ class StageCosts:
     reduce_s: Floats  # gradient and parameter traffic once per iteration, before overlap
     optimizer_s: Floats
     flops: Floats  # of one micro-batch, forward and backward, weighted by the energy of the precision
+    forward_flops: Floats  # of them those forward
     hbm_bytes: Floats  # of one micro-batch
     link_j: Floats  # communication energy of one micro-batch on one rank, the sum of ``link_parts_j``
     iteration_link_j: Floats  # of the gradient traffic, once
@@ -70,19 +54,9 @@ class StageCosts:
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
 
     @functools.cached_property
-    def has_host_floor(self) -> bool:
-        """Whether any stage waits for its host."""
-        return bool(self.host_s.any())
-
-    @functools.cached_property
-    def has_gathers(self) -> bool:
-        """Whether any layout gathers weights (ZeRO-3)."""
-        return bool(self.gather_s.any())
-
-    @functools.cached_property
-    def has_reduction(self) -> bool:
-        """Whether any layout reduces gradients."""
-        return bool(self.reduce_s.any())
+    def present(self) -> frozenset[str]:
+        """Of host_s, gather_s and reduce_s those that any stage of any layout has."""
+        return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
 
 def paused(costs: StageCosts, duty: Floats) -> StageCosts:
@@ -114,70 +88,61 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
     return EnergyTerms(
         clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
         active_j=k.active_w * (batches * memory + costs.optimizer_s),
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        step_s=costs.optimizer_s.sum(axis=1),
-    )
+        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1), step_s=costs.optimizer_s.sum(axis=1),
+    )  # fmt: skip
 
 
-def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
+def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
 
     A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
-    products per product forward). The optimizer step is bound by device memory, of which streaming reaches 0.8.
+    products per product forward): derived here, as is what follows from the profile's host floors.
     """
     lay, profile = LayoutArrays(job, layouts), job.training.framework
     layers = stage_layers(job, layouts)
     groups = placement(layouts, even_domain(job.cluster))
     layer = layer_costs(job, hw, lay)
     work = work_per_stage(job, layers, lay, layer)
-    traffic = _stage_traffic(job, hw, lay, groups, layer, layers)
-    p2p_s, p2p_j = pipeline_traffic(job, hw, lay, groups)
+    exposed = _stage_traffic(job, hw, lay, groups, layer, layers)
+    p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
-    reduce_s, reduce_j, gather_s, gather_j = gradient_traffic(job, hw, lay, groups, params)
-    step_bytes = _optimizer_bytes(lay, params)
-    step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + _slices_s(job, lay, layers)
+    reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
+    step_s, step_bytes = _optimizer_step(job, hw, lay, layers, params)
     overhead = profile.micro_batch_overhead_s
-    link_parts_j = {name: t.joules for name, t in traffic.items()}
-    link_parts_j |= {"pp_comm": p2p_j[:, None] * _sends(lay), "zero_comm": gather_j}
+    link_parts_j = {name: t.joules for name, t in exposed.items()}
+    # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
+    sends = 2.0 * lay.vpp[:, None] - np.eye(1, lay.pp) - np.eye(1, lay.pp, lay.pp - 1)
+    link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
-        layouts=layouts,
-        layers=layers,
-        num_micro_batches=lay.micro_batches,
+        layouts=layouts, layers=layers, num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
-        forward_sm_s=work.forward.sm_s,
-        forward_memory_s=work.forward.memory_s,
-        forward_comm_s=_summed(t.forward_s for t in traffic.values()) + overhead / 3.0,
-        backward_sm_s=work.backward.sm_s,
-        backward_memory_s=work.backward.memory_s,
-        backward_comm_s=_summed(t.backward_s for t in traffic.values()) + overhead * 2.0 / 3.0,
-        host_s=_host_s(job, lay, layers),
-        p2p_s=p2p_s * lay.vpp * (1.0 - profile.pp_overlap),
-        gather_s=gather_s,
-        reduce_s=reduce_s,
-        optimizer_s=step_s,
-        slowest_step_s=step_s.max(axis=1),
+        forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
+        forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
+        backward_sm_s=work.backward.sm_s, backward_memory_s=work.backward.memory_s,
+        backward_comm_s=summed(t.backward_s for t in exposed.values()) + overhead * 2.0 / 3.0,
+        host_s=_host_s(job, lay, layers), p2p_s=p2p_s * lay.vpp * (1.0 - profile.pp_overlap), gather_s=gather_s,
+        reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
-        hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes,
-        link_j=_summed(link_parts_j.values()),
-        iteration_link_j=reduce_j,
-        iteration_hbm_bytes=step_bytes,
-        comm_parts_s={name: t.forward_s + t.backward_s for name, t in traffic.items()},
+        forward_flops=work.forward.flops * hw.kernels.flop_energy,
+        hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes, link_j=summed(link_parts_j.values()),
+        iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes,
+        comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()},
         link_parts_j=link_parts_j,
-    )
+    )  # fmt: skip
 
 
 def _stage_traffic(
-    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
-) -> dict[str, Traffic]:
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
+) -> dict[str, traffic.Traffic]:
     """Collectives of one micro-batch inside the layers of every stage, (L, pp), by kind of parallelism."""
-    traffic = {
-        "tp_comm": tp_traffic(job, hw, lay, groups, layer.dense).over(layers),
-        "cp_comm": cp_traffic(job, hw, lay, groups, layer.core).over(layers),
+    exposed = {
+        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense).over(layers),
+        "cp_comm": traffic.cp_traffic(job, hw, lay, groups, layer.core).over(layers),
     }
     if job.model.is_moe:
         moe_layers = layers - dense_layers_of(job, layers)
-        traffic["ep_comm"] = ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
-    return traffic
+        exposed["ep_comm"] = traffic.ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
+    return exposed
 
 
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
@@ -191,14 +156,6 @@ def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
     )
 
 
-def _sends(lay: LayoutArrays) -> Floats:
-    """Activations and gradients that a stage sends per micro-batch, (L, pp): the two ends have one neighbour less."""
-    ends = np.zeros(lay.pp)
-    ends[0] += 1.0
-    ends[-1] += 1.0
-    return 2.0 * lay.vpp[:, None] - ends
-
-
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts."""
     profile = job.training.framework
@@ -210,22 +167,25 @@ def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
 
-def _slices_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Time of ZeRO-1 and 2 to put gathered weights together where each rank's slice is a copy of its own, (L, pp)."""
-    sliced = (lay.zero == 1) | (lay.zero == 2)
-    copies = np.where(sliced, lay.dp * lay.cp - 1.0, 0.0)
-    return np.asarray(job.training.framework.zero_slice_s * copies[:, None] * layers)
-
-
-def _summed(parts: Iterable[Floats]) -> Floats:
+def summed(parts: Iterable[Floats]) -> Floats:
+    """The sum of the parts, element by element."""
     return np.asarray(functools.reduce(np.add, parts))
 
 
-def _optimizer_bytes(lay: LayoutArrays, params: Parameters) -> Floats:
-    """Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B)."""
+def _optimizer_step(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layers: Floats, params: Parameters
+) -> tuple[Floats, Floats]:
+    """(seconds, bytes of device memory) of the step, (L, pp): memory-bound, of whose bandwidth streaming reaches 0.8.
+
+    Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B).
+    """
     shard = np.where(lay.zero >= 1, lay.dp * lay.cp, 1.0)[:, None]
     expert_shard = np.where(lay.zero >= 1, lay.dp * lay.cp / lay.ep, 1.0)[:, None]
-    return 30.0 * (params.dense / shard + params.expert / expert_shard)
+    step_bytes = 30.0 * (params.dense / shard + params.expert / expert_shard)
+    # ZeRO-1 and 2 put gathered weights together where each rank's slice is a copy of its own
+    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.dp * lay.cp - 1.0, 0.0)
+    slices_s = job.training.framework.zero_slice_s * copies[:, None] * layers
+    return step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + slices_s, step_bytes
 
 
 @dataclass(frozen=True)
@@ -239,7 +199,7 @@ class LayerCosts:
     head: Pass
 
 
-def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
+def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
     """Kernels of one micro-batch, (L,), priced once per distinct shape."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
     shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp], axis=1)
@@ -261,12 +221,7 @@ def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCost
     dense_layers, depth = dense_layers_of(job, layers), len(layers)
     first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
     dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
-    parts = [
-        (dense, dense_layers),
-        (moe, layers - dense_layers),
-        (costs.embedding, first),
-        (costs.head, last),
-    ]
+    parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
         return part.map(lambda x: x[:, None] * per_stage)

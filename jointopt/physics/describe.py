@@ -1,8 +1,6 @@
-"""Features of a plan for a learner: shares of its predicted time, its shape, and how its time would move.
+"""Features of a plan for a learner: shares of its time, its shape, and how its time would move.
 
-No name of a model, cluster or GPU is among the features, so that what is learned transfers. Framework and attention
-kernel are categories, a column of ones named ``framework=nemo`` or ``attention=unknown``; other frameworks' columns are
-not there, which reads as 0.
+No model, cluster or GPU is named, so that they transfer; framework and attention kernel are columns of ones.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import with_host_of
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
-SHARES = (
-    "compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer",
-)  # fmt: skip
+SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
 CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
 STEP = 0.1  # of a logarithm, for finite differences
 
@@ -32,10 +28,7 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
     model, training, cluster = job.model, job.training, job.cluster
     n = len(layouts["pp"])
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
-    out = {
-        f"log2_{name}": np.log2(layouts[name])
-        for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
-    }
+    out = {f"log2_{name}": np.log2(layouts[name]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")}
     out["log2_micro_batches"] = np.log2(batches)
     out |= _sizes(job, out)
     out |= {name: layouts[name].astype(float) for name in ("sequence_parallel", "recompute", "zero_stage")}
@@ -52,18 +45,11 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
         "moe": float(model.is_moe),
     }
     out |= {name: np.full(n, value) for name, value in same.items()}
-    out |= {name: np.ones(n) for name in _categories(job)}
+    framework = training.framework.name if training.framework.fitted else UNKNOWN
+    attention = UNKNOWN if training.attention_assumed else training.attention
+    out |= {f"framework{CATEGORY}{framework}": np.ones(n), f"attention{CATEGORY}{attention}": np.ones(n)}
     out["clock"] = np.nanmin(stage_clock_mhz, axis=1) / (cluster.gpu.clock_max_mhz or 1.0)
     return out
-
-
-def _categories(job: Job) -> tuple[str, str]:
-    """Columns of the job's framework (`UNKNOWN` without a profile) and attention kernel."""
-    framework, attention = job.training.framework, job.training.attention
-    return (
-        f"framework{CATEGORY}{framework.name if framework.fitted else UNKNOWN}",
-        f"attention{CATEGORY}{UNKNOWN if job.training.attention_assumed else attention}",
-    )
 
 
 def _sizes(job: Job, logs: Columns) -> Columns:
@@ -74,9 +60,7 @@ def _sizes(job: Job, logs: Columns) -> Columns:
     return {
         "log2_stage_layers": np.log2(model.num_layers) - logs["log2_pp"],
         "log2_width": np.log2(model.hidden_size) - logs["log2_tp"],
-        "log2_rank_tokens": np.log2(job.training.seq_length)
-        + logs["log2_micro_batch_size"]
-        - logs["log2_cp"],
+        "log2_rank_tokens": np.log2(job.training.seq_length) + logs["log2_micro_batch_size"] - logs["log2_cp"],
         "log2_tp_nodes": np.maximum(logs["log2_tp"] - per_node, 0.0),
         "log2_dp_nodes": np.maximum(np.minimum(logs["log2_dp"], over), 0.0),
     }
@@ -124,12 +108,7 @@ _STEPS: Mapping[str, Callable[[Job], Job]] = {
     "loss": lambda j: _profile(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
 }  # fmt: skip
 CONSTANTS = tuple(_STEPS)
-_AFTER_PRICING = (
-    "host",
-    "micro_batch",
-    "iteration",
-    "dp_overlap",
-)  # leave kernels and collectives as they are
+_AFTER_PRICING = ("host", "micro_batch", "iteration", "dp_overlap")  # leave kernels and collectives as they are
 
 
 def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
@@ -139,16 +118,11 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time
     """
     columns = []
     for name, step in _STEPS.items():
-        moved = _moved(physics, step(physics.job), name in _AFTER_PRICING)
+        job = step(physics.job)
+        if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
+            moved = copy.copy(physics)
+            moved.job, moved.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
+        else:
+            moved = CostModel(job, physics.layouts, physics.hardware.constants)
         columns.append(np.log(moved.iteration_time_s(index, stage_clock_mhz) / time_s) / STEP)
     return np.column_stack(columns)
-
-
-def _moved(physics: CostModel, job: Job, after_pricing: bool) -> CostModel:
-    """The physics of ``job``; to price layouts takes most of the time, and is spared where they cost the same."""
-    if not after_pricing:
-        return CostModel(job, physics.layouts, physics.hardware.constants)
-    moved = copy.copy(physics)
-    moved.job = job
-    moved.groups = [with_host_of(job, costs, physics.job) for costs in physics.groups]
-    return moved

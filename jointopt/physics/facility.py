@@ -1,9 +1,6 @@
-"""From the energy of the GPUs to that of the site, and from there to carbon and money.
+"""Energy, carbon and money of the site from the energy of its GPUs, which includes the links' pJ per bit.
 
-In the energy of the GPUs: the boards, and every link that carries their traffic at its pJ per bit, optics between nodes
-included. In the hosts: all else in a node (CPUs, memory, NICs, node switches, fans, supplies), drawn at one power
-whatever runs. The PUE puts cooling and power distribution on top. Not counted: switches of the network outside of the
-nodes, and storage.
+Hosts are all else in a node at one constant power. Not counted: network switches outside of nodes, and storage.
 """
 
 from __future__ import annotations
@@ -33,13 +30,13 @@ def facility_parts_j(cluster: Cluster, time_s: Array, energy_j: Array) -> dict[s
 
 
 def facility_energy_j(cluster: Cluster, time_s: Array, energy_j: Array) -> Floats:
-    """Energy of the site for one iteration, (n,) J: GPUs and hosts, times PUE."""
+    """Energy of the site for one iteration, (n,) J: GPUs and hosts, times PUE; the sum of `facility_parts_j`."""
     hosts = np.multiply(time_s, cluster.host_power_w * cluster.nodes)
     return np.asarray(np.add(energy_j, hosts) * cluster.pue)
 
 
 def cluster_power_kw(cluster: Cluster, avg_power_w: Array) -> Floats:
-    """Mean power of the site, (n,) kW, from the mean power of a GPU in W: GPUs and hosts, times PUE."""
+    """Mean power of the site, (n,) kW, from the mean power of a GPU in W: `facility_energy_j` over time."""
     gpus = np.multiply(avg_power_w, cluster.num_gpus)
     return np.asarray((gpus + cluster.host_power_w * cluster.nodes) * cluster.pue / KILO)
 
@@ -47,8 +44,8 @@ def cluster_power_kw(cluster: Cluster, avg_power_w: Array) -> Floats:
 def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
     """Payments of the site, (n,) each, from time and energy of the GPUs of one iteration.
 
-    ``facility_energy_j`` always; ``carbon_kg`` and ``cost`` (in the job's currency) where the job states what a kWh
-    brings along; with ``run_tokens`` all of these, and ``run_time_s``, for the whole run too.
+    ``facility_energy_j`` always; ``carbon_kg`` and ``cost`` (in the job's currency) in proportion to it where the job
+    states them per kWh; with ``run_tokens`` all of these, and ``run_time_s``, for the whole run too.
     """
     cluster, iterations = job.cluster, job.training.run_iterations
     out: Columns = {"facility_energy_j": facility_energy_j(cluster, time_s, energy_j)}
@@ -61,7 +58,7 @@ def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
 
 
 def with_site(job: Job, plans: Columns) -> Columns:
-    """Plans with those of `SITE_COLUMNS` that the job asks for, (n,) each, from their time, energy and power.
+    """Plans with those of `SITE_COLUMNS` that the job states figures for, (n,) each, from their time, energy and power.
 
     Where the plans have 90 % intervals, ``_low`` and ``_high`` too: both time and energy at that end.
     """

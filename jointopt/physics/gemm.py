@@ -1,9 +1,4 @@
-"""Time of one dense matrix product on one GPU: tiles, waves, prologue, power, HBM and launch floor.
-
-The form is a roofline (Williams et al. 2009) with the three effects that measured products show most: a product is cut
-into tiles that run in waves over the SMs; each tile pays a fixed stretch of k to fill and drain its pipeline; large
-products draw the board to its power limit, which lowers the clock. ``catalog/kernels.yaml`` has the constants.
-"""
+"""Time of one dense matrix product on one GPU: tiles, waves, prologue, power, HBM and launch floor."""
 
 from __future__ import annotations
 
@@ -18,26 +13,22 @@ OUTPUT_BYTES = 2.0  # 8- and 4-bit products still write 16-bit results
 
 
 def gemm_time_s(
-    m: npt.ArrayLike,
-    n: npt.ArrayLike,
-    k: npt.ArrayLike,
-    constants: GemmConstants,
-    dtype: str = "bf16",
-    batch: npt.ArrayLike = 1.0,
-    throttled: bool = True,
-) -> tuple[Floats, Floats]:
-    """Seconds of an m x k by k x n product at the maximum SM clock: (bound by the SMs, by device memory).
+    m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, constants: GemmConstants, dtype: str = "bf16", batch:
+    npt.ArrayLike = 1.0, throttled: bool = True,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Seconds of an m x k by k x n product at the maximum SM clock: (bound by the SMs, by device memory); they add up.
 
-    The two parts add up to the time; only the first scales with the SM clock. ``batch`` equal products run as
-    one grouped kernel (experts). Shapes broadcast. Never faster than the peak rate, the HBM peak, or one launch.
-    ``throttled`` includes the power limit as the measured boards had it, on the SM side; False leaves it out, for
-    a caller whose own power model finds the clock that the limit allows.
-    Fitted to m 256-32768, n and k 32-65536 in bf16 on A100, H100, H200 with warm caches and an idle GPU;
-    training takes 1.0-1.3 times as long. Raises `CatalogError` for a dtype that the GPU has no rate for.
+    ``batch`` equal products run grouped (experts). ``throttled`` includes the power limit as measured boards had it. A
+    roofline (Williams et al. 2009) with tiles, waves and a prologue, fitted to m 256-32768, n and k 32-65536 in bf16 on
+    A100, H100, H200, idle and with warm caches; training takes 1.0-1.3 times as long. Raises `CatalogError` for a
+    dtype that the GPU has no rate for.
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
     factor = dtype_time_factor(constants, dtype)
-    sm_s = factor * _tiled_s(m, n, k, batch, constants)
+    quantised, spread = _best_waves(m, n, batch, constants)
+    deep = k + constants.prologue_k
+    # the best tiling, or a split along k where the tiles would leave SMs idle
+    sm_s = factor * np.minimum(quantised * deep, spread * deep + constants.split_k_s)
     memory_s = gemm_bytes(m, n, k, constants.dtype_bytes[dtype], batch) * (
         1.0 / (constants.hbm_bytes_per_s * constants.hbm_fraction)
     )
@@ -45,12 +36,14 @@ def gemm_time_s(
     if throttled and constants.sustained_fraction is not None:
         sustained_s = factor * _sustained_s(batch * m * n * k, constants, constants.sustained_fraction)
         total_s = sm_bound_s + memory_bound_s
-        sm_bound_s = sm_bound_s + (_eight_norm(total_s, sustained_s) - total_s)
+        # a rounded maximum, 9 % above it where the two are equal: power averages over a product's phases
+        larger, smaller = np.maximum(total_s, sustained_s), np.minimum(total_s, sustained_s)
+        sm_bound_s = sm_bound_s + (larger * (1.0 + (smaller / larger) ** 8) ** 0.125 - total_s)
     return sm_bound_s, memory_bound_s
 
 
 def dtype_time_factor(constants: GemmConstants, dtype: str) -> float:
-    """SM time of a product in ``dtype`` relative to bf16; `CatalogError` where the GPU cannot run it."""
+    """SM time of a product in ``dtype`` relative to bf16 (catalogue); `CatalogError` where the GPU cannot run it."""
     if dtype not in constants.dtype_time_factor:
         known = ", ".join(sorted(constants.dtype_time_factor))
         raise CatalogError(f"The GPU has no rate for products in {dtype!r}; expected one of {known}.")
@@ -60,13 +53,6 @@ def dtype_time_factor(constants: GemmConstants, dtype: str) -> float:
 def gemm_bytes(m: Floats, n: Floats, k: Floats, operand_bytes: float, batch: Floats | float = 1.0) -> Floats:
     """Bytes that a product must move at least: both operands in, the result out (the roofline's compulsory traffic)."""
     return batch * (operand_bytes * k * (m + n) + max(operand_bytes, OUTPUT_BYTES) * (m * n))
-
-
-def _tiled_s(m: Floats, n: Floats, k: Floats, batch: Floats, c: GemmConstants) -> Floats:
-    """SM time of the best tiling, or of a split along k where the tiles would leave SMs idle."""
-    quantised, spread = _best_waves(m, n, batch, c)
-    deep = k + c.prologue_k
-    return np.minimum(quantised * deep, spread * deep + c.split_k_s)
 
 
 def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants) -> tuple[Floats, Floats]:
@@ -90,13 +76,6 @@ def _sustained_s(multiplications: Floats, c: GemmConstants, fraction: float) -> 
     """Time at the rate that the board's power sustains; the rate falls slowly for ever larger products."""
     flop = 2.0 * multiplications
     return flop * (1.0 + c.throttle_slope * np.log1p(flop / c.throttle_flop)) / (c.peak_flops * fraction)
-
-
-def _eight_norm(a: Floats, b: Floats) -> Floats:
-    """A rounded maximum, 9 % above it where the two are equal: power averages over a product's phases."""
-    larger, smaller = np.maximum(a, b), np.minimum(a, b)
-    ratio_8 = np.square(np.square(np.square(smaller / larger)))
-    return np.asarray(larger * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio_8))))
 
 
 def _overlapped(sm_s: Floats, memory_s: Floats, launch_s: float) -> tuple[Floats, Floats]:

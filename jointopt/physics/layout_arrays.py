@@ -22,9 +22,9 @@ class LayoutArrays:
         self.zero = layouts["zero_stage"]
         self.pp = int(layouts["pp"][0])
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
-        self.micro_batches = (
-            job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])
-        ).astype(np.int64)
+        self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
+            np.int64
+        )
         whole = job.training.framework.expert_tensor_parallel
         self.expert_tp = self.tp if whole else np.ones_like(self.tp)
         self.token_share = np.ones_like(self.tp) if whole else 1.0 / self.tp
@@ -37,17 +37,13 @@ def stage_layers(job: Job, layouts: Columns) -> Floats:
     Layers that divide are split evenly, as Megatron does; ``layers_by_cost`` is a framework profile's.
     """
     model = job.model
-    per_layer = model.attention_parameters + model.dense_mlp_parameters
-    if model.is_moe:
-        experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
-        per_layer = model.attention_parameters + experts
+    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
+    per_layer = model.attention_parameters + (experts if model.is_moe else model.dense_mlp_parameters)
     head = model.vocab_size * model.hidden_size
     if job.training.framework.layers_by_cost:
         return np.array(layers_by_cost(model.num_layers, int(layouts["pp"][0]), per_layer, head), dtype=float)
     return np.asarray(
-        layers_per_stage(
-            model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head / per_layer
-        )[0],
+        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head / per_layer)[0],
         dtype=float,
     )
 

@@ -1,8 +1,6 @@
-"""Device memory of one rank: weights, gradients, optimizer state, activations, logits. Bytes, arrays broadcast.
+"""Device memory of one rank in bytes: weights, gradients, optimizer state, activations, logits.
 
-Korthikanti et al. 2022 (arXiv:2205.05198) section 4 is the base for activations, re-derived here for grouped queries,
-gated MLPs, experts, context parallelism and models without dropout; Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054)
-that of the model states. ``tokens`` are those that a rank holds (micro-batch x sequence / cp). L layouts, pp stages.
+Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L layouts, pp stages.
 """
 
 from __future__ import annotations
@@ -27,35 +25,18 @@ class Parameters:
     expert: Floats
 
 
-@dataclass(frozen=True)
-class StateBytes:
-    """Model states of one rank after ZeRO, bytes."""
-
-    weights: Floats
-    gradients: Floats
-    optimizer: Floats
-
-
-def layer_parameters(
-    model: Model, tp: Floats, ep: Floats, expert_tp: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Parameters per rank of (a dense layer, an MoE layer without experts, the local experts of an MoE layer).
-
-    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole.
-    """
-    small = 2.0 * model.hidden_size * (1 if model.rmsnorm else 2)
-    attention = model.attention_parameters / tp + small
-    dense = attention + model.dense_mlp_parameters / tp
-    shared = model.num_shared_experts * model.expert_parameters / tp
-    moe = attention + shared + float(model.num_experts * model.hidden_size)
-    experts = model.num_experts / ep * model.expert_parameters / expert_tp
-    return dense + 0.0 * experts, moe + 0.0 * experts, experts
-
-
 def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
-    """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last."""
+    """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last.
+
+    12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole. A
+    tied head is a copy of its own only where pp > 1, as in Megatron.
+    """
     model = job.model
-    dense_layer, moe_layer, experts = layer_parameters(model, lay.tp, lay.ep, lay.expert_tp)
+    attention = model.attention_parameters / lay.tp + 2.0 * model.hidden_size * (1 if model.rmsnorm else 2)
+    dense_layer = attention + model.dense_mlp_parameters / lay.tp
+    shared = model.num_shared_experts * model.expert_parameters / lay.tp
+    moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
+    experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
     dense_layers = dense_layers_of(job, layers)
     moe_layers = layers - dense_layers
     dense = dense_layer[:, None] * dense_layers + moe_layer[:, None] * moe_layers
@@ -69,14 +50,9 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
 
 
 def state_bytes(
-    params: Parameters,
-    zero_stage: Ints,
-    shard: Floats,
-    expert_shard: Floats,
-    gradient_bytes: int,
-    training: Training,
-) -> StateBytes:
-    """Weights, gradients and Adam state after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = dp·cp/ep.
+    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, gradient_bytes: int, training: Training
+) -> dict[str, Floats]:
+    """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = dp·cp/ep.
 
     Mixed precision: 2 bytes of weights, ``gradient_bytes``, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1
     shards the optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5).
@@ -89,7 +65,7 @@ def state_bytes(
         expert = params.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
         return per_parameter * (dense + expert)
 
-    return StateBytes(sharded(3, weight), sharded(2, gradient), sharded(1, adam))
+    return {"weights": sharded(3, weight), "gradients": sharded(2, gradient), "optimizer": sharded(1, adam)}
 
 
 def _element_bytes(training: Training) -> float:
@@ -105,7 +81,7 @@ def _block_bytes(
 
 
 def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
-    """Bytes of stored attention scores per token: 5·a·s (softmax in, out and mask), Korthikanti et al. equation 1.
+    """Bytes of stored attention scores per token: 5·a·s (softmax in, out, mask), Korthikanti et al. 2022, equation 1.
 
     Flash kernels keep one fp32 per head instead (Dao et al. 2022, arXiv:2205.14135, section 3.1).
     """
@@ -117,14 +93,12 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
 
 
 def attention_activations(
-    model: Model,
-    training: Training,
-    tokens: Floats,
-    tp: Floats,
-    sequence_parallel: Floats,
-    stored_norms: float,
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
-    """Bytes of norm input and output, q, k, v, core output, dropout mask; scores where the kernel stores them."""
+    """Bytes of norm input and output, q, k, v, core output, dropout mask; scores where the kernel stores them.
+
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 4, derived here for grouped queries and MLA.
+    """
     a, g, d = model.num_attention_heads, model.num_query_groups, model.head_dim
     if model.kv_lora_rank:
         qk = model.qk_nope_head_dim + model.qk_rope_head_dim
@@ -141,39 +115,30 @@ def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Float
 
 
 def dense_layer_activations(
-    model: Model,
-    training: Training,
-    tokens: Floats,
-    tp: Floats,
-    sequence_parallel: Floats,
-    stored_norms: float = 2.0,
+    model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
 ) -> Floats:
     """Bytes that one dense layer keeps for its backward pass, nothing recomputed.
 
-    For a GPT layer with dropout this is Korthikanti's s·b·h·(10 + 24/t + 5·a·s/(h·t)) at 2 bytes per element (equation
-    2; with SP all of it is over t). ``stored_norms``: copies of each norm's input that stay alive (unfused norms keep
-    fp32 ones too).
+    s·b·h·(10 + 24/t + 5·a·s/(h·t)) for GPT with dropout, all over t under SP (Korthikanti et al. 2022, arXiv:2205.05198
+    equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.
     """
     attention = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
     around = _block_bytes(model, training, tp, sequence_parallel, stored_norms)
     return attention + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
 
 
-def moe_layer_activations(
-    model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0
-) -> Floats:
+def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0) -> Floats:
     """`dense_layer_activations` of an MoE layer, (L,) bytes: routed copies of tokens, permuted, and shared experts.
 
-    Routing is balanced: a rank's experts see ``token_share`` x top-k copies of its tokens, in and out.
+    Derived here for balanced routing: experts see ``token_share`` x top-k copies of a rank's tokens, in and out.
     """
     routed = model.moe_router_topk * lay.token_share
     width = model.moe_ffn_hidden_size
-    per_token = _block_bytes(model, training, lay.tp, lay.sp, stored_norms)
-    per_token = per_token + routed * _mlp_bytes(model, training, width / lay.expert_tp)
-    per_token = per_token + routed * 2.0 * _element_bytes(training) * model.hidden_size
-    per_token = per_token + _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
+    experts = _mlp_bytes(model, training, width / lay.expert_tp) + 2.0 * _element_bytes(training) * model.hidden_size
+    shared = _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
+    around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms)
     attention = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms)
-    return np.asarray(attention + lay.tokens * per_token)
+    return np.asarray(attention + lay.tokens * (around + routed * experts + shared))
 
 
 def layer_input_bytes(
@@ -210,15 +175,11 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     activations = _activation_bytes(job, lay, layers)
     held_gib = job.cluster.gpu.process_memory_gib
     other = np.full_like(activations, (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB)
-    other[:, -1] += logits_bytes(
-        job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel
-    )
+    other[:, -1] += logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * 2.0 * (params.dense + params.expert) / np.maximum(layers, 1.0)
     return {
-        "weights": state.weights,
-        "gradients": state.gradients,
-        "optimizer": state.optimizer,
+        **state,
         "activations": activations * profile.activation_factor,
         "other": other + np.where(zero == 3, working, 0.0),
     }

@@ -1,19 +1,9 @@
-"""Makespan of the 1F1B and the interleaved 1F1B pipeline schedule with unequal ranks, and with it the bubble.
+"""Makespan of 1F1B and interleaved 1F1B with unequal ranks: the longest path through `schedule`'s graph, closed form.
 
-Closed forms of the longest path through the graph of `jointopt.physics.schedule`: exact, and a few vector operations
-per rank for any number of plans. Receiving blocks and is part of the receiver's time.
-
-The bubble is what a rank idles: makespan - m (f + b). Of p equal ranks, m micro-batches and v virtual chunks, the
-makespan is (m + (p - 1)/v)(f + b), so the bubble is (p - 1)/m of the work in 1F1B and (p - 1)/(v m) interleaved
-(Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2).
-
-Indices as in `schedule`; a rank's *round* r is the steady pair of forward slot r + w and backward slot r, after w
-warm-up forwards.
+A rank's *round* r is the steady pair of forward slot r + w and backward slot r, after w warm-up forwards.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -24,17 +14,13 @@ from jointopt.physics.schedule import check_micro_batches, warmup_slots
 BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
 
 
-def iteration_time_s(
-    forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints
-) -> Floats:
+def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
     """Makespan of one iteration's pipeline schedule, seconds, (n,): 1F1B where vpp = 1, else interleaved.
 
-    ``forward_s``, ``backward_s`` (n, S): seconds of one micro-batch on each rank, all its chunks together, with
-    the blocking receives; columns from pp on are ignored. ``pp``, ``vpp``, ``num_micro_batches`` (n,). Of the
-    makespan a rank is busy for m (f + b); the rest is its bubble. Exact for equal chunks within a rank. Unequal ones
-    are spread evenly: measured on otherwise equal ranks, exact for a head added to the last chunk, 0-0.8 % too long if
-    that chunk also has one layer fewer, but 1-25 % too short if the rank's other chunks are made lighter to make up for
-    the head. Raises PlanError for a plan with no such schedule.
+    ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking
+    receives. Derived here: the longest path through the schedules of Narayanan et al. 2021 (arXiv:2104.04473), whose
+    (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks. Exact for equal chunks within a rank or a head on the
+    last; 1-25 % short where that rank's other chunks are lighter for it. PlanError for a plan with no such schedule.
     """
     pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
     check_micro_batches(pp, vpp, m)
@@ -44,7 +30,10 @@ def iteration_time_s(
             f"got {forward_s.shape[1]}; widen forward_s and backward_s."
         )
     time_s = np.empty(len(pp))
-    for rows, p, v in _equal_shapes(pp, vpp):
+    most = int(vpp.max(initial=0)) + 1
+    shape = pp * most + vpp
+    for which in np.flatnonzero(np.bincount(shape)).tolist():
+        (p, v), rows = divmod(which, most), np.flatnonzero(shape == which)
         step = BLOCK_TIMES // p + 1
         for block in (rows[i : i + step] for i in range(0, len(rows), step)):
             f, b = (np.ascontiguousarray(a[block, :p].T, dtype=np.float64) for a in (forward_s, backward_s))
@@ -52,31 +41,19 @@ def iteration_time_s(
     return time_s
 
 
-def _equal_shapes(pp: Ints, vpp: Ints) -> Iterator[tuple[Ints, int, int]]:
-    """Row numbers of the plans of each (pp, vpp) that occurs."""
-    for p in np.flatnonzero(np.bincount(pp)).tolist():
-        of_p = np.flatnonzero(pp == p)
-        chunks = vpp[of_p]
-        for v in np.flatnonzero(np.bincount(chunks)).tolist():
-            yield of_p[chunks == v], p, v
-
-
 def _equal_shape_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
     """Makespan of plans of one pp and vpp; f, b (p, n), rank by rank."""
     p = len(f)
     if p == 1:
-        single: Floats = m * (f[0] + b[0])
-        return single
+        return np.asarray(m * (f[0] + b[0]))
     if v == 1:
         return _one_f_one_b_time_s(f, b, m)
     f, b = f / v, b / v
     one_group = m == p
-    if not one_group.any():
-        return _interleaved_time_s(f, b, v, m)
-    if one_group.all():
-        return _one_group_time_s(f, b, v)
-    time_s = _interleaved_time_s(f, b, v, m)
-    time_s[one_group] = _one_group_time_s(f[:, one_group], b[:, one_group], v)
+    time_s = np.empty(len(m))
+    for which, price in ((one_group, _one_group_time_s), (~one_group, _interleaved_time_s)):
+        if which.any():
+            time_s[which] = price(f[:, which], b[:, which], v, m[which])
     return time_s
 
 
@@ -101,24 +78,17 @@ def _suffix_max(a: Floats) -> Floats:
     return _running_max(a[::-1])[::-1]
 
 
-def _column(values: Sequence[int]) -> Floats:
-    """(p, 1) floats, to weigh the rows of a (p, n) array."""
-    return np.array(values, dtype=np.float64)[:, None]
-
-
 def _one_f_one_b_time_s(f: Floats, b: Floats, m: Ints) -> Floats:
     """Makespan of 1F1B, f and b (p, n), m (n,); exact for any times and any m >= 1.
 
-    Every steady round that a path starts on rank i costs t_i = f_i + b_i whether it stays or moves down (then its
-    b_i is paid on the way up, which takes no round), so the longest path waits on one rank j. It gets there by
-    warm-up forwards down to a rank i >= j, waiting at the slowest f so far, and leaves by cool-down backwards:
+    A steady round on rank i costs t_i = f_i + b_i, so the longest path waits on one rank j, between warm-up forwards
+    down to a rank i >= j and cool-down backwards; S prefix sums of t, F and B running maxima of f and b:
         max_j max_{i>=j} [S_{i+1} + (p-1-i) F_i] + max_{k>=j} [S_{k+1} + (p-1-k) B_k] - S_j + (m-p+j-1) t_j
-    with S prefix sums of t, F and B running maxima of f and b.
     """
     p = len(f)
     t = f + b
     s, slowest_f, slowest_b = _prefix_sums(t), _running_max(f), _running_max(b)
-    rank = _column(range(p))
+    rank = np.arange(p, dtype=np.float64)[:, None]
     fill = s[1:] + (p - 1 - rank) * slowest_f
     drain = s[1:] + (p - 1 - rank) * slowest_b
     last_fill, last_drain = _suffix_max(fill), _suffix_max(drain)
@@ -130,31 +100,26 @@ def _one_f_one_b_time_s(f: Floats, b: Floats, m: Ints) -> Floats:
         once = np.maximum(fill + last_drain, last_fill + drain) - s[:-1] - t
         turn = (m - 1) * (slowest_f + slowest_b) + s[1:]
         path = np.where(rounds >= 0, path, np.where(rounds == -1, once, turn))
-    makespan: Floats = path.max(axis=0)
-    return makespan
+    return np.asarray(path.max(axis=0))
 
 
 def _warmup_column(p: int, v: int, m: int) -> Floats:
-    return _column([warmup_slots(p, v, m, rank) for rank in range(p)])
+    """Warm-up forwards of each rank, (p, 1)."""
+    return np.array([warmup_slots(p, v, m, rank) for rank in range(p)], dtype=np.float64)[:, None]
 
 
 def _interleaved_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
     """Makespan of interleaved 1F1B for p >= 2, v >= 2, m >= 2p; f and b (p, n) per *chunk*, m (n,).
 
-    A round costs at most t_i = f_i + b_i on the rank i where it is spent, so the longest path waits on one rank j,
-    between the best way in and the best way out: the way in once more, with f and b swapped, as reversing time
-    turns the schedule into itself. Both ways list the few routes that can win; that the list is complete is
-    not proven: over 10^6 random plans, imbalances up to 1000x and zeros among them, none differs from the replay
-    by more than rounding, and tests/bench/bench_pipeline.py repeats a part of that search.
+    The longest path waits on one rank j, between the best way in and the way out (f and b swapped). That the routes
+    listed are all that can win is not proven, but tested over 10^6 plans (tests/bench/bench_pipeline.py).
     """
-    p = len(f)
-    warmup = _warmup_column(p, v, 2 * p)
+    warmup = _warmup_column(len(f), v, 2 * len(f))
     path = _fill_s(f, b, v, warmup) + _fill_s(b, f, v, warmup) + (m * v - warmup) * (f + b)
-    makespan: Floats = path.max(axis=0)
-    return makespan
+    return np.asarray(path.max(axis=0))
 
 
-def _one_group_time_s(f: Floats, b: Floats, v: int) -> Floats:
+def _one_group_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
     """Makespan of interleaved 1F1B for m = p >= 2, v >= 2; f and b (p, n) per *chunk*.
 
     Ranks up to c = p/2 - 1 run all forwards before any backward: a path turns there between the two, or on a
@@ -174,8 +139,7 @@ def _one_group_time_s(f: Floats, b: Floats, v: int) -> Floats:
     path[: c + 1] = (all_f + t + all_b)[: c + 1]
     if p % 2 == 0:  # rank c's last forward and first backward are neighbours: a path may enter between them
         path[c] = np.maximum(path[c], np.maximum(up_f[c] + t[c] + all_b[c], up_b[c] + t[c] + all_f[c]))
-    makespan: Floats = path.max(axis=0)
-    return makespan
+    return np.asarray(path.max(axis=0))
 
 
 def _forward_path_s(f: Floats, v: int, slot: Floats) -> Floats:
@@ -188,8 +152,7 @@ def _forward_path_s(f: Floats, v: int, slot: Floats) -> Floats:
     sums, slowest = _prefix_sums(f), _running_max(f)
     late = np.maximum(slot - (v * p - 1), 0)
     round_first = sums[p] + (slot - late - p) * slowest[-1] + late * slowest
-    path: Floats = sums[:-1] + np.maximum(slot * slowest, round_first)
-    return path
+    return np.asarray(sums[:-1] + np.maximum(slot * slowest, round_first))
 
 
 def _turning_paths_s(f: Floats, b: Floats, v: int, warmup: Floats) -> tuple[Floats, Floats, Floats]:
@@ -219,8 +182,7 @@ def _fill_s(f: Floats, b: Floats, v: int, warmup: Floats) -> Floats:
     best = np.maximum(forwards, up)
     ring = _forward_ring_s(f, t, v, warmup, best, up)
     best = np.maximum(best, turned[0] + sum_b[p] - sum_b[:-1] - (p + 1) * t)
-    fill: Floats = np.maximum(best, ring + sum_f[p] + sum_f[:-1] - (v * p + p - warmup) * t)
-    return fill
+    return np.asarray(np.maximum(best, ring + sum_f[p] + sum_f[:-1] - (v * p + p - warmup) * t))
 
 
 def _forward_ring_s(f: Floats, t: Floats, v: int, warmup: Floats, fill: Floats, up: Floats) -> Floats:

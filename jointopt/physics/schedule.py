@@ -1,8 +1,6 @@
-"""The 1F1B and the interleaved 1F1B pipeline schedule: which operation a rank runs when, and what it waits for.
+"""1F1B and interleaved 1F1B: which operation a rank runs when, and what it waits for.
 
-Indices: rank i of p, virtual chunk c of v, micro-batch j of m. A rank's k-th forward (backward) is its *slot* k.
-Source: Narayanan et al. 2021 (arXiv:2104.04473) section 2.2, in the order of Megatron Core. `replay` runs a schedule
-operation by operation; closed forms of its length are in `jointopt.physics.pipeline`, and are tested against it.
+Rank i of p, virtual chunk c of v, micro-batch j of m; a rank's k-th forward (backward) is its *slot* k.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ def warmup_slots(pp: int, vpp: int, num_micro_batches: int, rank: int) -> int:
 def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list[Operation]:
     """The operations of one rank in Megatron-LM's order: 1F1B, or interleaved 1F1B if vpp > 1.
 
-    Interleaved: groups of p micro-batches pass chunk 0, then chunk 1, and so on; backwards from the last chunk
-    down. Raises PlanError where Megatron-LM has no such schedule.
+    Interleaved (Narayanan et al. 2021, arXiv:2104.04473, section 2.2): groups of p micro-batches pass chunk 0, then 1,
+    and so on; backwards from the last chunk down. Raises PlanError where Megatron-LM has no such schedule.
     """
     check_micro_batches(np.array([pp]), np.array([vpp]), np.array([num_micro_batches]))
     slots = num_micro_batches * vpp
@@ -123,17 +121,15 @@ def replay(
 
 
 def in_flight_micro_batches(pp: Ints, vpp: Ints, num_micro_batches: Ints, stage: Ints) -> Floats:
-    """Most micro-batches whose activations a rank holds at once, in units of the rank's full layers.
+    """Most micro-batches whose activations a rank holds at once, in units of the rank's full layers, (n, S).
 
-    ``pp``, ``vpp``, ``num_micro_batches`` (n,), ``stage`` (S,) -> (n, S); 0 where ``stage`` >= pp. The warm-up
-    forwards plus one, each chunk counting 1/v: min(m, p - i) for 1F1B; on rank 0 of the interleaved schedule
-    p (1 + (p - 1)/(p v)), the factor of Korthikanti et al. 2022, arXiv:2205.05198. Exact for `schedule_order`.
+    ``stage`` (S,); 0 where it is >= pp. Warm-up forwards plus one, each chunk counting 1/v: min(m, p - i) for 1F1B;
+    interleaved, on rank 0, p (1 + (p - 1)/(p v)) (Korthikanti et al. 2022, arXiv:2205.05198). Exact for the schedule.
     """
     p, v, m = (np.asarray(a)[..., None] for a in (pp, vpp, num_micro_batches))
     ahead = p - 1 - np.asarray(stage)
     chunks = np.where(v == 1, ahead, 2 * ahead + (v - 1) * p) + 1
-    alive: Floats = np.where(ahead >= 0, np.minimum(chunks, m * v) / v, 0.0)
-    return alive
+    return np.where(ahead >= 0, np.minimum(chunks, m * v) / v, 0.0)
 
 
 def check_micro_batches(pp: Ints, vpp: Ints, m: Ints) -> None:

@@ -1,8 +1,4 @@
-"""Clocks that spend the slack of pipeline stages, and bounds that no clock goes below.
-
-That stages off the critical path may slow down at no cost in time is the intrinsic energy bloat of Perseus (Chung et
-al., SOSP'24, section 2); the bounds follow from `jointopt.physics.clock_law` alone.
-"""
+"""Clocks that spend the slack of pipeline stages, and bounds that no clock goes below."""
 
 from __future__ import annotations
 
@@ -19,36 +15,27 @@ def stage_clocks_mhz(
     costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
     top_mhz: float, gather_overlap: float,
 ) -> Floats:  # fmt: skip
-    """One clock per stage (n, pp): the slowest stage at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
+    """One clock per stage (n, pp): the slowest at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
 
-    At slack 1 a stage runs at the lowest grid clock at which it still keeps up with the slowest one; at 0 all run at
-    the same clock. Snapped up to the grid, so no stage becomes a new bottleneck.
+    At slack 1 a stage runs at the lowest grid clock at which it keeps up with the slowest, at 0 at the same clock (the
+    intrinsic energy bloat of Perseus, Chung et al., SOSP'24). Snapped up, so that no stage is a new bottleneck.
     """
     shared_mhz = bottleneck_mhz[:, None]
     stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz[rows])
     gather = costs.gather_s[rows]  # hides under either pass, up to the overlap
     exposed = (1.0 - gather_overlap) * gather
     forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows] + exposed)
-    backward = (
-        costs.backward_sm_s[rows],
-        costs.backward_memory_s[rows] + costs.backward_comm_s[rows] + exposed,
-    )
+    backward = (costs.backward_sm_s[rows], costs.backward_memory_s[rows] + costs.backward_comm_s[rows] + exposed)
     host = costs.host_s[rows]
     own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
     own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))
     own = own_forward + own_backward
     room = own.max(axis=1, keepdims=True) / own  # both passes may take this much longer
-    lowest = np.maximum(
-        _clock_for(*forward, own_forward * room, top_mhz), _clock_for(*backward, own_backward * room, top_mhz)
-    )
+    passes = ((*forward, own_forward), (*backward, own_backward))
+    lowest = np.maximum(*(sm * top_mhz / np.maximum(own * room - rest, 1e-12) for sm, rest, own in passes))
     wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
     at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
     return np.asarray(np.minimum(grid_mhz[at], shared_mhz))
-
-
-def _clock_for(sm_s: Floats, fixed_s: Floats, target_s: Floats, top_mhz: float) -> Floats:
-    """Clock at which work with an SM-bound part takes ``target_s``."""
-    return np.asarray(sm_s * top_mhz / np.maximum(target_s - fixed_s, 1e-12))
 
 
 def energy_floor_j(
@@ -56,7 +43,8 @@ def energy_floor_j(
 ) -> Floats:
     """Energy (L,) in J of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
 
-    Static power and cold leakage over the fastest time, dynamic work at the lowest voltage, all bytes and links.
+    Derived here from `clock_law.energy_parts_j`: static power and cold leakage over the fastest time, dynamic work at
+    the lowest voltage, all bytes and links.
     """
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
     work = lowest * terms.clocked_j.sum(axis=1) + terms.fixed_j
@@ -68,8 +56,8 @@ def energy_floor_j(
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
     """Power w in W of all GPUs for which energy - w x time never falls as a uniform clock rises.
 
-    With w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the clock, less the
-    waiting that they displace, which shrinks as they get faster.
+    Derived here: with w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the
+    clock, less the waiting that they displace, which shrinks as they get faster.
     """
     cold_w, gain = cooler.leakage_line
     return num_gpus * ((1.0 + gain) * max(constants.wait_w, constants.static_w) + cold_w)

@@ -1,8 +1,4 @@
-"""Traffic of each kind of parallelism: which collectives, of how many bytes, how long and for how many joules.
-
-Bytes are per rank; L layouts, pp stages. What a collective costs on which link is `jointopt.physics.collectives`; which
-link a group crosses is `jointopt.spec.plans.placement`.
-"""
+"""Traffic of each kind of parallelism: which collectives, of how many bytes per rank, how long, for how many joules."""
 
 from __future__ import annotations
 
@@ -27,9 +23,7 @@ def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:
     return element_bytes * tokens * model.hidden_size
 
 
-def pipeline_bytes(
-    model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float
-) -> Floats:
+def pipeline_bytes(model: Model, tokens: Floats, tp: Floats, sequence_parallel: Floats, element_bytes: float) -> Floats:
     """Bytes of one activation (or its gradient) across one stage boundary; SP sends its shard only.
 
     Narayanan et al. 2021 (arXiv:2104.04473) section 4.1, whose scatter/gather optimisation is SP's shard.
@@ -44,9 +38,7 @@ def context_bytes(model: Model, tokens: Floats, cp: Floats, tp: Floats, element_
     Grouped queries have fewer of them; MLA's are counted after their up-projection, as its core reads them.
     """
     if model.kv_lora_rank:
-        per_token = model.num_attention_heads * (
-            model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
-        )
+        per_token = model.num_attention_heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
     else:
         per_token = 2 * model.num_query_groups * model.head_dim
     return element_bytes * tokens * cp * per_token / tp
@@ -162,11 +154,10 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 def gradient_traffic(
     job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], params: Parameters
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), shape (L, pp).
+    """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), (L, pp).
 
-    Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over dp·cp; ZeRO-1 and
-    2 scatter them and gather updated weights; ZeRO-3 scatters and gathers weights in every pass. Expert gradients have
-    a group of their own. Before overlap.
+    Before overlap. Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over
+    dp·cp; ZeRO-1, 2 scatter them and gather updated weights; ZeRO-3 gathers weights in every pass. Experts apart.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
     weight_bytes = 4.0 if job.training.dtype == "fp32" else 2.0
@@ -177,9 +168,7 @@ def gradient_traffic(
             continue
         group = Group(groups[name].size[:, None], groups[name].local[:, None])
         gradients = count * max(profile.gradient_comm_bytes, 1)
-        all_reduce, scatter = (
-            _collective(hw, kind, gradients, group) for kind in ("all_reduce", "reduce_scatter")
-        )
+        all_reduce, scatter = (_collective(hw, kind, gradients, group) for kind in ("all_reduce", "reduce_scatter"))
         reduced = reduced + np.where(whole, all_reduce, scatter)
         gathered = gathered + _collective(hw, "all_gather", weight_bytes * count, group)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
@@ -190,9 +179,7 @@ def gradient_traffic(
     return once_s, once_j, gather_s, 2.0 * gather_j
 
 
-def pipeline_traffic(
-    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]
-) -> tuple[Floats, Floats]:
+def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> tuple[Floats, Floats]:
     """(seconds, joules) of one send across one stage boundary, (L,); zero without a pipeline."""
     if lay.pp == 1:
         return np.zeros_like(lay.tp), np.zeros_like(lay.tp)

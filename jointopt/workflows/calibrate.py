@@ -15,11 +15,10 @@ from jointopt.report.results import Calibrated
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:
-    """Fits the readings of that GPU in ``table`` and predicts ``query``, a table of the same columns without results.
+    """Fit the readings of that GPU in ``table`` and predict ``query``, a table of the same columns without results.
 
-    ``table`` is a stage profile, measured iterations, or pipeline ranks (see `physics.calibrate.tables`). A query row
-    that cannot be predicted has blanks and the reason in ``not_predicted``. Raises TableError for a table from which
-    nothing can be learned, saying what it lacks.
+    ``table``: a stage profile, measured iterations, or pipeline ranks (see `physics.calibrate.tables`). A query row
+    not predicted has blanks and the reason in ``not_predicted``. Raises TableError where nothing can be learned.
     """
     measured = response_table(table)
     check_results(measured)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
-from jointopt.physics.polish.graph import Graph, schedule_graph
+from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.physics.polish.options import Options, Problem, efficient, widened, window
 from jointopt.report.results import Polished, PolishedPoint
@@ -48,11 +48,9 @@ def polish(
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
     ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
-    or energy than the plan within rounding. ``solver``: lowtime (the extra ``polish``), whose unit of time is chosen so
-    that it ends in about ``seconds``, or linear (scipy). ``surrogate``, ``measured``, ``calibration`` and ``storage``
-    as in `JobModel.of`: they move all schedules by the same factor. Raises PlanError for text that is no
-    plan, InfeasibleError where the plan breaks a rule or a limit or has no pipeline, UsageError where lowtime is
-    missing.
+    or energy than the plan. ``solver``: lowtime (the extra ``polish``; ends in about ``seconds``), or linear (scipy).
+    The last four as in `JobModel.of`. Raises PlanError for text that is no plan, InfeasibleError where it breaks a
+    rule or a limit or has no pipeline, UsageError where lowtime is missing.
     """
     started = time.perf_counter()
     _check_options(slowdown, solver, seconds)
@@ -66,22 +64,19 @@ def polish(
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     _log.info("%s ...", _what(part, schedule.problem, unit_s))
     points = tuple(
-        _scaled(point, factor, power_factor) for point in _points(schedule, part, unit_s, slowdown)
+        replace(p, iteration_time_s=factor * p.iteration_time_s, energy_j=factor * power_factor * p.energy_j)
+        for p in _points(schedule, part, unit_s, slowdown)
     )
+    limit_s = factor * schedule.limit_s(slowdown) * (1.0 + 1e-9)
     return Polished(
         job=job, plan=record, iteration_time_s=factor * schedule.plan_s,
         energy_j=factor * power_factor * schedule.plan_j,
         slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
-        chosen=_within(points, factor * schedule.limit_s(slowdown)), informed_by=model.evidence.counts,
+        chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
         seconds=time.perf_counter() - started,
         assumed=tuple(map(str, (*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed))),
     )  # fmt: skip
-
-
-def _scaled(point: PolishedPoint, factor: float, power_factor: float) -> PolishedPoint:
-    energy_j = factor * power_factor * point.energy_j
-    return replace(point, iteration_time_s=factor * point.iteration_time_s, energy_j=energy_j)
 
 
 class Schedule:
@@ -99,11 +94,13 @@ class Schedule:
         self._beyond_s = beyond_schedule_s(physics, 0)
         values = physics.evaluate(np.zeros(1, np.int64), stage_clock_mhz[None])
         self.plan_s, self.plan_j = (float(values[name][0]) for name in ("iteration_time_s", "energy_j"))
-        self._plan_passes_j = _passes_j(passes, stage_clock_mhz, batches)
+        each_j = batches * (passes.forward_j + passes.backward_j) + passes.step_j  # (pp, clocks)
+        self._plan_passes_j = float(each_j[np.arange(pp), np.searchsorted(grid, stage_clock_mhz)].sum())
         self._plan_clocks = stage_clock_mhz
         self.assumed = physics.power.assumed
 
     def limit_s(self, slowdown: float) -> float:
+        """Seconds of an iteration slower by that share than the plan's, within rounding."""
         return self.plan_s * (1.0 + slowdown) * (1.0 + 1e-9)
 
     def beyond_s(self, choice: Ints) -> float:
@@ -111,9 +108,11 @@ class Schedule:
         graph, seconds = self.problem.graph, self.problem.durations_s(choice)
         first = ~graph.backward & (graph.micro_batch == 0)
         last = graph.backward & (graph.micro_batch == graph.num_micro_batches - 1)
-        return self._beyond_s(_per_rank(graph, first, seconds), _per_rank(graph, last, seconds))
+        totals = [np.bincount(graph.rank, seconds * which, graph.pp).astype(float) for which in (first, last)]
+        return self._beyond_s(totals[0], totals[1])
 
     def time_s(self, choice: Ints) -> float:
+        """Seconds of the iteration under a choice of options, (N,)."""
         return self.problem.makespan_s(choice) + self.beyond_s(choice)
 
     def point(self, choice: Ints) -> PolishedPoint:
@@ -133,15 +132,6 @@ class Schedule:
         steps = seconds / (_STEP_S_PER_INSTRUCTION * len(part.graph))
         return max(range_s / steps, self.shortest_s / _FINEST)
 
-    def filled(self, choice: Ints, limit_s: float) -> Ints:
-        """The choice with all slack within an iteration of ``limit_s`` spent."""
-        return self.problem.spend_slack(choice, limit_s - self.beyond_s(choice))
-
-
-def _per_rank(graph: Graph, which: Bools, seconds: Floats) -> Floats:
-    """Sum over a rank's instructions among ``which``, (pp,)."""
-    return np.bincount(graph.rank[which], weights=seconds[which], minlength=graph.pp).astype(np.float64)
-
 
 def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waiting_w: float) -> list[Options]:
     """Options of each kind of instruction, three per rank: forward, backward, and last backward with the step.
@@ -160,34 +150,26 @@ def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waitin
     return out
 
 
-def _passes_j(passes: InstructionCosts, stage_clock_mhz: Floats, num_micro_batches: int) -> float:
-    """Energy of all passes beyond waiting with one clock per stage, (pp,)."""
-    at = np.searchsorted(passes.clock_mhz, stage_clock_mhz)
-    per_batch = passes.forward_j + passes.backward_j
-    return float((num_micro_batches * per_batch + passes.step_j)[np.arange(len(at)), at].sum())
-
-
-def _points(
-    schedule: Schedule, part: Problem, unit_s: float | None, slowdown: float
-) -> tuple[PolishedPoint, ...]:
+def _points(schedule: Schedule, part: Problem, unit_s: float | None, slowdown: float) -> tuple[PolishedPoint, ...]:
     """Schedules by time, none beaten in both time and energy: one per slowdown that still saves."""
     limits = [schedule.limit_s(s) for s in sorted({*SLOWDOWNS, slowdown})]
-    if unit_s is None:
-        candidates = list(_by_linear(schedule, part, limits))
-    else:
-        fastest_s = part.makespan_s(schedule.plan_choice(part))
-        candidates = list(_by_lowtime(part, unit_s, fastest_s))
+    candidates = list(_by_linear(schedule, part, limits) if unit_s is None else _by_lowtime(schedule, part, unit_s))
     plan = schedule.plan_choice(schedule.problem)
     points = []
     for limit in limits:
         starts = [plan, *_best_within(schedule, part, candidates, limit)]
-        of_limit = [schedule.point(schedule.filled(start, limit)) for start in starts]
-        points.append(min(of_limit, key=lambda point: point.energy_j))
-    return _not_beaten(points)
+        filled = [schedule.problem.spend_slack(start, limit - schedule.beyond_s(start)) for start in starts]
+        points.append(min(map(schedule.point, filled), key=lambda point: point.energy_j))
+    kept: list[PolishedPoint] = []
+    for point in sorted(points, key=lambda p: (p.iteration_time_s, p.energy_j)):
+        if not kept or point.energy_j < kept[-1].energy_j * (1.0 - 1e-9):  # by more than rounding
+            kept.append(point)
+    return tuple(kept)
 
 
-def _by_lowtime(part: Problem, unit_s: float, fastest_s: float) -> Iterator[Ints]:
-    """Choices of least energy, slow to fast, down to a makespan of ``fastest_s``."""
+def _by_lowtime(schedule: Schedule, part: Problem, unit_s: float) -> Iterator[Ints]:
+    """Choices of least energy, slow to fast, down to the plan's makespan."""
+    fastest_s = part.makespan_s(schedule.plan_choice(part))
     for seconds in shortened(part, unit_s):
         choice = part.within(seconds)
         yield choice
@@ -236,23 +218,7 @@ def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) ->
     return out
 
 
-def _not_beaten(points: list[PolishedPoint]) -> tuple[PolishedPoint, ...]:
-    """By time, each with less energy than all that are faster by more than rounding."""
-    kept: list[PolishedPoint] = []
-    for point in sorted(points, key=lambda p: (p.iteration_time_s, p.energy_j)):
-        if not kept or point.energy_j < kept[-1].energy_j * (1.0 - 1e-9):
-            kept.append(point)
-    return tuple(kept)
-
-
-def _within(points: tuple[PolishedPoint, ...], limit_s: float) -> PolishedPoint:
-    """The point of least energy that takes no longer, within rounding."""
-    return [p for p in points if p.iteration_time_s <= limit_s * (1.0 + 1e-9)][-1]
-
-
-def _feasible(
-    model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan
-) -> tuple[CostModel, float, float]:
+def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) -> tuple[CostModel, float, float]:
     """(physics of the plan, factors on its time and power by what was measured), if it runs and has a pipeline."""
     job = model.job
     if job.cluster.gpu.power is None:
@@ -277,13 +243,9 @@ def _feasible(
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:
     if solver not in SOLVERS:
-        raise UsageError(
-            f"The solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}."
-        )
+        raise UsageError(f"The solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
     if not 0.0 <= slowdown <= 1.0:
-        raise UsageError(
-            f"The slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}."
-        )
+        raise UsageError(f"The slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
     if not 0.0 < seconds < float("inf"):
         raise UsageError(f"The seconds for lowtime must be above 0; got {seconds}.")
     if solver == "lowtime":

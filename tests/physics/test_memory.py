@@ -84,20 +84,20 @@ def test_zero_stages_hold_the_bytes_of_rajbhandari_figure_1(stage: int, gbytes: 
     # arXiv:1910.02054: 7.5 billion parameters on 64 GPUs
     params = mem.Parameters(np.array(7.5e9), np.array(0.0))
     state = mem.state_bytes(params, np.array(stage), np.array(64.0), np.array(64.0), 2, Training(1, 1))
-    total = float(state.weights + state.gradients + state.optimizer)
+    total = float(state["weights"] + state["gradients"] + state["optimizer"])
     assert total / GB == pytest.approx(gbytes, abs=0.051)
 
 
 def test_an_fp32_run_keeps_16_bytes_per_parameter_too() -> None:
     params, one = mem.Parameters(np.array(1.0), np.array(0.0)), np.array(1.0)
     state = mem.state_bytes(params, np.array(0), one, one, 2, Training(1, 1, "fp32"))
-    assert [float(x) for x in (state.weights, state.gradients, state.optimizer)] == [4.0, 4.0, 8.0]
+    assert [float(x) for x in (state["weights"], state["gradients"], state["optimizer"])] == [4.0, 4.0, 8.0]
 
 
 def test_experts_are_sharded_over_fewer_ranks_than_dense_parameters() -> None:
     params, zero = mem.Parameters(np.array(0.0), np.array(64.0)), np.array(1)
     state = mem.state_bytes(params, zero, np.array(64.0), np.array(8.0), 4, Training(1, 1))
-    assert float(state.optimizer) == 12 * 64 / 8
+    assert float(state["optimizer"]) == 12 * 64 / 8
 
 
 @pytest.mark.parametrize("name", [n for n in model_names() if not load_model(n).embedding_size])

@@ -35,9 +35,7 @@ def _word(cell: object) -> str:
     return text.removesuffix(".0").lower()
 
 
-def unlabelled_stages(
-    measured: pd.DataFrame, keys: list[Key], queried: pd.DataFrame, wanted: list[Key]
-) -> bool:
+def unlabelled_stages(measured: pd.DataFrame, keys: list[Key], queried: pd.DataFrame, wanted: list[Key]) -> bool:
     """Whether rows of equal keys are of several stages that no column distinguishes.
 
     Either readings at equal clocks differ more than repeats do, or both tables run through the clocks several times.
@@ -81,9 +79,7 @@ def in_no_order(rows: pd.DataFrame, keys: list[Key]) -> bool:
     """Whether some key's clocks turn back more often than they come again, so that no order distinguishes stages."""
     order = _clocks(rows)
     turns = [_turns(order[index]) for index in _positions(keys, order)]
-    return any(
-        again.max() < blocks[-1] and len(again) < _ORDERED * (blocks[-1] + 1) for blocks, again in turns
-    )
+    return any(again.max() < blocks[-1] and len(again) < _ORDERED * (blocks[-1] + 1) for blocks, again in turns)
 
 
 def _clocks(rows: pd.DataFrame) -> Floats:

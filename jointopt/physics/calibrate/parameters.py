@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -35,9 +35,7 @@ class ResponsePrior:
 
     def scaled(self, watts: float) -> ResponsePrior:
         """The same for a board with that many times the power."""
-        return replace(
-            self, static_w=self.static_w * watts, wait_w=self.wait_w * watts, limit_w=self.limit_w * watts
-        )
+        return replace(self, static_w=self.static_w * watts, wait_w=self.wait_w * watts, limit_w=self.limit_w * watts)
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,16 @@ class Hierarchy:
 
     @property
     def curves(self) -> int:
+        """Number of curves."""
         return len(self.kind_of)
 
     @property
     def size(self) -> int:
+        """Number of parameters."""
         return _SHARED + 2 * self.kinds + _CURVE_FIELDS * self.curves
 
     def shape(self, theta: Floats) -> Shape:
+        """What all work on the GPU shares."""
         knee = float(np.clip(theta[0], 0.2, 0.98))
         return Shape(knee, *(float(value) for value in np.exp(theta[1:5])))
 
@@ -102,14 +103,11 @@ class Hierarchy:
 
 def take(work: Work, index: Ints) -> Work:
     """The constants of the curve of every row."""
-    return Work(
-        work.log_time_s[index], work.share[index], work.static_w[index], work.switching_w[index],
-        work.limit_factor[index],
-    )  # fmt: skip
+    return Work(*(getattr(work, field.name)[index] for field in fields(work)))
 
 
 def matern(distance: Floats, length: float) -> Floats:
-    """Correlation at that distance of a function that is smooth once (Matérn 3/2)."""
+    """Correlation at that distance of a function that is smooth once: Matérn 3/2 (Rasmussen and Williams 2006)."""
     z = np.sqrt(3.0) * distance / length
     return np.asarray((1.0 + z) * np.exp(-z))
 
@@ -137,19 +135,14 @@ def board_of(gpu: str, measured: ResponseTable, queried: ResponseTable | None) -
         known = load_gpu(gpu)
     except CatalogError:
         known = None
-    top = _highest_clock_mhz(measured, queried)
+    tables = [measured] if queried is None else [measured, queried]
+    names = [name for name in CLOCK_COLUMNS if name in measured.rows]
+    seen = [float(table.rows[name].max()) for table in tables for name in names if name in table.rows]
+    top = max((clock for clock in seen if np.isfinite(clock)), default=0.0)
     listed = (known.clock_max_mhz or 0.0) if known else 0.0
     max_clock = listed if listed > 0.0 and top <= 1.01 * listed else top or 1.0
     drawn_w = float(np.nanmax(measured.rows["power_w"])) if "power_w" in measured.rows else 0.0
     return Board(gpu, max_clock, (known.clock_step_mhz if known else None) or 15.0, _prior(known, drawn_w))
-
-
-def _highest_clock_mhz(measured: ResponseTable, queried: ResponseTable | None) -> float:
-    """Of both tables, in columns that ``measured`` has; 0 where they state none."""
-    names = [name for name in CLOCK_COLUMNS if name in measured.rows]
-    tables = [measured] if queried is None else [measured, queried]
-    seen = [float(table.rows[name].max()) for table in tables for name in names if name in table.rows]
-    return max((clock for clock in seen if np.isfinite(clock)), default=0.0)
 
 
 def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:

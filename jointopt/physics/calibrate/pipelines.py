@@ -11,28 +11,17 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
+from jointopt.physics.calibrate import results
 from jointopt.physics.calibrate.grouping import Key, keys_of, plan_keys, work_columns
 from jointopt.physics.calibrate.parameters import Board
 from jointopt.physics.calibrate.rank_fit import RankFit, RankRows, fit_ranks
-from jointopt.physics.calibrate.results import (
-    MOST_QUERIED,
-    NOT_PREDICTED,
-    Fitted,
-    estimate_columns,
-    mean_error_percent,
-    spread_evenly,
-    tail,
-    unknown_work,
-)
 from jointopt.physics.calibrate.tables import ResponseTable
 
 _MOST_READINGS = 280  # of one fit, spread evenly over the plans of the pipeline
 _NEEDED = ["forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j"]
 
 
-def fit_pipelines(
-    measured: ResponseTable, queried: pd.DataFrame, board: Board
-) -> tuple[list[Fitted], pd.DataFrame]:
+def fit_pipelines(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> results.FitsAndColumns:
     """One fit per pipeline, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
     columns = work_columns(rows, queried)
@@ -48,13 +37,10 @@ def fit_pipelines(
         at = [i for i, other in enumerate(wanted) if other == key]
         parts.append(pipeline.predicted(queried.iloc[at], [queried_plans[i] for i in at]))
     fit = pd.concat(parts).reindex(queried.index)
-    reasons = fit.pop(NOT_PREDICTED).tolist()
-    known = set(pipelines)
-    reasons = [
-        reason if key in known else unknown_work(key, pipelines)
-        for key, reason in zip(wanted, reasons, strict=True)
-    ]
-    return fits, fit.assign(**{NOT_PREDICTED: reasons})
+    reasons = fit.pop(results.NOT_PREDICTED).tolist()
+    pairs = zip(wanted, reasons, strict=True)
+    reasons = [reason if key in pipelines else results.unknown_work(key, pipelines) for key, reason in pairs]
+    return fits, fit.assign(**{results.NOT_PREDICTED: reasons})
 
 
 def _whole_and_kept(rows: pd.DataFrame, plans: Sequence[Key]) -> Bools:
@@ -67,7 +53,7 @@ def _whole_and_kept(rows: pd.DataFrame, plans: Sequence[Key]) -> Bools:
         )
     names = list(dict.fromkeys(plan for plan, full in zip(plans, whole, strict=True) if full))
     most = max(_MOST_READINGS // max(rows["rank"].nunique(), 1), 1)
-    kept = {names[i] for i in spread_evenly(np.arange(len(names)), most)}
+    kept = {names[i] for i in results.spread_evenly(np.arange(len(names)), most)}
     return np.array([full and plan in kept for plan, full in zip(plans, whole, strict=True)])
 
 
@@ -92,15 +78,15 @@ class _Pipeline:
         readings = _rank_rows(rows, plans, ranks, micro_batches, board)
         return cls(board, ranks, micro_batches, readings, fit_ranks(readings, board.prior))
 
-    def fitted(self, key: Key) -> Fitted:
+    def fitted(self, key: Key) -> results.Fitted:
         times = np.concatenate([time.value for time in self.fit.time])
         error = {
-            "pass_time": mean_error_percent(times, self.readings.time_s.reshape(-1)),
-            "energy": mean_error_percent(self.fit.energy, self.readings.energy_j),
+            "pass_time": results.mean_error_percent(times, self.readings.time_s.reshape(-1)),
+            "energy": results.mean_error_percent(self.fit.energy, self.readings.energy_j),
         }
         passes = [(way, rank) for way in ("forward", "backward") for rank in range(self.readings.ranks)]
         names = [" ".join([*key, f"rank {rank}", way]) for way, rank in passes]
-        return Fitted(self.fit, self.readings.x.reshape(-1), error, names)
+        return results.Fitted(self.fit, self.readings.x.reshape(-1), error, names)
 
     def predicted(self, queried: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         """Predicted columns of rows of this pipeline, plan by plan whole, and why the others have none."""
@@ -111,16 +97,18 @@ class _Pipeline:
             parts.append(self._predicted(rows.iloc[block], [plans[i] for i in block]))
         there = ", ".join(f"{rank:g}" for rank in self.ranks)
         reason = np.where(known, "", f"no reading of that rank: measured are {there}")
-        return pd.concat(parts).reindex(queried.index).assign(**{NOT_PREDICTED: reason})
+        return pd.concat(parts).reindex(queried.index).assign(**{results.NOT_PREDICTED: reason})
 
     def _predicted(self, rows: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         more = _rank_rows(rows, plans, self.ranks, self.micro_batches, self.board)
         first = int(self.readings.plan.max()) + 1
         blank = np.full(len(rows), np.nan)
-        both = _appended(self.readings, replace(more, plan=more.plan + first, energy_j=blank))
+        both = results.appended(self.readings, replace(more, plan=more.plan + first, energy_j=blank))
         fit = fit_ranks(both, self.board.prior, self.fit.found)
         names = {"predicted_iteration_time_s": fit.iteration, "predicted_energy_j": fit.energy}
-        return estimate_columns({name: tail(part, len(rows)) for name, part in names.items()}, rows.index)
+        return results.estimate_columns(
+            {name: results.tail(part, len(rows)) for name, part in names.items()}, rows.index
+        )
 
 
 def _rank_rows(
@@ -130,15 +118,12 @@ def _rank_rows(
     clocks = clocks.T.bfill().ffill().T  # one of both stands for the other
     counts = rows["num_micro_batches"].fillna(micro_batches).to_numpy(float)
     return RankRows(
-        rank=rows["rank"].map(ranks).to_numpy(np.int64),
-        plan=_numbers(plans),
+        rank=rows["rank"].map(ranks).to_numpy(np.int64), plan=_numbers(plans),
         x=(clocks.fillna(board.max_clock_mhz).to_numpy(float) / board.max_clock_mhz).T,
-        limit_w=rows["power_limit_w"].to_numpy(float),
-        num_micro_batches=micro_batches,
+        limit_w=rows["power_limit_w"].to_numpy(float), num_micro_batches=micro_batches,
         time_s=rows[["forward_time_sum_s", "backward_time_sum_s"]].to_numpy(float).T / counts,
-        iteration_s=rows["iteration_time_s"].to_numpy(float),
-        energy_j=rows["energy_j"].to_numpy(float),
-    )
+        iteration_s=rows["iteration_time_s"].to_numpy(float), energy_j=rows["energy_j"].to_numpy(float),
+    )  # fmt: skip
 
 
 def _numbers(plans: Sequence[Key]) -> Ints:
@@ -153,16 +138,8 @@ def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
     order = np.argsort(number, kind="stable")
     start = 0
     while start < len(order):
-        end = min(start + MOST_QUERIED, len(order))
+        end = min(start + results.MOST_QUERIED, len(order))
         while end < len(order) and number[order[end]] == number[order[end - 1]]:
             end += 1
         yield order[start:end]
         start = end
-
-
-def _appended(readings: RankRows, more: RankRows) -> RankRows:
-    names = ("rank", "plan", "x", "limit_w", "time_s", "iteration_s", "energy_j")
-    both: dict[str, Any] = {
-        n: np.concatenate([getattr(readings, n), getattr(more, n)], axis=-1) for n in names
-    }
-    return replace(readings, **both)

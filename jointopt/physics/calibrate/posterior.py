@@ -1,8 +1,6 @@
-"""Parameters of a law from few readings: priors, a smooth departure from the law, outliers, and honest intervals.
+"""Parameters of a law from few readings y = law(theta) + departure + noise, and honest intervals.
 
-Readings are y = law(theta) + departure + noise. theta has independent normal priors; the departure is a Gaussian
-process, because no law of a GPU is exact and neighbouring clocks depart alike; a reading that its neighbours
-contradict gets a wider noise. The law is linearised at the most likely theta.
+The departure is a Gaussian process: no law is exact, and neighbouring clocks depart alike. Outliers get wider noise.
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ class Readings:
 
     @property
     def known(self) -> Bools:
+        """Which of them were measured, (n,)."""
         return np.asarray(np.isfinite(self.value))
 
 
@@ -54,6 +53,11 @@ class Prior:
 
     mean: Floats
     sd: Floats
+
+    def beside(self, index: int, step: float) -> list[Floats]:
+        """The means with one parameter lower and higher: starts for a law that has an optimum on each side."""
+        unit = np.arange(len(self.mean)) == index
+        return [self.mean - step * unit, self.mean + step * unit]
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,7 @@ class Prediction:
 
 
 def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
-    """Parameters of the optimum that holds most of the posterior; ``starts`` beside the prior's mean, where a law has
-    several optima.
-    """
+    """Parameters of the optimum that holds most of the posterior; ``starts`` where a law has several optima."""
     weight = np.ones(len(readings.value))
     found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
     theta = min(found, key=lambda pair: pair[1])[0]
@@ -120,13 +122,10 @@ def predict(law: Law, readings: Readings, prior: Prior, found: Fit) -> Predictio
 
 def _covariance(readings: Readings, weight: Floats) -> Floats:
     known = np.flatnonzero(readings.known)
-    departure = readings.departure[np.ix_(known, known)]
-    return np.asarray(departure + np.diag(readings.noise[known] ** 2 / weight[known]))
+    return np.asarray(readings.departure[np.ix_(known, known)] + np.diag(readings.noise[known] ** 2 / weight[known]))
 
 
-def _search(
-    law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats
-) -> tuple[Floats, float]:
+def _search(law: Law, readings: Readings, prior: Prior, weight: Floats, start: Floats) -> tuple[Floats, float]:
     """Parameters of least squares of the whitened misses and of the departures from the prior, and their rank.
 
     Rank: -2·log of the optimum's posterior mass in Laplace's approximation (MacKay 2003, chapter 27), but for a
@@ -147,11 +146,8 @@ def _search(
     def slopes(theta: Floats) -> Floats:
         return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
 
-    found = least_squares(
-        misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60
-    )
-    _, log_det = np.linalg.slogdet(found.jac.T @ found.jac)
-    return found.x, 2.0 * float(found.cost) + float(log_det)
+    found = least_squares(misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60)
+    return found.x, 2.0 * float(found.cost) + float(np.linalg.slogdet(found.jac.T @ found.jac)[1])
 
 
 def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
@@ -161,9 +157,8 @@ def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats
     variance = readings.noise[known] ** 2 / weight[known]
     noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
     away = np.abs(noise) / readings.noise[known]
-    outlying = (_TAIL + _OUTLYING**2) / (_TAIL + away**2)
     revised = np.ones(len(readings.value))
-    revised[known] = np.where(away < _OUTLYING, 1.0, outlying)
+    revised[known] = np.where(away < _OUTLYING, 1.0, (_TAIL + _OUTLYING**2) / (_TAIL + away**2))
     return revised
 
 

@@ -10,28 +10,10 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate.grouping import (
-    Key,
-    in_no_order,
-    keys_of,
-    stage_blocks,
-    unlabelled_stages,
-    work_columns,
-)
+from jointopt.core.schema import Ints
+from jointopt.physics.calibrate import results
+from jointopt.physics.calibrate.grouping import Key, in_no_order, keys_of, stage_blocks, unlabelled_stages, work_columns
 from jointopt.physics.calibrate.parameters import Board
-from jointopt.physics.calibrate.results import (
-    MOST_WORK,
-    NOT_PREDICTED,
-    Fitted,
-    chunks,
-    estimate_columns,
-    mean_error_percent,
-    rounded,
-    spread_evenly,
-    tail,
-    unknown_work,
-)
 from jointopt.physics.calibrate.stage_fit import StageFit, StageRows, fit_stages
 from jointopt.physics.calibrate.tables import Kind, ResponseTable
 
@@ -39,9 +21,7 @@ _MOST_READINGS = 600  # of one fit, spread evenly over the file
 _SLOWDOWNS_PERCENT = (1, 5, 10)
 
 
-def fit_profiles(
-    measured: ResponseTable, queried: pd.DataFrame, board: Board
-) -> tuple[list[Fitted], pd.DataFrame]:
+def fit_profiles(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> results.FitsAndColumns:
     """One fit of all curves, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
     keys, wanted = _keys(rows, queried)
@@ -52,10 +32,11 @@ def fit_profiles(
             "No row of the table has a clock or power limit, a time, and an energy or power; all are needed to "
             "calibrate."
         )
-    kept = spread_evenly(np.flatnonzero(whole), _MOST_READINGS)
+    kept = results.spread_evenly(np.flatnonzero(whole), _MOST_READINGS)
     curves = list(dict.fromkeys(keys[i] for i in kept))
     readings = _stage_rows(rows.iloc[kept], [keys[i] for i in kept], curves, board)
-    readings = replace(readings, mixed=measured.kind == "iterations" and _pipelined(rows))
+    pipelined = "pp" not in rows or bool((pd.to_numeric(rows["pp"], errors="coerce") != 1).any())
+    readings = replace(readings, mixed=measured.kind == "iterations" and pipelined)
     profiles = _Profiles(measured.kind, board, curves, readings, fit_stages(readings, board.prior))
     return [profiles.fitted()], profiles.predicted(queried, wanted)
 
@@ -78,10 +59,6 @@ def _numbered(keys: Sequence[Key], number: Ints) -> list[Key]:
 
 def _is_numbered(key: Key) -> bool:
     return key[-1].startswith("profile ")
-
-
-def _pipelined(rows: pd.DataFrame) -> bool:
-    return "pp" not in rows or bool((pd.to_numeric(rows["pp"], errors="coerce") != 1).any())
 
 
 def _stage_rows(
@@ -112,24 +89,18 @@ class _Profiles:
     readings: StageRows
     fit: StageFit
 
-    def fitted(self) -> Fitted:
-        time = mean_error_percent(self.fit.time, self.readings.time_s)
-        error = {"time": time, "power": mean_error_percent(self.fit.power, self.readings.power_w)}
+    def fitted(self) -> results.Fitted:
+        time = results.mean_error_percent(self.fit.time, self.readings.time_s)
+        error = {"time": time, "power": results.mean_error_percent(self.fit.power, self.readings.power_w)}
         names = [" ".join(key) for key in self.curves]
-        return Fitted(self.fit, self.readings.x, error, names, list(self._savings()))
+        return results.Fitted(self.fit, self.readings.x, error, names, list(self._savings()))
 
     def _with(self, more: StageRows) -> StageFit:
         """The same fit for the readings and ``more`` rows after them."""
-        names = ("curve", "x", "limit_w", "time_s", "power_w")
-        both: dict[str, Any] = {
-            n: np.concatenate([getattr(self.readings, n), getattr(more, n)]) for n in names
-        }
-        return fit_stages(replace(self.readings, **both), self.board.prior, self.fit.found)
+        return fit_stages(results.appended(self.readings, more), self.board.prior, self.fit.found)
 
     def predicted(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
-        """Predicted columns of the rows; of one that may be of several profiles the mean, with an interval that holds
-        them all.
-        """
+        """Predicted columns of the rows; of one of several profiles the mean, with an interval that holds them all."""
         profiles = [self._profiles(key) for key in wanted]
         at = np.repeat(np.arange(len(queried)), [len(own) for own in profiles])
         of = [profile for own in profiles for profile in own]
@@ -150,45 +121,42 @@ class _Profiles:
         known = np.array([key in curves for key in wanted], bool)
         stated = (queried["clock_mhz"].notna() | queried["power_limit_w"].notna()).to_numpy(bool)
         parts = [pd.DataFrame(index=queried.index[:0])]
-        for at in chunks(np.flatnonzero(known & stated)):
+        found = np.flatnonzero(known & stated)
+        for at in (found[i : i + results.MOST_QUERIED] for i in range(0, len(found), results.MOST_QUERIED)):
             rows = queried.iloc[at]
             more = _stage_rows(rows, [wanted[i] for i in at], self.curves, self.board, known=False)
             parts.append(self._columns(self._with(more), rows))
         out = pd.concat(parts).reindex(queried.index)
-        return out.assign(**{NOT_PREDICTED: list(self._reasons(wanted, known, stated))})
+        blank = np.where(stated, "", "clock_mhz and power_limit_w are blank").tolist()
+        pairs = zip(wanted, blank, strict=True)
+        reasons = [why if key in curves else results.unknown_work(key, self.curves) for key, why in pairs]
+        return out.assign(**{results.NOT_PREDICTED: reasons})
 
     def _columns(self, fit: StageFit, rows: pd.DataFrame) -> pd.DataFrame:
         """Estimates of the rows, which stand last in ``fit``; of an iteration the energy of all its GPUs."""
         count, whole = len(rows), self.kind == "iterations"
         gpus = rows["num_gpus"].to_numpy(float) if whole and "num_gpus" in rows else 1.0
         estimates = {
-            "predicted_iteration_time_s" if whole else "predicted_time_s": tail(fit.time, count),
-            "predicted_energy_j": tail(fit.energy, count, gpus),
-            "predicted_avg_power_w": tail(fit.power, count),
+            "predicted_iteration_time_s" if whole else "predicted_time_s": results.tail(fit.time, count),
+            "predicted_energy_j": results.tail(fit.energy, count, gpus),
+            "predicted_avg_power_w": results.tail(fit.power, count),
         }
-        return estimate_columns(estimates, rows.index)
-
-    def _reasons(self, wanted: list[Key], known: Bools, stated: Bools) -> Iterator[str]:
-        for key, is_known, is_stated in zip(wanted, known, stated, strict=True):
-            if not is_known:
-                yield unknown_work(key, self.curves)
-            else:
-                yield "" if is_stated else "clock_mhz and power_limit_w are blank"
+        return results.estimate_columns(estimates, rows.index)
 
     def _savings(self) -> Iterator[dict[str, Any]]:
         """Clock of the least energy and savings over the maximum clock, of the curves that a calibration lists."""
         grid = np.linspace(min(float(self.readings.x.min()), 0.95), 1.0, 101)
         blank = np.full(len(grid), np.nan)
-        for curve in range(min(len(self.curves), MOST_WORK)):
+        for curve in range(min(len(self.curves), results.MOST_WORK)):
             rows = StageRows(np.full(len(grid), curve), self.readings.kind_of, grid, blank, blank, blank)
             fit = self._with(rows)
-            time, energy = (tail(part, len(grid)).value for part in (fit.time, fit.energy))
+            time, energy = (results.tail(part, len(grid)).value for part in (fit.time, fit.energy))
             time, energy = time / time[-1], energy / energy[-1]
             figures = {
                 "least_energy_clock_mhz": round(float(grid[np.argmin(energy)]) * self.board.max_clock_mhz),
-                "least_energy_saving_percent": rounded(100 * float(1 - energy.min())),
+                "least_energy_saving_percent": results.rounded(100 * float(1 - energy.min())),
             }
             for percent in _SLOWDOWNS_PERCENT:
                 least = float(energy[time <= 1 + percent / 100].min())
-                figures[f"saving_percent_at_{percent}_percent_slowdown"] = rounded(100 * (1 - least))
+                figures[f"saving_percent_at_{percent}_percent_slowdown"] = results.rounded(100 * (1 - least))
             yield figures

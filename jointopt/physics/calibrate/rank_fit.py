@@ -1,15 +1,10 @@
-"""Pipelines: times, iteration time and energy of every rank under any clocks or power limits, from measured plans.
+"""Pass times, iteration time and energy of every rank of a pipeline under any clocks or limits, from measured plans.
 
-    E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x)
-
-with the clock law (`jointopt.physics.clock_law`) per rank and direction, and T from the 1F1B schedule of the mean times
-plus what an iteration takes beyond it. Under a power limit a pass takes now longer, now shorter, and a pipeline
-waits for the slowest; a rank that waits keeps its clock and draws more than under a low clock.
+E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x), T from the 1F1B schedule and what lies beyond it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,10 +53,12 @@ class RankRows:
 
     @property
     def ranks(self) -> int:
+        """Number of ranks."""
         return int(self.rank.max()) + 1
 
     @property
     def limited(self) -> Bools:
+        """Which rows state a limit, (n,)."""
         return np.asarray(np.isfinite(self.limit_w))
 
 
@@ -95,7 +92,8 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
 
     guess = _RankLaw(rows, hierarchy, np.nan_to_num(rows.time_s, nan=1.0), np.nan_to_num(rows.iteration_s))
     by_guess = Law(guess, follows)
-    found = found.padded(3, n) if found else fit(by_guess, readings, prior, list(_stronger(prior)))
+    # a limit hides the switching power of work which meets it
+    found = found.padded(3, n) if found else fit(by_guess, readings, prior, prior.beside(8, 0.25))
     predicted = predict(by_guess, readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(predicted.mean[: 2 * n].reshape(2, n)))
     iteration = _iterations(rows, times, predicted, np.exp(hierarchy.work(found.theta).log_time_s))
@@ -104,14 +102,11 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
     width = _energy_width(law, law.wait_w(found.theta), energies, predicted, iteration)
     ends = predicted.factor * predicted.sd[: 2 * n].reshape(2, n)
     return RankFit(
-        hierarchy,
-        found.theta,
-        predicted.theta_sd,
-        found,
+        hierarchy, found.theta, predicted.theta_sd, found,
         (interval(predicted.mean[:n], ends[0]), interval(predicted.mean[n : 2 * n], ends[1])),
         iteration,
         interval(energies.mean[2 * n :], width),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ class _RankLaw:
     def __call__(self, theta: Floats) -> Floats:
         rows, shape = self.rows, self.hierarchy.shape(theta)
         board = self.hierarchy.limit_w(theta)
-        limit = np.fmin(np.where(rows.limited, rows.limit_w, board), board)
+        limit = np.fmin(rows.limit_w, board)
         work = self.hierarchy.work(theta)
         busy_s = rows.num_micro_batches * self.time_s
         waiting_s = np.maximum(self.iteration_s - busy_s.sum(axis=0), 0.0)
@@ -174,14 +169,6 @@ def _first_switching_w(rows: RankRows, known: ResponsePrior) -> float:
     return float(max(np.nanmedian((busy_w - known.static_w) / shape), 0.1 * known.limit_w))
 
 
-def _stronger(prior: Prior) -> Iterator[Floats]:
-    """Starts with more and less switching power: the limit hides that of work which meets it."""
-    for shift in (-0.25, 0.25):
-        start = prior.mean.copy()
-        start[8] += shift
-        yield start
-
-
 def _readings(rows: RankRows) -> Readings:
     n, limited = len(rows.rank), rows.limited
     same = rows.rank[:, None] == rows.rank[None, :]
@@ -214,8 +201,10 @@ def _iterations(rows: RankRows, times: Floats, predicted: Prediction, full_s: Fl
     sd = np.sqrt(floor**2 + beyond_sd**2 + pace**2)
     at = np.searchsorted(plans, rows.plan)
     own_row = np.isfinite(rows.iteration_s)
-    value_of_row = np.where(own_row, rows.iteration_s, value[at])
-    return interval(np.log(value_of_row), predicted.factor * np.where(own_row, _MEASURED_SD, sd[at]))
+    return interval(
+        np.log(np.where(own_row, rows.iteration_s, value[at])),
+        predicted.factor * np.where(own_row, _MEASURED_SD, sd[at]),
+    )
 
 
 def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[Floats, Floats]:
@@ -234,9 +223,7 @@ def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[F
     z = np.log(scheduled)
     alike = _BEYOND_SD**2 * matern(np.abs(z[:, None] - z[None, :]), _BEYOND_LENGTH)
     alike *= limited[:, None] == limited[None, :]
-    gain = np.linalg.solve(
-        alike[np.ix_(seen, seen)] + _BEYOND_NOISE**2 * np.eye(int(seen.sum())), alike[seen]
-    ).T
+    gain = np.linalg.solve(alike[np.ix_(seen, seen)] + _BEYOND_NOISE**2 * np.eye(int(seen.sum())), alike[seen]).T
     left = np.diag(alike) - (gain * alike[:, seen]).sum(axis=1)
     return scheduled * (1.0 + gain @ miss) + typical, np.sqrt(np.maximum(left, 0.0))
 
@@ -253,9 +240,7 @@ def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats) -> Fl
     return scattered_schedule_s(pass_s[0], pass_s[1], rows.num_micro_batches, scatter)
 
 
-def scattered_schedule_s(
-    forward_s: Floats, backward_s: Floats, num_micro_batches: int, scatter: Floats
-) -> Floats:
+def scattered_schedule_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int, scatter: Floats) -> Floats:
     """Makespan of 1F1B (plans,) where a pass of stage s scatters about its mean (plans, stages) by ``scatter``.
 
     ``scatter`` is the standard deviation of the logarithm; the draws are the same at every call. Exact where it is 0.
@@ -269,9 +254,7 @@ def scattered_schedule_s(
     return np.asarray(np.max(list(replay(depth, 1, num_micro_batches, duration_s).values()), axis=0))
 
 
-def _energy_width(
-    law: _RankLaw, wait_w: Floats, energy: Prediction, times: Prediction, iteration: Estimate
-) -> Floats:
+def _energy_width(law: _RankLaw, wait_w: Floats, energy: Prediction, times: Prediction, iteration: Estimate) -> Floats:
     """Half width of the logarithm of energy: of the law, of the waiting time, and of pass times not measured."""
     rows, n = law.rows, len(law.rows.rank)
     joules = np.exp(energy.mean[2 * n :])

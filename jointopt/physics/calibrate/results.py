@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.calibrate.grouping import Key
-from jointopt.physics.calibrate.parameters import CLOCK_COLUMNS, Board, take
-from jointopt.physics.calibrate.rank_fit import RankFit
-from jointopt.physics.calibrate.stage_fit import Estimate, StageFit
+from jointopt.physics.calibrate.parameters import CLOCK_COLUMNS, Board
+from jointopt.physics.calibrate.rank_fit import RankFit, RankRows
+from jointopt.physics.calibrate.stage_fit import Estimate, StageFit, StageRows
 from jointopt.physics.calibrate.tables import ResponseTable
-from jointopt.physics.clock_law import Work
 from jointopt.spec.calibration import Calibration, Constants
 
 MOST_QUERIED = 400  # rows that are predicted in one go
 MOST_WORK = 100  # pieces of work that a calibration lists
 NOT_PREDICTED = "not_predicted"
-_ENDS = ("", "_low", "_high")
+_Rows = TypeVar("_Rows", StageRows, RankRows)
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,9 @@ class Fitted:
     error_percent: Mapping[str, float]
     work: Sequence[str]  # names of its curves
     savings: Sequence[Mapping[str, Any]] = ()  # of its first curves, where one clock sets time and energy
+
+
+FitsAndColumns = tuple[list[Fitted], pd.DataFrame]
 
 
 def mean_error_percent(estimate: Estimate | Floats, measured: Floats) -> float:
@@ -54,12 +56,6 @@ def spread_evenly(index: Ints, most: int) -> Ints:
     return np.asarray(index[at])
 
 
-def chunks(index: Ints) -> Iterator[Ints]:
-    """The positions, at most `MOST_QUERIED` at a time."""
-    for start in range(0, len(index), MOST_QUERIED):
-        yield index[start : start + MOST_QUERIED]
-
-
 def tail(estimate: Estimate, count: int, scale: Any = 1.0) -> Estimate:
     """The last ``count`` of an estimate, times ``scale``: the rows that were queried stand after the readings."""
     return Estimate(*(getattr(estimate, end)[-count:] * scale for end in ("value", "low", "high")))
@@ -67,11 +63,16 @@ def tail(estimate: Estimate, count: int, scale: Any = 1.0) -> Estimate:
 
 def estimate_columns(estimates: Mapping[str, Estimate], index: Any) -> pd.DataFrame:
     """Value and both ends of every estimate as columns ``name``, ``name_low`` and ``name_high``."""
-    columns = {}
-    for name, estimate in estimates.items():
-        for end, values in zip(_ENDS, (estimate.value, estimate.low, estimate.high), strict=True):
-            columns[name + end] = values
+    ends = {"": "value", "_low": "low", "_high": "high"}
+    columns = {name + end: getattr(e, field) for name, e in estimates.items() for end, field in ends.items()}
     return pd.DataFrame(columns, index=index)
+
+
+def appended(rows: _Rows, more: _Rows) -> _Rows:
+    """The readings with ``more`` rows after them, in every array that has one value per row."""
+    names = {f.name for f in fields(rows)} - {"kind_of", "mixed", "num_micro_batches"}
+    both: dict[str, Any] = {n: np.concatenate([getattr(rows, n), getattr(more, n)], axis=-1) for n in names}
+    return replace(rows, **both)
 
 
 def unknown_work(key: Key, known: Sequence[Key]) -> str:
@@ -82,12 +83,7 @@ def unknown_work(key: Key, known: Sequence[Key]) -> str:
 
 
 _KINDS = {"stages": "stage profile", "iterations": "iterations", "ranks": "pipeline ranks"}
-_PLACE = {
-    "knee_fraction": 0,
-    "voltage_ratio": 1,
-    "static_w": 6,
-    "board_limit_w": 7,
-}  # in the vector of parameters
+_PLACE = {"knee_fraction": 0, "voltage_ratio": 1, "static_w": 6, "board_limit_w": 7}  # in the vector of parameters
 _INFORMED = 0.8  # of a prior's width: what is left of it where readings inform it
 _HALF_WIDTH = 1.645  # standard deviations in half of a 90 % interval
 _NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock
@@ -154,17 +150,14 @@ def _work_entries(fits: Sequence[Fitted]) -> Iterator[dict[str, Any]]:
     for fitted in fits:
         works = fitted.fit.hierarchy.work(fitted.fit.theta)
         for i, name in enumerate(fitted.work):
+            figures = {
+                "time_at_max_clock_s": np.exp(works.log_time_s[i]),
+                "clock_sensitive_share": works.share[i],
+                "static_w": works.static_w[i],
+                "switching_w": works.switching_w[i],
+            }
             saved = fitted.savings[i] if i < len(fitted.savings) else {}
-            yield {"work": name} | _entry(take(works, np.array(i))) | dict(saved)
-
-
-def _entry(work: Work) -> dict[str, Any]:
-    return {
-        "time_at_max_clock_s": rounded(float(np.exp(work.log_time_s))),
-        "clock_sensitive_share": rounded(float(work.share)),
-        "static_w": rounded(float(work.static_w)),
-        "switching_w": rounded(float(work.switching_w)),
-    }
+            yield {"work": name} | {key: rounded(float(value)) for key, value in figures.items()} | dict(saved)
 
 
 def _advice(board: Board, constants: Constants, x: Floats) -> Iterator[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern, take
 from jointopt.physics.calibrate.posterior import Fit, Law, Prior, Readings, fit, predict
-from jointopt.physics.clock_law import Work, log_power_w, log_time_s, switching_shape
+from jointopt.physics.clock_law import log_power_w, log_time_s, switching_shape
 
 # Chosen on the A100-SXM profiles, clocks held out. Departures and noise are of logarithms; those under a power limit
 # are of the A40 and A100-PCIe ranks.
@@ -40,10 +41,12 @@ class StageRows:
 
     @property
     def hierarchy(self) -> Hierarchy:
+        """The vector of parameters of these curves."""
         return Hierarchy(self.kind_of, int(self.kind_of.max()) + 1)
 
     def limits_w(self, board_w: float) -> Floats:
-        return np.fmin(np.where(np.isnan(self.limit_w), board_w, self.limit_w), board_w)
+        """Limit in W of every row, (n,): its own, never above the board's."""
+        return np.fmin(self.limit_w, board_w)
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,6 @@ class StageFit:
     power: Estimate
     energy: Estimate
 
-    def work(self) -> Work:
-        return self.hierarchy.work(self.theta)
-
 
 def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) -> StageFit:
     """The clock response of every curve; each needs at least one reading of its time and of its power.
@@ -86,26 +86,17 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
     law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
-    found = found.padded(2, n) if found else fit(law, readings, prior, list(_other_limits(prior)))
+    found = found.padded(2, n) if found else fit(law, readings, prior, prior.beside(7, 0.1))  # the limit
     predicted = predict(law, readings, prior, found)
-    outside = _outside(rows)
+    # distance of every row's clock from those read, in log x; 0 between them
+    z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)
+    outside = np.maximum(z[read].min() - z, 0.0) + np.maximum(z - z[read].max(), 0.0)
     (time, power), widths = predicted.mean.reshape(2, n), predicted.factor * predicted.sd.reshape(2, n)
     widths = widths + _OUTSIDE * outside
     return StageFit(
-        hierarchy,
-        found.theta,
-        predicted.theta_sd,
-        found,
-        time=interval(time, widths[0]),
-        power=interval(power, widths[1]),
-        energy=interval(time + power, np.hypot(*widths) + _OUTSIDE * outside),
-    )
-
-
-def _outside(rows: StageRows) -> Floats:
-    """Distance of every row's clock from those read, in log x; 0 between them."""
-    z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)
-    return np.asarray(np.maximum(z[read].min() - z, 0.0) + np.maximum(z - z[read].max(), 0.0))
+        hierarchy, found.theta, predicted.theta_sd, found, time=interval(time, widths[0]),
+        power=interval(power, widths[1]), energy=interval(time + power, np.hypot(*widths) + _OUTSIDE * outside),
+    )  # fmt: skip
 
 
 def interval(log_value: Floats, log_width: Floats) -> Estimate:
@@ -118,12 +109,10 @@ def _readings(rows: StageRows) -> Readings:
     near = departures(rows.x, rows.limit_w)
     same = rows.curve[:, None] == rows.curve[None, :]
     both = limited[:, None] & limited[None, :]
-    departure = np.zeros((2 * n, 2 * n))
-    far = _FAR_TIME * np.log(rows.x)
-    departure[:n, :n] = far[:, None] * far[None, :]
-    for i, (own, shared) in enumerate(((_OWN_TIME, _SHARED_TIME), (_OWN_POWER, _SHARED_POWER))):
-        size = np.where(both, _LIMITED_DEPARTURE**2 * (same + 0.5), own**2 * same + shared**2)
-        departure[i * n : (i + 1) * n, i * n : (i + 1) * n] += near * size
+    sizes = ((_OWN_TIME, _SHARED_TIME), (_OWN_POWER, _SHARED_POWER))
+    limit_size = _LIMITED_DEPARTURE**2 * (same + 0.5)
+    departure = block_diag(*(near * np.where(both, limit_size, own**2 * same + far**2) for own, far in sizes))
+    departure[:n, :n] += np.multiply.outer(*[_FAR_TIME * np.log(rows.x)] * 2)
     noise = [np.where(limited, _LIMITED_NOISE, usual) for usual in (_TIME_NOISE, _POWER_NOISE)]
     if rows.mixed:
         noise[0] = np.where(limited, _MIXED_LIMITED_NOISE, _MIXED_TIME_NOISE)
@@ -149,11 +138,8 @@ def _first_times(rows: StageRows) -> Floats:
 
 
 def _first_switching_w(rows: StageRows, known: ResponsePrior) -> Floats:
-    above = np.maximum(rows.power_w - known.static_w, 5.0)
-    above[np.isnan(rows.power_w)] = np.nan
-    return per_curve(
-        above / switching_shape(rows.x, known.knee, known.rise), rows.curve, len(rows.kind_of), np.nanmedian
-    )
+    above = np.maximum(rows.power_w - known.static_w, 5.0) / switching_shape(rows.x, known.knee, known.rise)
+    return per_curve(above, rows.curve, len(rows.kind_of), np.nanmedian)
 
 
 def per_curve(values: Floats, curve: Ints, curves: int, of: Callable[[Floats], Any]) -> Floats:
@@ -164,11 +150,3 @@ def per_curve(values: Floats, curve: Ints, curves: int, of: Callable[[Floats], A
         if own.size:
             out[i] = of(own)
     return np.where(np.isnan(out), np.nanmean(out), out)
-
-
-def _other_limits(prior: Prior) -> Iterator[Floats]:
-    """Starts with the board's limit lower and higher: the law has an optimum on each side of a reading."""
-    for shift in (-0.1, 0.1):
-        start = prior.mean.copy()
-        start[7] += shift
-        yield start

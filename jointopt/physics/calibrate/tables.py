@@ -60,8 +60,10 @@ def response_table(table: pd.DataFrame, kind: Kind | None = None) -> ResponseTab
         if name in rows:
             rows[name] = _numbers(rows[name], name)
     rows = rows.assign(gpu=rows["gpu"].map(gpu_id, na_action="ignore")) if "gpu" in rows else rows
-    found = kind or _kind(rows)
-    return ResponseTable(found, _COMPLETED[found](rows))
+    if kind is None and "iteration_time_s" in rows and "time_s" not in rows:
+        kind = "ranks" if "rank" in rows or "forward_time_sum_s" in rows else "iterations"
+    kind = kind or "stages"
+    return ResponseTable(kind, _COMPLETED[kind](rows))
 
 
 def gpu_id(name: object) -> str:
@@ -96,20 +98,11 @@ def _numbers(cells: pd.Series, name: str) -> pd.Series:
     return values
 
 
-def _kind(rows: pd.DataFrame) -> Kind:
-    if "iteration_time_s" in rows and "time_s" not in rows:
-        return "ranks" if "rank" in rows or "forward_time_sum_s" in rows else "iterations"
-    return "stages"
-
-
 def _stages(rows: pd.DataFrame) -> pd.DataFrame:
     """Stage profiles: time and power of one pass; a limit without a clock is at the maximum clock."""
-    rows = rows.reindex(
-        columns=_with(rows, "clock_mhz", "power_limit_w", "time_s", "energy_j", "avg_power_w")
-    )
-    power = rows["avg_power_w"].fillna(rows["energy_j"] / rows["time_s"])
-    if rows["energy_j"].notna().any():
-        power = (rows["energy_j"] / rows["time_s"]).fillna(power)
+    columns = ("clock_mhz", "power_limit_w", "time_s", "energy_j", "avg_power_w")
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows, *columns])))
+    power = (rows["energy_j"] / rows["time_s"]).fillna(rows["avg_power_w"])
     if "instruction" not in rows:
         rows["instruction"] = "work"
     words = rows["instruction"].astype(str).str.strip().str.lower()
@@ -120,15 +113,13 @@ def _stages(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _iterations(rows: pd.DataFrame) -> pd.DataFrame:
     """Whole iterations without ranks: one piece of work, at the mean of its clocks, per GPU."""
-    rows = rows.reindex(columns=_with(rows, "iteration_time_s", "energy_j", "avg_power_w"))
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows, "iteration_time_s", "energy_j", "avg_power_w"])))
     passes = [name for name in ("forward_clock_mhz_mean", "backward_clock_mhz_mean") if name in rows]
     if "clock_mhz" not in rows and passes:
         rows["clock_mhz"] = rows[passes].mean(axis=1)
     gpus = rows.get("num_gpus", 1.0)
-    rows = rows.assign(
-        time_s=rows["iteration_time_s"], energy_j=rows["energy_j"] / gpus, instruction="iteration"
-    )
-    _need_one(rows, ("clock_mhz", "power_limit_w"), "a table of iterations")
+    rows = rows.assign(time_s=rows["iteration_time_s"], energy_j=rows["energy_j"] / gpus, instruction="iteration")
+    _need(rows, "a table of iterations", "clock_mhz", "power_limit_w")
     return _stages(rows)
 
 
@@ -136,17 +127,17 @@ def _ranks(rows: pd.DataFrame) -> pd.DataFrame:
     """Ranks of pipelines: one row per rank and plan."""
     if "rank" not in rows and "stage" in rows:
         rows = rows.assign(rank=rows["stage"])
-    _need(rows, ("rank",), "a table of pipeline ranks")
+    _need(rows, "a table of pipeline ranks", "rank")
     for name in ("forward_clock_mhz_mean", "backward_clock_mhz_mean"):
         if name not in rows and "clock_mhz" in rows:
             rows = rows.assign(**{name: rows["clock_mhz"]})
-    _need_one(rows, ("forward_clock_mhz_mean", "power_limit_w"), "a table of pipeline ranks")
+    _need(rows, "a table of pipeline ranks", "forward_clock_mhz_mean", "power_limit_w")
     if "num_micro_batches" not in rows and {"global_batch_size", "micro_batch_size"} <= set(rows):
         batch = pd.to_numeric(rows["global_batch_size"]) / pd.to_numeric(rows["micro_batch_size"])
         rows = rows.assign(num_micro_batches=batch / pd.to_numeric(rows.get("dp", 1)))
     results = ("forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j", "avg_power_w")
     clocks = ("forward_clock_mhz_mean", "backward_clock_mhz_mean", "power_limit_w", "num_micro_batches")
-    rows = rows.reindex(columns=_with(rows, *results, *clocks))
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows, *results, *clocks])))
     by_power = rows["avg_power_w"] * rows["iteration_time_s"]
     return rows.assign(energy_j=rows["energy_j"].fillna(by_power))
 
@@ -184,16 +175,6 @@ def _missing(rows: pd.DataFrame, name: str, what: str, meaning: str) -> TableErr
     return TableError(f"The table lacks the column {name!r}{near}, which {what} needs: {meaning}.")
 
 
-def _with(rows: pd.DataFrame, *names: str) -> list[str]:
-    return list(dict.fromkeys([*rows.columns, *names]))
-
-
-def _need(rows: pd.DataFrame, names: tuple[str, ...], what: str) -> None:
-    for name in names:
-        if name not in rows:
-            raise _missing(rows, name, what, "see `jointopt calibrate --help`")
-
-
-def _need_one(rows: pd.DataFrame, names: tuple[str, ...], what: str) -> None:
-    if not set(names) & set(rows.columns):
-        raise _missing(rows, names[0], what, f"or {' or '.join(names[1:])}")
+def _need(rows: pd.DataFrame, what: str, name: str, *others: str) -> None:
+    if not {name, *others} & set(rows.columns):
+        raise _missing(rows, name, what, f"or {' or '.join(others)}" if others else "see `jointopt calibrate --help`")

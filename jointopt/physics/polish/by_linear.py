@@ -18,12 +18,14 @@ _BREAKS = 24  # options of a kind that the programme sees at most; the answer ma
 def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | None:
     """(seconds of each instruction (N,), their energy in J) within ``makespan_s``; None where no clocks are that fast.
 
-    Variables are the start of each instruction and how much of each piece of its convex time-energy curve it takes.
-    The energy is a lower bound for any choice of clocks on the curve's corners. HiGHS takes 0.1 s for 8 ranks x 32
-    micro-batches and 1.5 s for 8 x 192.
+    Variables are the start of each instruction and how much of each piece of its convex time-energy curve it takes
+    (derived here); a lower bound for clocks on the curve's corners. HiGHS takes 1.5 s for 8 ranks x 192 micro-batches.
     """
     graph = problem.graph
-    curves = [_thinned(convex(options)) for options in problem.options]
+    curves = []
+    for curve in map(convex, problem.options):
+        at = np.unique(np.linspace(0, len(curve) - 1, min(_BREAKS, len(curve))).round().astype(int))
+        curves.append(Options(curve.clock_mhz[at], curve.duration_s[at], curve.energy_j[at]))
     shortest = np.array([c.duration_s[0] for c in curves])[graph.kind]
     if ends_s(graph, shortest).max() > makespan_s:
         return None
@@ -42,11 +44,6 @@ def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | 
     longer_s = np.bincount(owner, weights=result.x[n:], minlength=n)
     fastest_j = float(np.array([c.energy_j[0] for c in curves])[graph.kind].sum())
     return shortest + longer_s, fastest_j + float(result.fun)
-
-
-def _thinned(curve: Options) -> Options:
-    at = np.unique(np.linspace(0, len(curve) - 1, min(_BREAKS, len(curve))).round().astype(int))
-    return Options(curve.clock_mhz[at], curve.duration_s[at], curve.energy_j[at])
 
 
 def _pieces(curves: Sequence[Options]) -> tuple[Ints, Floats, Floats]:

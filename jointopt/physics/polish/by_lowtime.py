@@ -1,9 +1,4 @@
-"""The time-energy frontier of a schedule by the Phillips-Dessouky algorithm of the `lowtime` package.
-
-The one file that speaks to lowtime (https://github.com/ml-energy/lowtime, version 0.3), the solver of Perseus (Chung et
-al., SOSP'24). It starts from the slowest schedule and shortens it by one unit of time per step, by a minimum cut over
-the critical instructions: exact for convex curves, but for the time that it rounds to units.
-"""
+"""The time-energy frontier of a schedule by the `lowtime` package (version 0.3), the one file that speaks to it."""
 
 from __future__ import annotations
 
@@ -33,7 +28,11 @@ def need_lowtime() -> None:
 
 
 def shortened(problem: Problem, unit_s: float) -> Iterator[Floats]:
-    """Seconds of each instruction, (N,), from the slowest schedule of least energy down, ``unit_s`` at a time."""
+    """Seconds of each instruction, (N,), from the slowest schedule of least energy down, ``unit_s`` at a time.
+
+    The Phillips-Dessouky algorithm, as Perseus (Chung et al., SOSP'24) uses it: a minimum cut over the critical
+    instructions per unit of time; exact for convex curves, but for the time that it rounds to units.
+    """
     from lowtime.operation import Operation
     from lowtime.solver import PhillipsDessouky
 

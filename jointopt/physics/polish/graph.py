@@ -1,7 +1,6 @@
-"""The instructions of one pipeline iteration and what each waits for.
+"""The instructions of one pipeline iteration, each a pass of one micro-batch through one chunk of a rank.
 
-An instruction is the forward or backward pass of one micro-batch through one chunk of a rank. It starts when its rank's
-previous instruction and its input are ready, so it has at most two predecessors.
+One starts when its rank's previous instruction and its input are ready: it has at most two predecessors.
 """
 
 from __future__ import annotations
@@ -59,12 +58,10 @@ def schedule_graph(pp: int, vpp: int, num_micro_batches: int) -> Graph:
     sources = [predecessor(*step) for step in sequence]
     source = np.array([-1 if s is None else number[s] for s in sources])
     return Graph(
-        pp, vpp, num_micro_batches,
-        rank=np.array([rank for rank, _ in sequence]),
+        pp, vpp, num_micro_batches, rank=np.array([rank for rank, _ in sequence]),
         backward=np.array([op.backward for _, op in sequence]),
         chunk=np.array([op.chunk for _, op in sequence]),
-        micro_batch=np.array([op.micro_batch for _, op in sequence]),
-        previous=np.array(previous),
+        micro_batch=np.array([op.micro_batch for _, op in sequence]), previous=np.array(previous),
         source=np.where(source == np.array(previous), -1, source),
         last=np.array([op == orders[rank][-1] for rank, op in sequence]),
     )  # fmt: skip

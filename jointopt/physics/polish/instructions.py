@@ -10,17 +10,14 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import layer_costs, work_per_stage
-from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
 
 
 @dataclass(frozen=True)
 class InstructionCosts:
-    """Time and energy of the passes of layout ``index`` at each of the clocks (c,), for every stage: (pp, c).
+    """Time and energy of the passes of one layout at each of the clocks (c,), for every stage: (pp, c).
 
-    Times are of one micro-batch through all chunks of the rank, with what else occupies it. Energy is that of all GPUs
-    of the stage and beyond what they draw while waiting, leakage included: the energy of an iteration is the sum over
-    its instructions, plus the waiting power of all GPUs times its time, plus what no clock changes.
+    Times are of one micro-batch through all chunks of the rank, with what else occupies it. Energy is that of all
+    GPUs of the stage beyond waiting, leakage included; waiting and what no clock changes come on top.
     """
 
     clock_mhz: Floats  # (c,)
@@ -34,45 +31,28 @@ class InstructionCosts:
 def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> InstructionCosts:
     """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `power`."""
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
-    costs = physics.groups[g]
+    costs, k = physics.groups[g], physics.power
     depth, count = len(costs.layers), len(clock_mhz)
     everywhere = np.repeat(clock_mhz[:, None], depth, axis=1)
     t = physics.times(g, np.full(count, row), everywhere)
-    forward_flops, backward_flops = _flops(physics, g, row)
+    forward_flops = costs.forward_flops[row]
     stretch = physics.top_mhz / t.clock_mhz
     gpus = costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])
 
     def joules(kernel_s: Floats, flops: Floats | float) -> Floats:
-        return np.asarray(_beyond_waiting_j(physics, t.clock_mhz, kernel_s, flops) * gpus).T
+        """Energy of kernels on all GPUs of a stage that follows its clock, less the waiting that they displace."""
+        parts = clock_law.energy_parts_j(k, t.clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
+        waiting_j = max(k.wait_w - k.static_w, 0.0) * kernel_s
+        return np.asarray((parts["active"] + parts["compute"] - waiting_j) * gpus).T
 
     return InstructionCosts(
-        clock_mhz=clock_mhz,
-        forward_s=t.forward_s.T,
-        backward_s=t.backward_s.T,
+        clock_mhz=clock_mhz, forward_s=t.forward_s.T, backward_s=t.backward_s.T,
         forward_j=joules(costs.forward_sm_s[row] * stretch + costs.forward_memory_s[row], forward_flops),
-        backward_j=joules(costs.backward_sm_s[row] * stretch + costs.backward_memory_s[row], backward_flops),
+        backward_j=joules(
+            costs.backward_sm_s[row] * stretch + costs.backward_memory_s[row], costs.flops[row] - forward_flops
+        ),
         step_j=joules(np.broadcast_to(costs.optimizer_s[row], stretch.shape), 0.0),
-    )
-
-
-def _beyond_waiting_j(
-    physics: CostModel, clock_mhz: Floats, kernel_s: Floats, flops: Floats | float
-) -> Floats:
-    """Energy of kernels on one GPU that follows its clock, less the waiting that they displace."""
-    k = physics.power
-    parts = clock_law.energy_parts_j(k, clock_mhz, physics.top_mhz, kernel_s, kernel_s, flops, 0.0, 0.0)
-    waiting_w = max(k.wait_w - k.static_w, 0.0)
-    return np.asarray(parts["active"] + parts["compute"] - waiting_w * kernel_s)
-
-
-def _flops(physics: CostModel, g: int, row: int) -> tuple[Floats, Floats]:
-    """Operations of one micro-batch's forward and backward pass on each stage, (pp,), weighted as in `StageCosts`."""
-    job, hardware = physics.job, physics.hardware
-    layouts = {name: values[[row]] for name, values in physics.groups[g].layouts.items()}
-    lay = LayoutArrays(job, layouts)
-    work = work_per_stage(job, stage_layers(job, layouts), lay, layer_costs(job, hardware, lay))
-    factor = hardware.kernels.flop_energy
-    return work.forward.flops[0] * factor, work.backward.flops[0] * factor
+    )  # fmt: skip
 
 
 def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Floats], float]:

@@ -1,7 +1,4 @@
-"""Options of an instruction: time against energy over the clocks, choices among them, and windows of a schedule.
-
-A few micro-batches stand for many: first and last ones keep their clocks, the middle repeats.
-"""
+"""Options of an instruction (time against energy over the clocks), choices among them, and windows of a schedule."""
 
 from __future__ import annotations
 
@@ -12,15 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.polish.graph import (
-    BACKWARD,
-    FORWARD,
-    KINDS,
-    Graph,
-    ends_s,
-    latest_ends_s,
-    schedule_graph,
-)
+from jointopt.physics.polish.graph import BACKWARD, FORWARD, KINDS, Graph, ends_s, latest_ends_s, schedule_graph
 
 _ROUNDING = 1e-12  # of a makespan
 
@@ -82,6 +71,7 @@ class Problem:
         return self._values(choice, "clock_mhz")
 
     def makespan_s(self, choice: Ints) -> float:
+        """Seconds of the schedule under a choice (N,)."""
         return float(ends_s(self.graph, self.durations_s(choice)).max())
 
     def _values(self, choice: Ints, name: str) -> Floats:
@@ -102,6 +92,7 @@ class Problem:
         return {name: table(name) for name in ("clock_mhz", "duration_s", "energy_j")}
 
     def fastest(self) -> Ints:
+        """Every instruction at its least time, (N,)."""
         return np.zeros(len(self.graph), np.int64)
 
     def slowest(self) -> Ints:
@@ -128,10 +119,8 @@ class Problem:
     def spend_slack(self, choice: Ints, makespan_s: float) -> Ints:
         """The choice (N,) with every instruction slowed that delays nothing: none can be slowed further alone.
 
-        The intrinsic energy bloat of Perseus (Chung et al., SOSP'24), removed greedily.
-
-        One option per round and instruction, so that neighbours share what slack there is. Never takes more than
-        ``makespan_s`` nor more energy than the choice that it starts from.
+        The intrinsic energy bloat of Perseus (Chung et al., SOSP'24), removed greedily, one option per round and
+        instruction. Never takes more than ``makespan_s`` nor more energy than the choice that it starts from.
         """
         chosen = choice.copy()
         while self._slowed(chosen, makespan_s * (1.0 + _ROUNDING)).any():
@@ -169,12 +158,14 @@ def window(problem: Problem, most: int) -> Problem:
 def widened(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
     """A choice for the whole from one for its `window`: first and last micro-batches keep theirs.
 
-    Those between take the forward and backward option of least energy with which each rank does a micro-batch in
-    ``pace_s``; ranks that cannot, run as fast as they can. Time and energy are priced on the whole schedule; what this
-    cannot do is let the middle micro-batches differ.
+    Those between all take the forward and backward option of least energy with which each rank does a micro-batch, all
+    its chunks, in ``pace_s``; ranks that cannot, run as fast as they can.
     """
     kept, middle = _origin(part.graph, whole.graph)
-    return np.where(middle, _steady(part, pace_s)[whole.graph.kind], choice[kept])
+    steady = np.zeros(len(part.options), np.int64)
+    for rank in range(part.graph.pp):
+        steady[rank * KINDS : rank * KINDS + 2] = _cheapest_pair(part, rank, pace_s / part.graph.vpp)
+    return np.where(middle, steady[whole.graph.kind], choice[kept])
 
 
 @functools.lru_cache(maxsize=4)
@@ -193,14 +184,6 @@ def _origin(part: Graph, whole: Graph) -> tuple[Ints, Bools]:
 def _keys(graph: Graph, micro_batch: Ints) -> list[tuple[int, ...]]:
     columns = (graph.rank, graph.backward, graph.chunk, micro_batch)
     return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _steady(part: Problem, pace_s: float) -> Ints:
-    """Option of each kind of instruction at which every rank does a micro-batch, all its chunks, in ``pace_s``."""
-    chosen = np.zeros(KINDS * part.graph.pp, np.int64)
-    for rank in range(part.graph.pp):
-        chosen[rank * KINDS : rank * KINDS + 2] = _cheapest_pair(part, rank, pace_s / part.graph.vpp)
-    return chosen
 
 
 def _cheapest_pair(part: Problem, rank: int, pace_s: float) -> Ints:
