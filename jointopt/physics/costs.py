@@ -16,15 +16,7 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import traffic
-from jointopt.physics.compute import (
-    Pass,
-    attention_core,
-    attention_layer,
-    embedding,
-    head,
-    mlp_layer,
-    moe_layer,
-)
+from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.spec.cluster import PowerConstants

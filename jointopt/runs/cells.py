@@ -12,16 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import (
-    ATTENTIONS,
-    COLUMNS,
-    DTYPES,
-    ONE_CLOCK,
-    RECOMPUTE_NAMES,
-    STATUSES,
-    Ints,
-    column_of,
-)
+from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, ONE_CLOCK, RECOMPUTE_NAMES, STATUSES, Ints, column_of
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]

@@ -19,16 +19,7 @@ import pandas as pd
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.schema import COLUMNS, STATUSES
-from jointopt.runs.cells import (
-    MEASURED,
-    READERS,
-    STRICT_READERS,
-    as_table,
-    floats,
-    json_rows,
-    read_columns,
-    shown,
-)
+from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.rules import RULES, Rule, broken_rules
 
 _TEXT: dict[Any, Any] = {

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import (
-    COLUMNS,
-    DEGREES,
-    LAYOUT_COLUMNS,
-    RECOMPUTE_CODES,
-    Bools,
-    Columns,
-    Floats,
-    Ints,
-)
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework

@@ -35,6 +35,7 @@ from jointopt.workflows.explain import answered, assumptions
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def propose(
     job = model.job
     _need_power(job)
     space, layouts, dropped = _feasible(model, watch)
-    kept = storage is not None and job.cluster.gpu.power is not None and _can_keep(storage, watch)
+    kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = model.cost_model(layouts)
         problem = _problem(job, physics, space.clocks_mhz)
@@ -110,15 +111,15 @@ def propose(
         name: values for name, values in described.items() if name not in ("layout_index", "clock_index")
     }
     proposal = replace(proposal, record=record)
-    return _stored(proposal, described, storage, study, watch) if storage and kept else proposal
+    return proposal if kept is None else _stored(proposal, described, kept, study, watch)
 
 
-def _can_keep(storage: str, watch: _Stopwatch) -> bool:
-    """Whether studies stay in ``storage``; UsageError before the search where none can be written after it."""
+def _kept_in(url: str, watch: _Stopwatch) -> Storage | None:
+    """The storage of studies, None where none stays in it; UsageError before the search where it cannot be written."""
     from jointopt.search.studies.storage import prepare_storage
 
     with watch.phase("open", "opening the study storage"):
-        return prepare_storage(storage)
+        return prepare_storage(url)
 
 
 def _need_power(job: Job) -> None:
@@ -228,9 +229,9 @@ def _reference(physics: CostModel) -> Columns:
 
 
 def _stored(
-    proposal: Proposal, plans: Columns, storage: str, study: str | None, watch: _Stopwatch
+    proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: _Stopwatch
 ) -> Proposal:
-    """The proposal with the study of its described ``plans`` written to ``storage``, an Optuna URL."""
+    """The proposal with the study of its described ``plans`` written to ``storage``."""
     from jointopt.search.studies.saving import save_study
 
     job_text = dump_job(proposal.job)
@@ -245,4 +246,4 @@ def _stored(
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
         )
-    return replace(proposal, study_name=name, storage=without_password(storage), seconds=watch.seconds)
+    return replace(proposal, study_name=name, storage=without_password(storage.url), seconds=watch.seconds)

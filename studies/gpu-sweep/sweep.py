@@ -27,14 +27,7 @@ import yaml
 from card import Software, software_here, write_card  # type: ignore[import-not-found]  # beside this file
 from report import SOURCE, TRIAL, write_report  # type: ignore[import-not-found]
 
-from jointopt.core.errors import (
-    DeviceError,
-    InfeasibleError,
-    JointOptError,
-    LauncherError,
-    TableError,
-    UsageError,
-)
+from jointopt.core.errors import DeviceError, InfeasibleError, JointOptError, LauncherError, TableError, UsageError
 from jointopt.core.schema import COLUMNS
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.conditions import MEASURE_S

@@ -18,13 +18,7 @@ import pandas as pd
 
 import jointopt
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.feasibility import (
-    MemoryEvidence,
-    MemoryMargin,
-    fit_probability,
-    learn_margin,
-    source_weights,
-)
+from jointopt.surrogate.feasibility import MemoryEvidence, MemoryMargin, fit_probability, learn_margin, source_weights
 from jointopt.surrogate.memory import log_load, memory_evidence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

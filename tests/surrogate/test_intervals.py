@@ -13,13 +13,7 @@ from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job, Training
-from jointopt.surrogate.intervals import (
-    RESULTS,
-    add_intervals,
-    in_domain,
-    outside_of_domain,
-    with_time_interval,
-)
+from jointopt.surrogate.intervals import RESULTS, add_intervals, in_domain, outside_of_domain, with_time_interval
 
 
 def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:

@@ -12,14 +12,7 @@ import pandas as pd
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Ints
 from jointopt.physics.calibrate import results
-from jointopt.physics.calibrate.grouping import (
-    Key,
-    in_no_order,
-    keys_of,
-    stage_blocks,
-    unlabelled_stages,
-    work_columns,
-)
+from jointopt.physics.calibrate.grouping import Key, in_no_order, keys_of, stage_blocks, unlabelled_stages, work_columns
 from jointopt.physics.calibrate.parameters import Board
 from jointopt.physics.calibrate.stage_fit import StageFit, StageRows, fit_stages
 from jointopt.physics.calibrate.tables import Kind, ResponseTable

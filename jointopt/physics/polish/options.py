@@ -9,15 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.physics.polish.graph import (
-    BACKWARD,
-    FORWARD,
-    KINDS,
-    Graph,
-    ends_s,
-    latest_ends_s,
-    schedule_graph,
-)
+from jointopt.physics.polish.graph import BACKWARD, FORWARD, KINDS, Graph, ends_s, latest_ends_s, schedule_graph
 
 _ROUNDING = 1e-12  # of a makespan
 

@@ -33,10 +33,10 @@ PLANS = "jointopt:plans:"  # study attributes: the plans to choose from, as JSON
 
 
 def save_study(
-    plans: Columns, url: str, *, name: str, job_hash: str, seed: int, note: str = "",
+    plans: Columns, storage: Storage | str, *, name: str, job_hash: str, seed: int, note: str = "",
     attributes: Mapping[str, Any] | None = None, max_trials: int = MAX_TRIALS, versioned: bool = True,
 ) -> str:  # fmt: skip
-    """Write plans (a table from `Problem.describe`) as a finished study and return the study's name.
+    """Write plans (a table from `Problem.describe`) as a finished study in ``storage`` (or its URL); return its name.
 
     The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``; where it is taken, a
     suffix ``-2``, ``-3``, ... is appended, unless that study holds the same job and trials: then nothing is written.
@@ -51,8 +51,8 @@ def save_study(
     facts = {"job_hash": job_hash, "seed": seed, **(attributes or {})}
     facts[COMPLETE] = hashlib.sha256(held.encode()).hexdigest()[:16]
     first = f"{name}-{job_hash[:8]}" if versioned else name
-    with study_errors(url):
-        storage = Storage(url)
+    with study_errors(storage if isinstance(storage, str) else storage.url):
+        storage = Storage(storage) if isinstance(storage, str) else storage
         with storage.alone(first):
             for title in numbered(first):
                 there = _attributes(storage.rdb, title)

@@ -23,8 +23,8 @@ LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
 ATTEMPTS = 8  # at tables that another process makes at the same moment
 
 
-def prepare_storage(url: str) -> bool:
-    """Make the storage ready for a study, and begin one that is not kept; False where it lives in memory.
+def prepare_storage(url: str) -> Storage | None:
+    """The storage, opened and found writable before a study is worked out; None where it lives in memory.
 
     UsageError where the database cannot be opened or written.
     """
@@ -32,12 +32,15 @@ def prepare_storage(url: str) -> bool:
     with study_errors(url):
         storage = Storage(url)
         if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
-            return False
+            return None
         with storage.alone("jointopt-probe"):
-            name = f"jointopt-probe-{uuid4()}"
-            optuna.create_study(storage=storage.rdb, study_name=name)
-            optuna.delete_study(storage=storage.rdb, study_name=name)
-    return True
+            if storage.dialect == "sqlite":
+                storage.rewrite_version()
+            else:
+                name = f"jointopt-probe-{uuid4()}"
+                optuna.create_study(storage=storage.rdb, study_name=name)
+                optuna.delete_study(storage=storage.rdb, study_name=name)
+    return storage
 
 
 def study_errors(url: str) -> AbstractContextManager[None]:
@@ -90,6 +93,7 @@ class Storage:
     """An RDB storage of Optuna (``rdb``) whose steps can be joined to one transaction, or taken in turns."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.dialect = _parsed(url).get_backend_name()
         self._connections: list[_OneTransaction] = []
         self._turns: sa.Engine | None = None
@@ -136,6 +140,11 @@ class Storage:
         with self._turns.begin() as connection:
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
             yield
+
+    def rewrite_version(self) -> None:
+        """Write what SQLite has of the file already: an error where it can only be read."""
+        (version,) = self._connections[-1].execute("PRAGMA user_version").fetchone()
+        self._connections[-1].execute(f"PRAGMA user_version = {version}")
 
     def now(self) -> float:
         """Seconds since 1970 by the one clock that all workers share: the database's, or that of the only machine."""

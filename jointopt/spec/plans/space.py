@@ -14,16 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import (
-    COLUMNS,
-    DEGREES,
-    LAYOUT_COLUMNS,
-    RECOMPUTE_CODES,
-    Bools,
-    Columns,
-    Floats,
-    Ints,
-)
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.job import Job
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 

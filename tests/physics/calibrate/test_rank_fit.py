@@ -7,14 +7,7 @@ import pytest
 
 from jointopt.core.schema import Floats
 from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior
-from jointopt.physics.calibrate.rank_fit import (
-    RankRows,
-    _follows,
-    _prior,
-    _RankLaw,
-    fit_ranks,
-    scattered_schedule_s,
-)
+from jointopt.physics.calibrate.rank_fit import RankRows, _follows, _prior, _RankLaw, fit_ranks, scattered_schedule_s
 from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s
 from jointopt.physics.schedule import replay
 
