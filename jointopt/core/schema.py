@@ -104,9 +104,7 @@ DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
 LAYOUT_COUNTS = tuple(c.name for c in COLUMNS.values() if c.layout and c.is_count)
 SHORT_NAMES = {c.name: c.short for c in COLUMNS.values() if c.short}
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
-ONE_CLOCK = Column(
-    "clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock"
-)
+ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
 
 def column_of(name: str) -> Column:

@@ -12,16 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import (
-    ATTENTIONS,
-    COLUMNS,
-    DTYPES,
-    ONE_CLOCK,
-    RECOMPUTE_NAMES,
-    STATUSES,
-    Ints,
-    column_of,
-)
+from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, ONE_CLOCK, RECOMPUTE_NAMES, STATUSES, Ints, column_of
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -127,9 +118,7 @@ def _clocks(cells: pd.Series, _: str) -> Reading:
 
 
 def _clock_tuple(cell: object) -> tuple[float, ...] | None:
-    words = (
-        cell if isinstance(cell, tuple | list | np.ndarray) else re.split(r"[;,\s]+", str(cell).strip("[]; "))
-    )
+    words = cell if isinstance(cell, tuple | list | np.ndarray) else re.split(r"[;,\s]+", str(cell).strip("[]; "))
     try:
         clocks = tuple(float(word) for word in words)
     except (TypeError, ValueError):
@@ -264,7 +253,5 @@ def spelled(cell: object) -> object:
 def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """The table of rows from `json_rows`: ``columns`` in their order, blanks NaN, measured numbers always floats."""
     table = pd.DataFrame(list(rows), columns=pd.Index(columns))
-    floats = [
-        name for name in columns if column_of(name).dtype == "float" and name in (*COLUMNS, ONE_CLOCK.name)
-    ]
+    floats = [name for name in columns if column_of(name).dtype == "float" and name in (*COLUMNS, ONE_CLOCK.name)]
     return table.astype(dict.fromkeys(floats, float))

@@ -13,9 +13,7 @@ from jointopt.core.errors import UsageError
 if TYPE_CHECKING:
     import sqlalchemy
 
-_LOCK_WAIT_S = (
-    30  # SQLite lets one writer in; another waits so long before it is told that the database is locked
-)
+_LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it is told that the database is locked
 
 
 def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:

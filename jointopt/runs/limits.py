@@ -196,9 +196,5 @@ MEASUREMENT_RULES = (
     *RULES,
     *GPU_RULES,
     *RESULT_RULES,
-    Rule(
-        ("num_gpus", "gpus_per_node"),
-        "num_gpus to be a multiple of gpus_per_node, or below it",
-        _nodes_are_broken,
-    ),
+    Rule(("num_gpus", "gpus_per_node"), "num_gpus to be a multiple of gpus_per_node, or below it", _nodes_are_broken),
 )

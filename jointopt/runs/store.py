@@ -117,9 +117,7 @@ class Store:
         records = [row.content for row in rows]
         extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
         table = as_table(records, [*COLUMNS, *extras])
-        return table.assign(
-            origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows]
-        )
+        return table.assign(origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows])
 
     def _rows(self) -> list[sa.Row[Any]]:
         if not self._has(_MEASUREMENTS):

@@ -19,21 +19,10 @@ import pandas as pd
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.schema import COLUMNS, STATUSES
-from jointopt.runs.cells import (
-    MEASURED,
-    READERS,
-    STRICT_READERS,
-    as_table,
-    floats,
-    json_rows,
-    read_columns,
-    shown,
-)
+from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.rules import RULES, Rule, broken_rules
 
-_TEXT: dict[Any, Any] = {
-    c.name: "str" for c in COLUMNS.values() if c.dtype == "str"
-}  # group 007 is no number
+_TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _WHITE = re.compile(r"\s+")
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _OTHER_FILES = {
@@ -112,9 +101,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
     """All text in quotes where some holds a carriage return, which Python before 3.13 writes bare."""
-    texts = (
-        value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells)
-    )
+    texts = (value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells))
     names = map(str, table.columns)
     returns = any("\r" in text for text in (*names, *filter(lambda value: isinstance(value, str), texts)))
     return csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
@@ -203,9 +190,7 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     clean, faults = read_columns(table, names, READERS)
     for name, wrong, expected in faults:
         row = int(wrong.to_numpy().argmax())
-        raise TableError(
-            f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}."
-        )
+        raise TableError(f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}.")
     return clean
 
 
@@ -264,9 +249,7 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     return _held_to(table, rules, messages)
 
 
-def _held_to(
-    table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]
-) -> tuple[pd.DataFrame, list[str]]:
+def _held_to(table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """The table with results blank that break a rule, and the ``messages`` with one on each such rule."""
     judged = [rule for rule in rules if rule.columns[0] in table]
     clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)

@@ -38,9 +38,7 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
 
 def silent_lines(runs: pd.DataFrame) -> list[str]:
     """One sentence where rows of a measurement table have no result that anything learns from."""
-    ended = (
-        runs["status"].isin(["oom", "failed", "timeout"]) if "status" in runs else runs.index != runs.index
-    )
+    ended = runs["status"].isin(["oom", "failed", "timeout"]) if "status" in runs else runs.index != runs.index
     silent = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1) & ~ended
     if not silent.any():
         return []

@@ -77,9 +77,7 @@ class Workload:
         """The rows at positions ``at`` of this workload, in that order."""
         plans = {name: values[at] for name, values in self.plans.items()}
         assumed = [self.assumed[i] for i in at.tolist()]
-        return replace(
-            self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed
-        )
+        return replace(self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed)
 
 
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
@@ -96,9 +94,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
         hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
-        raise TableError(
-            f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted."
-        )
+        raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
     runs = _with_heads_of_kin(_with_degrees(runs))
     reasons = _impossible(runs)
     found = []
@@ -152,9 +148,7 @@ def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
     shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
     shape = shape.assign(source=shape["source"].astype(object).fillna(""), row=np.arange(len(runs)))
     known = shape.dropna().drop_duplicates(["source", "hidden_size", "num_layers", "num_attention_heads"])
-    pairs = shape[shape["num_attention_heads"].isna()].merge(
-        known, on=["source", "hidden_size"], suffixes=("", "_kin")
-    )
+    pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
     pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
     best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
     heads, filled = runs["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
@@ -252,9 +246,7 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
 def _named(assumed: list[str], bits: Ints) -> list[str]:
     """The assumed fields of every row as text: names common to all rows, then those of its ``bits``."""
     codes, distinct = pd.factorize(bits)
-    words = [
-        " ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()
-    ]
+    words = [" ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()]
     texts: list[str] = np.array(words, dtype=object)[codes].tolist()
     return texts
 

@@ -62,9 +62,7 @@ class Section:
             raise self.refuse(key, f"a whole number from {low:,} to {high:,}")
         return int(value)
 
-    def number(
-        self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None
-    ) -> float:
+    def number(self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None) -> float:
         """A finite number above 0 (from 0 on with ``zero``) and at most ``high``."""
         if default is not None and not self.has(key):
             return default

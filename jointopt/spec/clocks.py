@@ -44,9 +44,7 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Ass
     clocks = _from_range(search, gpu) if isinstance(given, Mapping) else _from_list(search)
     for clock in clocks:
         _check(search.at("clock_mhz"), clock, gpu, grid)
-    reason = (
-        f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
-    )
+    reason = f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
     return clocks, () if grid else (Assumption("clock_mhz", clocks, reason),)
 
 

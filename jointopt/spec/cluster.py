@@ -54,9 +54,7 @@ class Gpu:
     wait_w: float | None
     throttle_temperature_c: float | None
     host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
-    process_memory_gib: float | None = (
-        None  # held by a process before it trains; None = the framework's overhead
-    )
+    process_memory_gib: float | None = None  # held by a process before it trains; None = the framework's overhead
     power: PowerConstants | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import (
-    COLUMNS,
-    DEGREES,
-    LAYOUT_COLUMNS,
-    RECOMPUTE_CODES,
-    Bools,
-    Columns,
-    Floats,
-    Ints,
-)
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
@@ -53,10 +44,7 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     """
     framework, model, training = job.training.framework, job.model, job.training
     size = max((np.size(values) for values in given.values()), default=1)
-    raw = {
-        name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size)
-        for name in LAYOUT_COLUMNS
-    }
+    raw = {name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size) for name in LAYOUT_COLUMNS}
     blank = {name: np.isnan(values) for name, values in raw.items()}
     filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
     filled["ep"] = _filled(raw["ep"], 1)  # experts lie whole on every rank unless a plan spreads them

@@ -203,10 +203,7 @@ def _learned(section: Section, key: str, extra_rows: int = 0) -> Fields:
 
 
 def _bloom(section: Section, shape: Fields) -> Fields:
-    return {
-        "ffn_hidden_size": 4 * shape["hidden_size"],
-        "tied_embeddings": section.flag("tie_word_embeddings", True),
-    }
+    return {"ffn_hidden_size": 4 * shape["hidden_size"], "tied_embeddings": section.flag("tie_word_embeddings", True)}
 
 
 def _mpt(section: Section, shape: Fields) -> Fields:
@@ -254,11 +251,7 @@ _GPT_NEO_NAMES = _GPT_NAMES | {
     "num_attention_heads": "num_heads num_attention_heads",
 }  # fmt: skip
 _BLOOM_NAMES = _GPT_NAMES | {"hidden_size": "hidden_size n_embed"}
-_MPT_NAMES = _GPT_NAMES | {
-    "num_layers": "n_layers",
-    "hidden_size": "d_model",
-    "num_attention_heads": "n_heads",
-}
+_MPT_NAMES = _GPT_NAMES | {"num_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
 _OPT_NAMES = _LLAMA_NAMES | {"ffn_hidden_size": "ffn_dim"}
 _GATED = {"gated_mlp": True, "rmsnorm": True}
 _PLAIN = {"gated_mlp": False, "rmsnorm": False, "norm_bias": True, "linear_bias": True}

@@ -44,9 +44,7 @@ def read_slurm(job: Section) -> Slurm:
     usual = Slurm()
     return Slurm(
         **{key: _word(section, key) for key in _WORDS if section.has(key)},
-        time_limit_min=section.whole("time_limit_min", 1, _DAYS_30)
-        if section.has("time_limit_min")
-        else None,
+        time_limit_min=section.whole("time_limit_min", 1, _DAYS_30) if section.has("time_limit_min") else None,
         gpu_request=_gpu_request(section),
         exclusive=section.flag("exclusive", usual.exclusive),
         requeue=section.flag("requeue", usual.requeue),
@@ -72,9 +70,7 @@ def _gpu_request(section: Section) -> str:
 
 def _directive(section: Section, key: str, line: str) -> str:
     if line.partition("=")[0] in _OURS:
-        raise JobError(
-            f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out."
-        )
+        raise JobError(f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out.")
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
             f"{section.at(key)} must be an option of sbatch as one word, such as --mail-type=END; got {shown(line)}."

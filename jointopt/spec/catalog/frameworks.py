@@ -47,9 +47,7 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
     return load_framework("generic"), False
 
 
-_DENIED = re.compile(
-    r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$"
-)
+_DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")
 
 
 def _says(text: str, alias: str) -> bool:

@@ -83,11 +83,7 @@ def _near(words: tuple[str, ...]) -> set[str]:
 def _alike(word: str, model: str) -> bool:
     same_number = re.findall(r"\d+", word)[:1] == re.findall(r"\d+", model)[:1]
     lettered = word[:1].isalpha()
-    return (
-        lettered
-        and same_number
-        and (word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8)
-    )
+    return lettered and same_number and (word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8)
 
 
 @functools.cache

@@ -99,12 +99,8 @@ def _protocol(row: list[float]) -> Protocol:
 
 
 def _network_protocols(entry: Mapping[str, list[float]]) -> tuple[NetworkProtocol, ...]:
-    columns = zip(
-        entry["start_us"], entry["intra_hop_us"], entry["inter_hop_us"], entry["bandwidth"], strict=True
-    )
-    return tuple(
-        NetworkProtocol(s * MICRO, intra * MICRO, inter * MICRO, share) for s, intra, inter, share in columns
-    )
+    columns = zip(entry["start_us"], entry["intra_hop_us"], entry["inter_hop_us"], entry["bandwidth"], strict=True)
+    return tuple(NetworkProtocol(s * MICRO, intra * MICRO, inter * MICRO, share) for s, intra, inter, share in columns)
 
 
 def _assumed(gpu: Gpu, entry: Mapping[str, Any]) -> tuple[Assumption, ...]:

@@ -54,9 +54,7 @@ def _scaled(gpu: Gpu, reference_id: str) -> PowerConstants | None:
     watts = gpu.tdp_w / reference.need("tdp_w", "scale its power constants to other GPUs")
     reference_peak = _peak_tflops(reference)
     if reference_peak is None:
-        raise CatalogError(
-            f"The catalogue has no 16-bit peak for GPU {reference_id!r}, whose power others scale from."
-        )
+        raise CatalogError(f"The catalogue has no 16-bit peak for GPU {reference_id!r}, whose power others scale from.")
     constants = replace(
         base,
         static_w=base.static_w * watts,

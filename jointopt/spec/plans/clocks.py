@@ -61,9 +61,7 @@ def plain_number(value: float) -> str:
 
 def _run(part: object, where: str) -> list[float]:
     """One clock, or as many as a part such as ``1800×7`` says."""
-    run = (
-        re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
-    )
+    run = re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
     return [_clock(run[1], where)] * int(run[2]) if run else [_clock(part, where)]
 
 

@@ -62,9 +62,7 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     layouts = canonical(job.training, default.layouts)
     pp = int(layouts["pp"][0])
     clocks = _clocks(given, pp, job)
-    absent = [
-        name for name in LAYOUT_COLUMNS if name not in row and (name in DEGREES or default.assumed[name][0])
-    ]
+    absent = [name for name in LAYOUT_COLUMNS if name not in row and (name in DEGREES or default.assumed[name][0])]
     if not {"clock_mhz", "stage_clock_mhz"} & given.keys():
         absent.append("stage_clock_mhz")
     return ParsedPlan(layouts | _power_limits(given, pp), clocks, tuple(absent))
@@ -75,9 +73,7 @@ def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     words = {key: _word(value) for key, value in record.items()}
     words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
-    return tuple(
-        Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed
-    )
+    return tuple(Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed)
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
@@ -201,9 +197,7 @@ def _highest_clock(job: Job) -> float:
 def _power_limits(given: Mapping[str, Any], pp: int) -> Columns:
     """``power_limit_w`` (1,) or ``stage_power_limit_w`` (1, pp), whichever the plan states."""
     if {"power_limit_w", "stage_power_limit_w"} <= given.keys():
-        raise PlanError(
-            "A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both."
-        )
+        raise PlanError("A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both.")
     if "power_limit_w" in given:
         return {"power_limit_w": np.asarray([_watts(given["power_limit_w"], "power_limit_w")])}
     if "stage_power_limit_w" not in given:

@@ -53,8 +53,7 @@ def _groups(tp: Ints, cp: Ints, dp: Ints, pp: Ints, ep: Ints, domain: int) -> di
         "pp": (pp, tp * shards),
     }
     groups = {
-        name: Group(size, members_per_domain(size, stride, gpus, domain))
-        for name, (size, stride) in strides.items()
+        name: Group(size, members_per_domain(size, stride, gpus, domain)) for name, (size, stride) in strides.items()
     }
     chain = groups["pp"]
     pair_local = np.where((chain.size > 1) & (chain.local == chain.size), 2, 1)

@@ -103,9 +103,7 @@ def _searched(job: Job, column: str, where: Callable[[Columns], Any] | None = No
     return (Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
 
 
-def _not_in(
-    column: str, values: list[int], where: Callable[[Columns], Any] | None = None
-) -> Callable[[Columns], Any]:
+def _not_in(column: str, values: list[int], where: Callable[[Columns], Any] | None = None) -> Callable[[Columns], Any]:
     def broken(c: Columns) -> Bools:
         outside = ~np.isin(c[column], values)
         return outside if where is None else np.asarray(outside & where(c))

@@ -14,16 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import (
-    COLUMNS,
-    DEGREES,
-    LAYOUT_COLUMNS,
-    RECOMPUTE_CODES,
-    Bools,
-    Columns,
-    Floats,
-    Ints,
-)
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.job import Job
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 
@@ -72,9 +63,7 @@ def enumerate_layouts(job: Job) -> Space:
     sieve.keep()
     for name in _EXPANDED:
         sieve.expand(name)
-    layouts = {
-        name: sieve.columns[name].astype(COLUMNS[name].array_dtype, copy=False) for name in LAYOUT_COLUMNS
-    }
+    layouts = {name: sieve.columns[name].astype(COLUMNS[name].array_dtype, copy=False) for name in LAYOUT_COLUMNS}
     return Space(layouts, sieve.considered, sieve.dropped, np.asarray(job.search.clock_mhz, dtype=np.float64))
 
 
@@ -151,11 +140,7 @@ def _candidates(job: Job, column: str) -> Ints:
     """The values of one column that enter the product: what could fit, and whatever the job lists."""
     zero = COLUMNS["zero_stage"]
     stages = range(int(zero.low), int(zero.high) + 1)
-    fixed = {
-        "sequence_parallel": (0, 1),
-        "recompute": tuple(RECOMPUTE_CODES.values()),
-        "zero_stage": tuple(stages),
-    }
+    fixed = {"sequence_parallel": (0, 1), "recompute": tuple(RECOMPUTE_CODES.values()), "zero_stage": tuple(stages)}
     if column in fixed:
         return np.asarray(fixed[column], dtype=np.int64)
     whole = {
