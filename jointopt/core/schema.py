@@ -43,11 +43,6 @@ class Column:
     degree: bool = False  # the product of the degrees is the number of GPUs
 
     @property
-    def is_count(self) -> bool:
-        """Whether it is a whole number from 1 on: the degrees, ep, vpp and the micro-batch."""
-        return self.dtype == "int" and self.low == 1
-
-    @property
     def array_dtype(self) -> type[np.generic]:
         """Type of the arrays of a layout column; ``recompute`` is stored as its code."""
         return {"bool": np.bool_, "str": np.int8}.get(self.dtype, np.int64)
@@ -101,8 +96,6 @@ COLUMNS = {
 }  # fmt: skip
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
-LAYOUT_COUNTS = tuple(c.name for c in COLUMNS.values() if c.layout and c.is_count)
-SHORT_NAMES = {c.name: c.short for c in COLUMNS.values() if c.short}
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 

@@ -127,6 +127,7 @@ def _clock_tuple(cell: object) -> tuple[float, ...] | None:
 
 
 def shown(table: pd.DataFrame, row: int, name: str) -> str:
+    """One cell as a message quotes it, at most 60 characters."""
     cell = table[name].iloc[row]
     return f"{cell.item() if isinstance(cell, np.generic) else cell!r:.60}"
 
@@ -157,12 +158,9 @@ def named_attention(text: str) -> tuple[str | None, bool]:
 
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
 READERS: dict[str, Reader] = {
-    "int": _numbers,
-    "float": _numbers,
-    "bool": _flags,
-    "clocks": _clocks,
+    "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
     "recompute": _one_of(RECOMPUTE_NAMES, {"true": "full", "false": "none"}),
-}
+}  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),
     "attention": _meaning_one_of(ATTENTIONS, lambda text: named_attention(text)[0]),
@@ -199,6 +197,7 @@ def _json_column(cells: pd.Series, name: str) -> list[Any]:
 
 
 def is_known(cell: object) -> bool:
+    """Whether a cell is not blank."""
     return isinstance(cell, tuple | list | np.ndarray) or not pd.isna(cell)  # type: ignore[call-overload]
 
 
@@ -223,10 +222,6 @@ def _json_clocks(cell: Any) -> str:
     return ";".join(str(_json_number(clock)) for clock in clocks)
 
 
-def _json_text(cell: Any) -> str | None:
-    return str(cell).strip() or None
-
-
 def _json_unknown(cell: Any) -> Any:
     """pandas reads 8 as int, float or text by what else its column holds; the value must not depend on that."""
     text = str(cell).strip()
@@ -237,12 +232,9 @@ def _json_unknown(cell: Any) -> Any:
 
 
 _JSON: dict[str, Callable[[Any], Any]] = {
-    "int": _json_number,
-    "float": _json_number,
-    "bool": _json_flag,
-    "str": _json_text,
-    "clocks": _json_clocks,
-}
+    "int": _json_number, "float": _json_number, "bool": _json_flag, "clocks": _json_clocks,
+    "str": lambda cell: str(cell).strip() or None,
+}  # fmt: skip
 
 
 def spelled(cell: object) -> object:

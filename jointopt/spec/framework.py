@@ -33,9 +33,8 @@ class Framework:
     compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
-    unaligned_head_factor: float = (
-        1.0  # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
-    )
+    # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
+    unaligned_head_factor: float = 1.0
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
     host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
     host_floor_pp_s: float = 0.0  # and at least this where pp > 1,

@@ -76,6 +76,8 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Job:
+    """What to train, where, within which space, under which constraints, and what to minimise."""
+
     name: str
     model: Model
     training: Training

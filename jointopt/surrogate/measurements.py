@@ -14,7 +14,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.runs.database import without_password
-from jointopt.runs.limits import RESULT_RULES
+from jointopt.runs.rules import RESULT_RULES
 from jointopt.runs.table import sound_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job

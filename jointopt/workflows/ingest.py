@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jointopt.runs.limits import MEASUREMENT_RULES
+from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.store import Store
 from jointopt.runs.table import problem_lines, read_measurements
 from jointopt.runs.unused import unused_lines

@@ -25,7 +25,7 @@ from jointopt.report.files import check_folder
 from jointopt.report.results import Retrained
 from jointopt.report.retrained import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
-from jointopt.runs.limits import RESULT_RULES
+from jointopt.runs.rules import RESULT_RULES
 from jointopt.runs.table import read_table, sound_results
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs

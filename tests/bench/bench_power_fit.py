@@ -17,8 +17,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from jointopt.physics import clock_law
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.power import power_constants
+from jointopt.spec.catalog.gpus import load_gpu, power_constants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEQ = 2048  # of the Perseus stages, with one sequence per micro-batch: inferred, the artifact does not say

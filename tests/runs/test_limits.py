@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jointopt.runs.limits import MEASUREMENT_RULES, RESULT_RULES
+from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
 from jointopt.runs.table import check_measurements, read_measurements, sound_results
 from tests.places import DATA
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jointopt.spec.catalog.gpu_sheet import cite, read_yaml
+from jointopt.spec.catalog.gpus import cite, read_yaml
 from jointopt.spec.cluster import Gpu
 
 _FILE = "links.yaml"

@@ -3,7 +3,7 @@
 import pytest
 
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.check import check_plan
+from jointopt.spec.plans.rules import check_plan
 
 GOOD = {
     "dp": 2,

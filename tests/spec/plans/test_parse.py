@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.parse import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
+from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL = (
