@@ -22,8 +22,6 @@ RECOMPUTE_NAMES = tuple(RECOMPUTE_CODES)
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
-
-
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
 
 

@@ -150,7 +150,7 @@ class Store:
 
 
 def _patiently(write: Callable[[], T]) -> T:
-    """What ``write`` returns, tried again while another writer is in its way."""
+    """Return what ``write`` returns, tried again while another writer is in its way."""
     for attempt in range(_ATTEMPTS - 1):
         try:
             return write()

@@ -76,7 +76,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, where, within which space, under which constraints, and what to minimise."""
+    """A model to train, the cluster, the space of plans, the constraints and the objectives."""
 
     name: str
     model: Model

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jointopt.core.errors import CatalogError, JobError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.spec.catalog.gpus import load_gpu, read_yaml
-from jointopt.spec.catalog.links import link_defaults
+from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
 
@@ -149,3 +148,39 @@ def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, str]:
         )
     known = f"{usual:g} GB/s per GPU are assumed, as in the reference system of {gpu.id}"
     return usual, f"inter_node_gbytes_per_s is not given; {known}"
+
+
+# --- figures of links, hosts and air that no catalogue of GPUs has
+
+
+class StandIn(NamedTuple):
+    """A value for what a cluster does not state, and its source."""
+
+    value: float
+    source: str
+
+
+def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, StandIn]:
+    """The fields of `jointopt.spec.cluster.Cluster` that no catalogue of GPUs has, by field name.
+
+    ``host_power_w`` is per node of ``gpus_per_node`` GPUs (the GPU's usual node, else 8). Energies are of the link
+    alone, in pJ per bit and hop; the latency is per step of a ring between nodes, in microseconds.
+    """
+    facts, link = read_yaml("links.yaml"), link_of(gpu)
+    hosts = facts["host_power_w_per_gpu"]
+    host = _stand_in(hosts.get(gpu.id, hosts["other"]))
+    node_gpus = gpus_per_node or gpu.usual_gpus_per_node or 8
+    by_link = {key: _stand_in(facts[key][link]) for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
+    of_all = ("inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "pue")
+    of_host = {"host_power_w": StandIn(host.value * node_gpus, host.source)}
+    return by_link | of_host | {key: _stand_in(facts[key]) for key in of_all}
+
+
+def link_of(gpu: Gpu) -> str:
+    """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
+    links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
+    return next((link for link, gpus in links.items() if gpu.id in gpus), "nvlink")
+
+
+def _stand_in(cell: list[Any]) -> StandIn:
+    return StandIn(float(cell[0]), cite(cell, "links.yaml"))

@@ -24,16 +24,14 @@ _SEARCH = "search."  # begins the names of the rules that the job itself sets
 class Rule:
     """One rule of the joint space.
 
-    ``broken`` takes the ``columns`` as arrays that broadcast and is true where they break the rule. ``counted`` is the
-    reason by which dropped combinations are counted, and ``sentence`` what one plan is refused with, a format of its
-    columns and of the figures in `_plan_figures`; either is empty where another rule covers that use.
+    ``counted`` or ``sentence`` is empty where another rule covers that use.
     """
 
     name: str
     columns: tuple[str, ...]
-    broken: Callable[[Columns], Any]
-    counted: str = ""
-    sentence: str = ""
+    broken: Callable[[Columns], Any]  # takes the columns as arrays that broadcast; true where they break the rule
+    counted: str = ""  # reason by which dropped combinations are counted
+    sentence: str = ""  # what one plan is refused with: a format of its columns and of `_plan_figures`
 
     @property
     def of_search(self) -> bool:
