@@ -111,14 +111,14 @@ def _gpu(section: Section) -> Gpu:
 def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
     """(a figure, the reason where it was assumed rather than stated or looked up)."""
     if not section.has(key):
-        return _stand_in(key, gpu, nodes, per_node)
+        return _left_open(key, gpu, nodes, per_node)
     value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
     return value, ""
 
 
-def _stand_in(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
+def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
     """A figure that a mapping leaves open; silent where it is one of a link that the cluster does not have."""
     if key == "inter_node_gbytes_per_s":
         return _inter_bandwidth(gpu, nodes)
