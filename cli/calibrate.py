@@ -35,9 +35,7 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
     from jointopt.workflows.calibrate import calibrate as fitted
 
     if (query is None) != (predictions is None):
-        raise click.UsageError(
-            "--query and --predictions go together: what to predict, and where to write it."
-        )
+        raise click.UsageError("--query and --predictions go together: what to predict, and where to write it.")
     found = fitted(read_table(table), gpu, read_table(query) if query else None)
     save_calibration(found.calibration, out)
     if predictions and found.predictions is not None:

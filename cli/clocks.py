@@ -16,9 +16,7 @@ def clocks() -> None:
 
 
 @clocks.command()
-@click.option(
-    "--all", "everything", is_flag=True, help="Clocks of all GPUs of this machine, whoever set them."
-)
+@click.option("--all", "everything", is_flag=True, help="Clocks of all GPUs of this machine, whoever set them.")
 def restore(everything: bool) -> None:
     """Put back what runs that were killed (SIGKILL) have left: clocks to the driver, power limits to what they were.
 

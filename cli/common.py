@@ -36,11 +36,7 @@ def _basis(measured: Path | None, calibration: Path | None, **others: Any) -> di
     from jointopt.runs.table import read_table
     from jointopt.surrogate.measurements import Measurements
 
-    return {
-        "measured": Measurements.of(read_table(measured), str(measured)),
-        "calibration": learned,
-        **others,
-    }
+    return {"measured": Measurements.of(read_table(measured), str(measured)), "calibration": learned, **others}
 
 
 def answer(found: Result, as_json: bool, **text: Any) -> None:

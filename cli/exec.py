@@ -9,19 +9,13 @@ import click
 from jointopt.cli import common
 
 
-@click.command(
-    short_help="Run any program under a plan's clocks.", context_settings={"allow_interspersed_args": False}
-)
+@click.command(short_help="Run any program under a plan's clocks.", context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--plan", "plan_file", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="JSON of explain, select or propose, or of a plan alone.")  # fmt: skip
 @click.option("--row", type=click.IntRange(min=1), help="Plan of a proposal, counted from 1.")
-@click.option(
-    "--node", type=click.IntRange(min=0), help="Which node of the plan this is; SLURM_NODEID by default."
-)
-@click.option(
-    "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node; those of this machine by default."
-)
+@click.option("--node", type=click.IntRange(min=0), help="Which node of the plan this is; SLURM_NODEID by default.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node; those of this machine by default.")
 @click.option("--default-clocks", is_flag=True, help="Leave clocks and power limits alone, only measure.")
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip

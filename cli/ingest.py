@@ -12,9 +12,7 @@ from jointopt.cli import common
 @click.command(short_help="Add measured runs to the store.")
 @click.argument("table", type=common.PATH)
 @common.database("Database URL, as for propose.")
-@click.option(
-    "--retract", is_flag=True, help="Take the rows of TABLE back: they are kept, and never used again."
-)
+@click.option("--retract", is_flag=True, help="Take the rows of TABLE back: they are kept, and never used again.")
 @click.pass_context
 def ingest(ctx: click.Context, table: Path, storage: str, retract: bool) -> None:
     """Add the measured runs of TABLE, a CSV or CSV.gz file with one run per row, to the store.

@@ -48,9 +48,7 @@ class Commands(click.Group):
         ctx.exit(exit_code)
 
 
-@click.command(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="jointopt")
 def jointopt() -> None:
     """Finds the parallel layout and the GPU clocks that train a language model fast and with little energy.

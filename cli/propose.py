@@ -14,17 +14,11 @@ from jointopt.cli import common
 @click.argument("job", required=False)
 @common.shape_options
 @click.option("--save-job", type=common.PATH, help="Write the job file that the options stand for.")
-@click.option(
-    "--trials", type=click.IntRange(min=0), default=1000, show_default=True, help="Plans for NSGA-II."
-)
+@click.option("--trials", type=click.IntRange(min=0), default=1000, show_default=True, help="Plans for NSGA-II.")
 @common.seed("Of the search.")
 @common.model_options("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
-@click.option(
-    "--out",
-    type=common.PATH,
-    help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.",
-)
+@click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 def propose(

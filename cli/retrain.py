@@ -17,12 +17,7 @@ from jointopt.cli import common
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
 @click.option("--force", is_flag=True, help="Replace a better surrogate too.")
 def retrain(
-    tables: tuple[Path, ...],
-    storage: str | None,
-    out: Path,
-    seed: int,
-    licences: tuple[str, ...],
-    force: bool,
+    tables: tuple[Path, ...], storage: str | None, out: Path, seed: int, licences: tuple[str, ...], force: bool
 ) -> None:
     """Train a surrogate on all given measurements and print its error on held-out groups and sources.
 

@@ -26,8 +26,8 @@ def script(job: str, plan: str, launcher: str, **options: Any) -> None:
       jointopt script job.yaml --launcher megatron --checkout Megatron-LM --plan "tp=2"
     """
     from jointopt.measure.launchers.base import load_launcher, script_of
-    from jointopt.spec.plans.check import check_plan
     from jointopt.spec.plans.parse import parse_plan, plan_records
+    from jointopt.spec.plans.rules import check_plan
 
     the_job = common.job_of(job)
     parsed = parse_plan(plan, the_job)

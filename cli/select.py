@@ -12,9 +12,7 @@ from jointopt.cli import common
 @click.command(short_help="Choose a stored plan under limits.")
 @click.argument("front_or_study")
 @click.option("--max-iteration-time-s", type=float, help="Deadline of one iteration.")
-@click.option(
-    "--max-energy-j", type=float, help="Energy of one iteration, all GPUs (with --facility: the site)."
-)
+@click.option("--max-energy-j", type=float, help="Energy of one iteration, all GPUs (with --facility: the site).")
 @click.option("--max-power-w", type=float, help="Mean power of a GPU.")
 @click.option("--max-cluster-kw", type=float, help="Mean power of GPUs and hosts, times PUE.")
 @click.option(
@@ -24,12 +22,8 @@ from jointopt.cli import common
 )
 @click.option("--facility", is_flag=True, help="Energy is that of the site: with hosts, times PUE.")
 @click.option("--at-high-end", is_flag=True, help="Keep limits at the upper end of the 90 % intervals.")
-@click.option(
-    "--storage", help="Optuna storage URL of the study; sqlite:///jointopt.db where no such file exists."
-)
-@click.option(
-    "--job", help="Job of the plans, for host power, PUE, carbon and prices; by default the stored one."
-)
+@click.option("--storage", help="Optuna storage URL of the study; sqlite:///jointopt.db where no such file exists.")
+@click.option("--job", help="Job of the plans, for host power, PUE, carbon and prices; by default the stored one.")
 @common.as_json
 def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) -> None:
     """Choose the best stored plan under limits, and say which limit binds and what relaxing it by 5 % would buy.

@@ -14,12 +14,8 @@ from jointopt.cli import common
 @click.command(short_help="Join the workers that search a job together.")
 @click.argument("job")
 @common.model_options("all workers; of several machines: postgresql+psycopg://user@host/name")
-@click.option(
-    "--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Plans by all workers."
-)
-@click.option(
-    "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Plans taken at once."
-)
+@click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Plans by all workers.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Plans taken at once.")
 @click.option("--evaluate", metavar="MODULE:FUNCTION", help="What answers for plans; by default the physics.")
 @click.option(
     "--lease", "lease_s", type=click.FloatRange(min=1), default=60, show_default=True,

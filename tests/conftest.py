@@ -73,9 +73,7 @@ def make_front() -> Callable[..., Columns]:
         results = {"iteration_time_s": time, "energy_j": energy, "avg_power_w": energy / time / 8}
         results["peak_memory_gib"] = np.full(n, 23.4)
         bounds = {f"{k}_{end}": v * f for k, v in results.items() for end, f in (("low", 0.9), ("high", 1.2))}
-        one = {
-            name: np.ones(n, np.int64) for name in ("tp", "cp", "ep", "vpp", "zero_stage", "micro_batch_size")
-        }
+        one = {name: np.ones(n, np.int64) for name in ("tp", "cp", "ep", "vpp", "zero_stage", "micro_batch_size")}
         plan: Columns = {"dp": np.full(n, 8 // pp), "pp": np.full(n, pp), **one}
         plan |= {"sequence_parallel": np.zeros(n, bool), "recompute": np.zeros(n, np.int8)}
         plan["stage_clock_mhz"] = np.repeat(1410.0 - 15 * rank[:, np.newaxis], pp, axis=1)
@@ -109,10 +107,7 @@ def make_explanation(job: Job) -> Callable[..., Explanation]:
             "dp": 4, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
             "recompute": "selective", "zero_stage": 1, "stage_clock_mhz": [1410.0, 1200.0],
         }  # fmt: skip
-        stages = (
-            Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12, 310.0),
-            Stage(1200.0, 0.8, 0.2, 4400.0, 23.5, 12, 290.0),
-        )
+        stages = (Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12, 310.0), Stage(1200.0, 0.8, 0.2, 4400.0, 23.5, 12, 290.0))
         given = {
             "job": job, "plan": plan, "feasible": True, "violations": (), "iteration_time_s": 1.0, "energy_j": 9000.0,
             "avg_power_w": 300.0, "peak_memory_gib": 23.5, "time_s": {"compute": 0.8, "bubble": 0.2, "tp_comm": 0.0},
@@ -133,9 +128,7 @@ def make_runs(job: Job) -> Callable[..., pd.DataFrame]:
 
     def runs(**columns: Any) -> pd.DataFrame:
         plans = [
-            (dp, tp, 8 // dp // tp, size)
-            for dp, tp in ((8, 1), (4, 2), (4, 1), (2, 2), (2, 1))
-            for size in (1, 64)
+            (dp, tp, 8 // dp // tp, size) for dp, tp in ((8, 1), (4, 2), (4, 1), (2, 2), (2, 1)) for size in (1, 64)
         ]
         table = pd.DataFrame(plans, columns=["dp", "tp", "pp", "micro_batch_size"])
         model, training, cluster = job.model, job.training, job.cluster

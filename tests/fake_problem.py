@@ -139,9 +139,7 @@ def _physics(layouts: Columns, clocks: Floats, rng: np.random.Generator, limit: 
     return FakePhysics(layouts, clocks, load, count, other, DYNAMIC_W * np.exp(hunger), limit)
 
 
-def recall(
-    exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9
-) -> float:
+def recall(exact_first: Floats, exact_second: Floats, first: Floats, second: Floats, tolerance: float = 1e-9) -> float:
     """Share of the exact front's points that a given point equals or beats, within a tolerance."""
     if len(exact_first) == 0:
         return 1.0

@@ -16,9 +16,7 @@ _SEEN = {"cpu_s": 0.0}  # when the last report of this process was made
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--cpu", type=int, default=0, metavar="N", help="list the N slowest tests by processor time"
-    )
+    parser.addoption("--cpu", type=int, default=0, metavar="N", help="list the N slowest tests by processor time")
 
 
 def pytest_runtest_logstart() -> None:

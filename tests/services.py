@@ -56,11 +56,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
 
 def _refuse(report: Any, call: pytest.CallInfo[Any] | None) -> None:
     """Turns a skip for a reason that is not on the list into a failure, where ``$CI`` is set."""
-    skipped = (
-        call is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
-    )
+    skipped = call is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
     if skipped and os.environ.get("CI") and not str(call.excinfo.value).startswith(ALLOWED):
         report.outcome = "failed"
-        report.longrepr = (
-            f"skipped in CI for a reason that tests/services.py does not allow: {call.excinfo.value}"
-        )
+        report.longrepr = f"skipped in CI for a reason that tests/services.py does not allow: {call.excinfo.value}"

@@ -133,9 +133,7 @@ class Cluster:
     def _configure(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(4)
         text = _CONF.format(host=host, ports=ports, folder=self.folder, nodes=",".join(NODES))
-        nodes = [
-            _NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports, strict=False)
-        ]
+        nodes = [_NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports, strict=False)]
         self.conf.write_text(text + "".join(nodes))
         gpus = [self.folder / f"gpu{i}" for i in range(4)]
         for gpu in gpus:  # Slurm insists on device nodes: these are as /dev/null
@@ -148,13 +146,7 @@ class Cluster:
         (home / "key").write_bytes(os.urandom(1024))
         (home / "key").chmod(0o600)
         home.chmod(0o711)
-        files = {
-            "key-file": "key",
-            "socket": "socket",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={home / name}" for option, name in files.items()]
         self._start("munged", "munged", "--force", "--foreground", *options)
         wait_for((home / "socket").exists, "munged listens")
@@ -176,9 +168,7 @@ class Cluster:
     def _of_node(self, node: str) -> list[psutil.Process]:
         """The node's daemon, its steps, which hide their environment, and all that they started."""
         started = [process for process in self._own() if process.environ().get("SLURMD_NODENAME") == node]
-        steps = [
-            parent for process in started if (parent := process.parent()) and parent.name() == "slurmstepd"
-        ]
+        steps = [parent for process in started if (parent := process.parent()) and parent.name() == "slurmstepd"]
         return [psutil.Process(self._daemons[node].pid), *steps, *started]
 
 

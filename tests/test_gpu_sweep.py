@@ -92,9 +92,7 @@ def test_runs_are_measured_with_energy_no_clock_is_set_and_none_runs_twice(start
     assert (out / "readme-snippet.md").exists()
 
 
-def test_failures_are_rows_three_of_them_end_the_sweep_and_may_be_tried_again(
-    start, driver, tmp_path: Path
-) -> None:
+def test_failures_are_rows_three_of_them_end_the_sweep_and_may_be_tried_again(start, driver, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="3 runs in a row failed, the last one: did not end within 0 s"):
         start("--trial", limit_s=0.01, runs=4)
     assert pd.read_csv(tmp_path / "out" / "runs.csv")["status"].tolist() == ["timeout"] * 3
@@ -120,15 +118,11 @@ def test_a_line_that_a_kill_cut_off_runs_again(sweep: ModuleType, tmp_path: Path
     plan = {"model": "m", "seq_length": 16, "global_batch_size": 4, "recompute": "none", "zero_stage": 0}
     table = sweep.Table(tmp_path / "runs.csv", {"gpu": "x"})
     for size in (1, 2):
-        table.add(
-            plan | {"micro_batch_size": size, "gpu": "x", "status": "ok", "notes": 'said "no"\nand, left'}
-        )
+        table.add(plan | {"micro_batch_size": size, "gpu": "x", "status": "ok", "notes": 'said "no"\nand, left'})
     assert len(table.done()) == 2
     table.file.write_text(table.file.read_text()[:-9])
     assert sweep.Table(table.file, {"gpu": "x"}).done() == {("m", "16", "4", "1", "none", "0")}
-    with pytest.raises(
-        TableError, match="holds rows with gpu 'x', and these would have 'y'; give another folder"
-    ):
+    with pytest.raises(TableError, match="holds rows with gpu 'x', and these would have 'y'; give another folder"):
         sweep.Table(table.file, {"gpu": "y"})
 
 

@@ -12,9 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jointopt"
-LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-    "contracts"
-][0]
+LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][0]
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for folder in ("jointopt", "cli", "models", "studies")
@@ -84,17 +82,13 @@ def test_functions_are_short_in_the_median() -> None:
 
 @pytest.mark.xfail(reason="docstrings are being written")
 def test_every_public_function_and_class_has_a_docstring() -> None:
-    silent = [
-        f"{file} {name}" for file, tree in TREES.items() for name, _, text in documented(tree) if not text
-    ]
+    silent = [f"{file} {name}" for file, tree in TREES.items() for name, _, text in documented(tree) if not text]
     assert silent == []
 
 
 @pytest.mark.xfail(reason="docstrings are being rewritten")
 def test_no_docstring_begins_with_what() -> None:
-    texts = [
-        (f"{file} {name}", text) for file, tree in TREES.items() for name, _, text in documented(tree, False)
-    ]
+    texts = [(f"{file} {name}", text) for file, tree in TREES.items() for name, _, text in documented(tree, False)]
     texts += [(file, ast.get_docstring(tree)) for file, tree in TREES.items()]
     assert [where for where, text in texts if re.match(r"What\b", text or "")] == []
 
@@ -102,10 +96,7 @@ def test_no_docstring_begins_with_what() -> None:
 @pytest.mark.xfail(reason="names are being replaced")
 def test_names_are_the_terms_of_the_field() -> None:
     found = {
-        f"{file}: {name}"
-        for file, tree in TREES.items()
-        for name in identifiers(tree)
-        if PRIVATE_WORDS.search(name)
+        f"{file}: {name}" for file, tree in TREES.items() for name in identifiers(tree) if PRIVATE_WORDS.search(name)
     }
     assert sorted(found) == []
 
@@ -115,9 +106,7 @@ def identifiers(tree: ast.AST) -> set[str]:
     names = {node.name for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)}
     names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return names | {
-        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
-    }
+    return names | {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
 
 
 def test_no_assert_judges_what_a_user_gave() -> None:

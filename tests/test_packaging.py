@@ -34,9 +34,7 @@ def test_the_public_verbs_exist() -> None:
 
 def test_every_shipped_job_travels_in_the_wheel() -> None:
     jobs = [
-        entry.name
-        for entry in resources.files("jointopt.studies").iterdir()
-        if entry.joinpath("job.yaml").is_file()
+        entry.name for entry in resources.files("jointopt.studies").iterdir() if entry.joinpath("job.yaml").is_file()
     ]
     assert set(jobs) == {path.parent.name for path in (ROOT / "studies").glob("*/job.yaml")} != set()
 

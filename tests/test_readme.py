@@ -47,20 +47,14 @@ def test_the_job_file_of_the_readme_is_a_job() -> None:
 
 def test_the_tiny_job_of_the_readme_is_proposed_explained_and_has_nine_plans_to_run_on_cores() -> None:
     job = parse_job(yaml.safe_load(JOBS[1]), "tiny", ROOT)
-    assert (job.cluster.gpu.id, job.cluster.num_gpus, job.objectives) == (
-        "cpu-core",
-        4,
-        ("iteration_time_s",),
-    )
+    assert (job.cluster.gpu.id, job.cluster.num_gpus, job.objectives) == ("cpu-core", 4, ("iteration_time_s",))
     assert searched(job).size == 9
     assert propose(job, trials=10).front["iteration_time_s"].size == 1
     assert explain(job, "dp=4 mbs=4 rc=none ZeRO=2").feasible
     check_model(job.model)
 
 
-def test_the_python_example_runs_with_the_job_file_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_example_runs_with_the_job_file_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.yaml").write_text(JOBS[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)

@@ -26,14 +26,7 @@ from jointopt.spec.plans.space import enumerate_layouts
 DENSE = "opt-350m-8x4-gh200"
 MOE = "olmoe-1b-7b-8x4-gh200"
 TWO_NODES = "opt-350m-2x4-a100"
-LAYOUTS = (
-    "dp=8 pp=4 tp=1",
-    "dp=4 pp=8 tp=1",
-    "dp=8 pp=2 tp=2",
-    "dp=4 pp=4 tp=2",
-    "dp=4 pp=2 tp=4",
-    "dp=2 pp=4 tp=4",
-)
+LAYOUTS = ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1", "dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2", "dp=4 pp=2 tp=4", "dp=2 pp=4 tp=4")
 DATA_PARALLEL = "dp=4 pp=1 tp=2 micro_batch_size=1"
 PIPELINE = "dp=2 pp=2 tp=2 micro_batch_size=2"
 
@@ -54,11 +47,7 @@ def at_top(job_name: str, plan: str) -> dict[str, float]:
 
 
 def dense() -> dict[tuple[str, int], dict[str, float]]:
-    return {
-        (layout, mbs): at_top(DENSE, f"{layout} micro_batch_size={mbs}")
-        for layout in LAYOUTS
-        for mbs in (1, 2, 4)
-    }
+    return {(layout, mbs): at_top(DENSE, f"{layout} micro_batch_size={mbs}") for layout in LAYOUTS for mbs in (1, 2, 4)}
 
 
 def rank_correlation(first: str, second: str) -> float:
@@ -140,9 +129,7 @@ def test_5_at_the_maximum_clock_the_data_parallel_layout_is_best_in_time_and_ene
     assert first["energy_j"] < second["energy_j"]
 
 
-def test_5_below_some_clock_the_slower_pipeline_uses_less_energy_than_the_fastest_layout_at_any_clock() -> (
-    None
-):
+def test_5_below_some_clock_the_slower_pipeline_uses_less_energy_than_the_fastest_layout_at_any_clock() -> None:
     first, second = sweep(TWO_NODES, DATA_PARALLEL), sweep(TWO_NODES, PIPELINE, 1.0)
     assert second["energy_j"].min() < first["energy_j"].min()
     assert second["iteration_time_s"].min() > first["iteration_time_s"].min()
@@ -245,9 +232,7 @@ RACK = "llama-3-8b-1x8-h100"
 def batch_of_four(gpus: int) -> Job:
     job = shipped_job(RACK)
     return replace(
-        job,
-        training=replace(job.training, global_batch_size=4),
-        cluster=replace(job.cluster, gpus_per_node=gpus),
+        job, training=replace(job.training, global_batch_size=4), cluster=replace(job.cluster, gpus_per_node=gpus)
     )
 
 
@@ -268,17 +253,13 @@ def test_11_tensor_parallelism_reads_activations_again_which_shows_in_joules() -
 
 def test_11_the_forward_pass_of_data_parallelism_communicates_nothing() -> None:
     job = shipped_job(RACK)
-    data, tensor = (
-        CostModel(job, parse_plan(p, job).layouts).groups[0] for p in ("dp=8 zero_stage=0", "tp=8")
-    )
+    data, tensor = (CostModel(job, parse_plan(p, job).layouts).groups[0] for p in ("dp=8 zero_stage=0", "tp=8"))
     assert float(data.forward_comm_s.max()) == 0.0 < float(tensor.forward_comm_s.max())
     assert float(data.link_j.max()) == 0.0 < float(data.iteration_link_j.min())
 
 
 def test_12_a_pipeline_moves_the_least_communication_energy_and_pays_bubbles() -> None:
-    plans: dict[str, Any] = {
-        plan: apart(shipped_job(RACK), plan) for plan in ("pp=8", "dp=8", "tp=8", "cp=8")
-    }
+    plans: dict[str, Any] = {plan: apart(shipped_job(RACK), plan) for plan in ("pp=8", "dp=8", "tp=8", "cp=8")}
     spent = {plan: parts.energy_j["communication"] for plan, parts in plans.items()}
     assert spent["pp=8"] < 0.1 * min(joules for plan, joules in spent.items() if plan != "pp=8")
     bubbles = {plan: parts.time_s["bubble"] for plan, parts in plans.items()}

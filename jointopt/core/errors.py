@@ -1,15 +1,4 @@
-"""Every exception that jointopt raises on purpose.
-
-    JointOptError
-    ├── UsageError          bad input: exit code 2
-    │   ├── JobError            a key of the job file, or a job that contradicts itself
-    │   ├── CatalogError        an unknown name, or a catalogue cell that is blank and needed
-    │   ├── PlanError           a plan that is not a point of the job's space
-    │   └── TableError          a table that cannot be read, or a cell of it
-    ├── InfeasibleError     a good job that cannot be done: exit code 1
-    └── LauncherError       a launcher that cannot run anything: exit code 1
-        └── DeviceError         GPUs that do not answer, or cannot be set
-            └── DevicePermissionError   they could be, by somebody with more rights
+"""Every exception that jointopt raises on purpose; the classes give the exit codes.
 
 A message is one sentence: what is wrong, where, what was expected, what was got, what to do.
 """

@@ -45,15 +45,11 @@ class Failure:
     @property
     def status(self) -> str:
         """The status of its row of a measurement table: oom, timeout or failed."""
-        timed_out = self.kind is FailureKind.TIMEOUT
-        return "oom" if self.kind is FailureKind.OOM else "timeout" if timed_out else "failed"
+        return self.kind.value if self.kind in (FailureKind.OOM, FailureKind.TIMEOUT) else "failed"
 
     @property
     def cause(self) -> tuple[FailureKind, str]:
-        """A key that is equal for failures of one cause.
-
-        That is the kind; where it names no cause, also the sentence without paths and numbers.
-        """
+        """A key equal for failures of one cause: the kind; where it names none, also the sentence without numbers."""
         return self.kind, _OF_ONE_RUN.sub("#", self.detail) if self.kind in _NAMELESS else ""
 
 
@@ -66,10 +62,9 @@ def failure_in(row: Mapping[str, Any]) -> Failure:
     known = row.get("failure")
     if isinstance(known, Failure):
         return known
-    kinds = {"oom": FailureKind.OOM, "timeout": FailureKind.TIMEOUT}
-    notes = row.get("notes")
-    detail = notes.split(_SEPARATOR)[0] if isinstance(notes, str) else ""
-    return Failure(kinds.get(str(row["status"]), FailureKind.REPORTED), detail)
+    notes, status = row.get("notes"), str(row["status"])
+    kind = FailureKind(status) if status in (FailureKind.OOM, FailureKind.TIMEOUT) else FailureKind.REPORTED
+    return Failure(kind, notes.split(_SEPARATOR)[0] if isinstance(notes, str) else "")
 
 
 def joined_notes(*parts: object) -> str:
@@ -79,15 +74,11 @@ def joined_notes(*parts: object) -> str:
 
 @dataclass(frozen=True, order=True)
 class Source:
-    """One cluster and software stack: runs of one source share the constants of hardware and framework.
+    """One cluster and software stack: runs of one source share the constants of hardware and framework."""
 
-    ``origin`` is where a table has its rows from (blank: not stated), ``framework`` the profile's name, or what the
-    table calls the software where no profile was fitted to it, ``gpu`` a catalogue id.
-    """
-
-    origin: str
-    framework: str
-    gpu: str
+    origin: str  # where a table has its rows from; blank: not stated
+    framework: str  # the profile's name, or what the table calls the software where no profile was fitted to it
+    gpu: str  # a catalogue id
     gpus_per_node: int
 
     def __str__(self) -> str:
@@ -101,23 +92,18 @@ class Source:
         return cls(origin, framework, gpu, int(gpus_per_node))
 
     def to_text(self) -> str:
-        """What a message calls the source: "bigscience, megatron-lm, a100-sxm4-80gb, 8 GPUs a node"."""
+        """The source as messages name it: "bigscience, megatron-lm, a100-sxm4-80gb, 8 GPUs a node"."""
         words = (self.origin, self.framework, self.gpu, f"{self.gpus_per_node} GPUs a node")
         return ", ".join(dict.fromkeys(word for word in words if word))
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """A value that stands in for one that no input states.
+    """A value that stands in for one that no input states."""
 
-    ``key`` is the field that it fills (``inlet_temperature_c``, ``zero_stage``) or the group of constants that it
-    replaces (``power.static_w knee_fraction``, ``kernels.gemm``); ``value`` what stands in, None where it is many
-    figures; ``reason`` the sentence for people, with the source.
-    """
-
-    key: str
-    value: Any
-    reason: str
+    key: str  # the field that it fills (``zero_stage``), or the group of constants that it replaces (``gemm``)
+    value: Any  # None where many figures stand in
+    reason: str  # the sentence for people, with the source
 
     def __str__(self) -> str:
         return self.reason

@@ -22,8 +22,6 @@ RECOMPUTE_NAMES = tuple(RECOMPUTE_CODES)
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
-
-
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
 
 
@@ -41,11 +39,6 @@ class Column:
     short: str = ""  # as printed tables head it, where that is not the name
     layout: bool = False  # part of a layout: an array of `Columns`, in this order
     degree: bool = False  # the product of the degrees is the number of GPUs
-
-    @property
-    def is_count(self) -> bool:
-        """Whether it is a whole number from 1 on: the degrees, ep, vpp and the micro-batch."""
-        return self.dtype == "int" and self.low == 1
 
     @property
     def array_dtype(self) -> type[np.generic]:
@@ -101,12 +94,8 @@ COLUMNS = {
 }  # fmt: skip
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
-LAYOUT_COUNTS = tuple(c.name for c in COLUMNS.values() if c.layout and c.is_count)
-SHORT_NAMES = {c.name: c.short for c in COLUMNS.values() if c.short}
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
-ONE_CLOCK = Column(
-    "clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock"
-)
+ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
 
 def column_of(name: str) -> Column:

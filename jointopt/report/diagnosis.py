@@ -73,6 +73,4 @@ def _machine_lines(machine: Mapping[str, Any]) -> list[str]:
         facts += [f"limited to {gpu['power_limit_w']:g} W"] if gpu["power_limit_w"] else []
         lines.append(f"GPU {index}: {', '.join(facts)}")
     lines += [] if machine["gpus"] else ["No GPU"]
-    return lines + [
-        f"Slurm partition, nodes, cores, GPUs of a node: {line}" for line in machine["partitions"]
-    ]
+    return lines + [f"Slurm partition, nodes, cores, GPUs of a node: {line}" for line in machine["partitions"]]

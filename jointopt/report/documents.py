@@ -86,8 +86,7 @@ def plan_entries(columns: Columns, index: Iterable[int] | None = None) -> list[d
     results = {name: values for name, values in columns.items() if name not in PLAN_KEYS}
     plans = plan_records(columns, columns["stage_clock_mhz"], rows) if rows else []
     return [
-        plan | {name: plain(values[i]) for name, values in results.items()}
-        for i, plan in zip(rows, plans, strict=True)
+        plan | {name: plain(values[i]) for name, values in results.items()} for i, plan in zip(rows, plans, strict=True)
     ]
 
 

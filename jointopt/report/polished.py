@@ -29,9 +29,7 @@ from jointopt.report.plans import short_clocks
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
-Schedule = list[
-    list[tuple[str, int]]
-]  # (instruction, clock in MHz) per pipeline rank in its order of execution
+Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
 _SHORT_S = 0.05  # a pass below which the time that a change of clock takes is worth a word
 
@@ -108,9 +106,7 @@ class Polished(Result):
     def write_zeus(self, path: Path) -> None:
         """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
         check_zeus_path(path)
-        found = (
-            f"{self.chosen.iteration_time_s:.6g} s and {self.chosen.energy_j:.6g} J per iteration, all GPUs"
-        )
+        found = f"{self.chosen.iteration_time_s:.6g} s and {self.chosen.energy_j:.6g} J per iteration, all GPUs"
         rows = [f"{row!r},\n" for row in self.schedule]
         write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {self.job.name}, {found}\n"]))
 

@@ -62,9 +62,7 @@ class Proposal(Result):
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
-        front, reference = (
-            plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference)
-        )
+        front, reference = (plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference))
         searched = "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"
         return {
             "job": self.job.name,
@@ -202,9 +200,7 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     )
-    lines += (
-        informed_lines(proposal.informed_by) + _dropped(proposal.infeasible) + assumptions(proposal.assumed)
-    )
+    lines += informed_lines(proposal.informed_by) + _dropped(proposal.infeasible) + assumptions(proposal.assumed)
     if proposal.storage and proposal.study_name:
         lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")

@@ -144,9 +144,7 @@ class MeasuredResult(Result):
         return lines
 
 
-def run_table(
-    runs: Sequence[MeasuredRun], left: Sequence[TextColumn], right: Sequence[TextColumn]
-) -> list[str]:
+def run_table(runs: Sequence[MeasuredRun], left: Sequence[TextColumn], right: Sequence[TextColumn]) -> list[str]:
     """The table of plans with the status of each run; ``over`` is one beyond a bound of the job."""
     if not runs:
         return ["Nothing was measured."]
@@ -260,9 +258,7 @@ class Validated(MeasuredResult):
 def _accuracy(found: Validated) -> list[str]:
     out = []
     for name, error in found.median_errors.items():
-        inside = [
-            inside for run in found.runs if (inside := run.inside(name)) is not None and not run.earlier
-        ]
+        inside = [inside for run in found.runs if (inside := run.inside(name)) is not None and not run.earlier]
         out.append(
             f"{table.RESULT_UNITS[name][0].capitalize()} is off by {error:.1%} (median); {sum(inside)} of "
             f"{len(inside)} runs lie in their 90 % interval."

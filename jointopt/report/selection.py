@@ -107,9 +107,7 @@ class Selection(Result):
             **pick(self, keys),
             "plan": plan,
             **{name: value for name, value in entry.items() if name not in plan},
-            "constraints": {
-                limit.name: pick(limit, "limit=bound value high room_percent") for limit in self.limits
-            },
+            "constraints": {limit.name: pick(limit, "limit=bound value high room_percent") for limit in self.limits},
             **pick(self, "binding binds_together"),
             "relaxations": {
                 limit.name: self._bought(limit, limit.relaxed)
@@ -213,9 +211,7 @@ def _offer(found: Selection, limit: Limit, offer: Relaxation, others: Mapping[st
 
 
 def _remarks(found: Selection) -> list[str]:
-    over = [
-        _WORDS[limit.name][0] for limit in found.limits if limit.high is not None and limit.high > limit.bound
-    ]
+    over = [_WORDS[limit.name][0] for limit in found.limits if limit.high is not None and limit.high > limit.bound]
     powers = [f"constraints.{limit.name}" for limit in found.limits if limit.name in _POWER]
     remarks = {
         "No limit binds alone: a better plan breaks several of them at once.": found.binds_together,

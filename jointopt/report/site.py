@@ -29,9 +29,7 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     """One line per plan, per iteration and for the run where its tokens are given; at most 100 characters wide."""
     cluster, iterations = job.cluster, job.training.run_iterations
     time_s, energy_j = np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64)
-    title = (
-        f"At the site's meter, GPUs and {cluster.nodes:,} x {cluster.host_power_w:,.0f} W of hosts times PUE "
-    )
+    title = f"At the site's meter, GPUs and {cluster.nodes:,} x {cluster.host_power_w:,.0f} W of hosts times PUE "
     title += f"{cluster.pue:g}, per iteration"
     if iterations is not None:
         title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"

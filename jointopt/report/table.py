@@ -72,9 +72,7 @@ def text_width() -> int:
 
 def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A sentence on as many lines as it needs, later ones indented; long words such as URLs stay whole."""
-    return textwrap.wrap(
-        text, text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return textwrap.wrap(text, text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:

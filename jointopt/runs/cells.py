@@ -118,9 +118,7 @@ def _clocks(cells: pd.Series, _: str) -> Reading:
 
 
 def _clock_tuple(cell: object) -> tuple[float, ...] | None:
-    words = (
-        cell if isinstance(cell, tuple | list | np.ndarray) else re.split(r"[;,\s]+", str(cell).strip("[]; "))
-    )
+    words = cell if isinstance(cell, tuple | list | np.ndarray) else re.split(r"[;,\s]+", str(cell).strip("[]; "))
     try:
         clocks = tuple(float(word) for word in words)
     except (TypeError, ValueError):
@@ -129,6 +127,7 @@ def _clock_tuple(cell: object) -> tuple[float, ...] | None:
 
 
 def shown(table: pd.DataFrame, row: int, name: str) -> str:
+    """One cell as a message quotes it, at most 60 characters."""
     cell = table[name].iloc[row]
     return f"{cell.item() if isinstance(cell, np.generic) else cell!r:.60}"
 
@@ -159,12 +158,9 @@ def named_attention(text: str) -> tuple[str | None, bool]:
 
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
 READERS: dict[str, Reader] = {
-    "int": _numbers,
-    "float": _numbers,
-    "bool": _flags,
-    "clocks": _clocks,
+    "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
     "recompute": _one_of(RECOMPUTE_NAMES, {"true": "full", "false": "none"}),
-}
+}  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),
     "attention": _meaning_one_of(ATTENTIONS, lambda text: named_attention(text)[0]),
@@ -201,6 +197,7 @@ def _json_column(cells: pd.Series, name: str) -> list[Any]:
 
 
 def is_known(cell: object) -> bool:
+    """Whether a cell is not blank."""
     return isinstance(cell, tuple | list | np.ndarray) or not pd.isna(cell)  # type: ignore[call-overload]
 
 
@@ -225,10 +222,6 @@ def _json_clocks(cell: Any) -> str:
     return ";".join(str(_json_number(clock)) for clock in clocks)
 
 
-def _json_text(cell: Any) -> str | None:
-    return str(cell).strip() or None
-
-
 def _json_unknown(cell: Any) -> Any:
     """pandas reads 8 as int, float or text by what else its column holds; the value must not depend on that."""
     text = str(cell).strip()
@@ -239,12 +232,9 @@ def _json_unknown(cell: Any) -> Any:
 
 
 _JSON: dict[str, Callable[[Any], Any]] = {
-    "int": _json_number,
-    "float": _json_number,
-    "bool": _json_flag,
-    "str": _json_text,
-    "clocks": _json_clocks,
-}
+    "int": _json_number, "float": _json_number, "bool": _json_flag, "clocks": _json_clocks,
+    "str": lambda cell: str(cell).strip() or None,
+}  # fmt: skip
 
 
 def spelled(cell: object) -> object:
@@ -255,7 +245,5 @@ def spelled(cell: object) -> object:
 def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """The table of rows from `json_rows`: ``columns`` in their order, blanks NaN, measured numbers always floats."""
     table = pd.DataFrame(list(rows), columns=pd.Index(columns))
-    floats = [
-        name for name in columns if column_of(name).dtype == "float" and name in (*COLUMNS, ONE_CLOCK.name)
-    ]
+    floats = [name for name in columns if column_of(name).dtype == "float" and name in (*COLUMNS, ONE_CLOCK.name)]
     return table.astype(dict.fromkeys(floats, float))

@@ -13,9 +13,7 @@ from jointopt.core.errors import UsageError
 if TYPE_CHECKING:
     import sqlalchemy
 
-_LOCK_WAIT_S = (
-    30  # SQLite lets one writer in; another waits so long before it is told that the database is locked
-)
+_LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it hears that the database is locked
 
 
 def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
@@ -68,20 +66,15 @@ def has_table(url: str, name: str) -> bool:
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
 
-    ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is what is told.
+    ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is the reason.
     """
     import sqlalchemy
 
-    failures: tuple[type[Exception], ...] = (
-        sqlalchemy.exc.SQLAlchemyError,
-        ImportError,
-        RuntimeError,
-        OSError,
-        ValueError,
-    )
+    own = (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError, OSError, ValueError)
+    failures: tuple[type[Exception], ...] = (*own, *wrappers)
     try:
         yield
-    except (*failures, *wrappers) as error:
+    except failures as error:
         cause = error.__cause__ if isinstance(error, wrappers) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
         raise UsageError(

@@ -1,14 +1,24 @@
-"""Rules that the cells of one measured run must keep among each other."""
+"""Rules that the cells of one measured run must keep among each other, and on the GPU that they name."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
-from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W
-from jointopt.runs.cells import is_known, spelled
+from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
+from jointopt.core.units import TERA
+from jointopt.runs.cells import is_known, named_dtype, spelled
+from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.spec.catalog.models import known_model
+
+_AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
+_TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
+_MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 
 
 @dataclass(frozen=True)
@@ -22,9 +32,7 @@ class Rule:
 
     def complaint(self, run: pd.Series) -> str:
         """The expectation, and the cells that contradict it."""
-        cells = (
-            f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name])
-        )
+        cells = (f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name]))
         expected = self.expected if isinstance(self.expected, str) else self.expected(run)
         return f"expected {expected}, got {' '.join(cells)}"
 
@@ -33,9 +41,6 @@ def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Ru
     """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
     for rule in rules:
         yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
-
-
-_AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 
 
 def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
@@ -87,4 +92,142 @@ RULES = (
          f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W", _energy_excessive),
     Rule(("peak_power_w", "avg_power_w"), f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
          above("avg_power_w", "peak_power_w", 1 / (1 - _AGREEMENT))),
+)  # fmt: skip
+
+# --- rules of a GPU: what the spans mean, and where their figures come from, is with the properties of `Gpu`
+
+
+@functools.cache
+def _span(figure: str, gpu: str) -> tuple[float, float]:
+    """A span of the GPU of that name; without bounds where the catalogue does not know it."""
+    span: tuple[float, float] = getattr(known_gpu(gpu), figure, (0.0, math.inf))
+    return span
+
+
+def _spans(figure: str, names: pd.Series) -> Floats:
+    """(lowest, highest) for each row's GPU, (n, 2); without bounds where it names no GPU."""
+    codes, distinct = pd.factorize(names)
+    return np.array([*(_span(figure, str(name)) for name in distinct), (0.0, math.inf)])[codes]
+
+
+def _on_gpu(column: str, figure: str, unit: str, slack: float = 0.0, result: bool = False) -> Rule:
+    """The rule that clocks or limits lie in a span of the run's GPU, and a ``result`` not above its end."""
+
+    def words(run: pd.Series) -> str:
+        low, high = _span(figure, str(run["gpu"]))
+        expected = f"at most {high:.4g}" if result else f"from {low:g} to {high:g}"
+        return f"{column} to be {expected} {unit} on this GPU"
+
+    def broken(runs: pd.DataFrame) -> pd.Series:
+        codes, distinct = pd.factorize(runs[column])
+        ends = [(min(cell), max(cell)) if isinstance(cell, tuple) else (cell, cell) for cell in distinct]
+        bounds = np.array([*ends, (np.nan, np.nan)], np.float64)
+        spans = _spans(figure, runs["gpu"].drop_duplicates())
+        lowest = 0.0 if result else spans[:, 0].max()
+        if not ends or (bounds[:-1].min() >= lowest and bounds[:-1].max() <= spans[:, 1].min()):
+            return pd.Series(False, index=runs.index)  # without a look at a million rows
+        given, (low, high) = bounds[codes], _spans(figure, runs["gpu"]).T
+        below = (given[:, 0] < low - slack) & (not result)
+        return pd.Series(below | (given[:, 1] > high + slack), index=runs.index)
+
+    return Rule((column, "gpu"), words, broken)
+
+
+GPU_RULES = (
+    _on_gpu("clock_mhz", "clock_span_mhz", "MHz", _TOLERANCE_MHZ),
+    _on_gpu("stage_clock_mhz", "clock_span_mhz", "MHz", _TOLERANCE_MHZ),
+    _on_gpu("power_limit_w", "power_limit_span_w", "W"),
+)
+
+
+def _nodes_are_broken(runs: pd.DataFrame) -> pd.Series:
+    """Jobs on part of one node are common; those on whole nodes and a part of another are no job that was recorded."""
+    return (runs["num_gpus"] > runs["gpus_per_node"]) & (runs["num_gpus"] % runs["gpus_per_node"] > 0)
+
+
+@functools.cache
+def _peak_flops(gpu: str, dtype: str) -> float:
+    """The GPU's rate in that precision, the highest of any where none is stated.
+
+    Cores of a CPU differ more among themselves than any slack allows for; they have no bound here.
+    """
+    known = known_gpu(gpu)
+    if known is None or known.is_cpu or not known.peak_tflops:
+        return math.inf
+    return TERA * known.peak_tflops.get(named_dtype(dtype) or "", max(known.peak_tflops.values()))
+
+
+@functools.cache
+def _catalogue_parameters(name: str) -> float:
+    """Matrix parameters that a token of that model passes at the least; NaN where the catalogue does not know it."""
+    model = known_model(name)
+    return float(model.active_parameters - model.embedding_parameters) if model else math.nan
+
+
+_SHAPE = (
+    "model", "num_layers", "hidden_size", "ffn_hidden_size", "gated_mlp", "num_attention_heads", "num_query_groups",
+    "vocab_size",
+)  # fmt: skip
+_TIMED = ("iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", *_SHAPE)
+
+
+def _least_parameters(runs: pd.DataFrame) -> pd.Series:
+    """Matrix parameters that each token passes, by the cells that are there: a blank one adds nothing, (n,).
+
+    Of experts one is counted: the cells do not say how wide each is next to a layer without experts.
+    """
+    cells = runs[[name for name in _SHAPE if name != "model"]].astype(float)
+    width, known = cells["hidden_size"], cells.fillna(0.0)
+    narrower = (cells["num_query_groups"] / cells["num_attention_heads"]).fillna(0.0)
+    mlp = (2.0 + (known["gated_mlp"] > 0)) * known["ffn_hidden_size"]
+    layer = width * (2.0 * width * (1.0 + narrower) + mlp)
+    named = runs["model"].map(lambda name: _catalogue_parameters(str(name)), na_action="ignore")
+    return (cells["num_layers"] * layer + width * known["vocab_size"]).fillna(named.astype(float))
+
+
+def least_time_s(runs: pd.DataFrame) -> Floats:
+    """Seconds that an iteration takes at the least, (n,): 6 flop for each parameter and token at the GPU's full rate.
+
+    Attention itself and recomputation come on top, so no run is that fast. NaN where a cell that it needs is blank.
+    """
+    named = runs[["gpu", "dtype"]].astype(object).fillna("").astype(str)
+    codes, pairs = pd.factorize(pd.MultiIndex.from_frame(named))
+    rate = np.array([_peak_flops(gpu, dtype) for gpu, dtype in pairs])[codes]
+    tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float)
+    flop = 6.0 * _least_parameters(runs).to_numpy(float) * tokens
+    return np.asarray(flop / (rate * _MOST_OF_PEAK * runs["num_gpus"].to_numpy(float)))
+
+
+def _too_fast(runs: pd.DataFrame) -> pd.Series:
+    return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_time_s(runs), index=runs.index)
+
+
+def _slowest_words(run: pd.Series) -> str:
+    least_s = float(least_time_s(run.reindex(_TIMED).to_frame().T)[0])
+    return (
+        f"iteration_time_s to be at least {least_s:.3g}, what 6 flop for each parameter and token take at the full "
+        "rate of these GPUs (is it in seconds, and of a whole iteration?)"
+    )
+
+
+def _draws_too_much(runs: pd.DataFrame) -> pd.Series:
+    watts = (runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).to_numpy(float)
+    return pd.Series(watts > _spans("power_limit_span_w", runs["gpu"])[:, 1], index=runs.index)
+
+
+def _energy_words(run: pd.Series) -> str:
+    most_w = _span("power_limit_span_w", str(run["gpu"]))[1]
+    return f"energy_j over iteration_time_s and num_gpus to be at most {most_w:g} W on this GPU"
+
+
+# The first column is what was measured, and cannot be.
+RESULT_RULES = (
+    _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=True),
+    _on_gpu("avg_power_w", "power_limit_span_w", "W", result=True),
+    Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _draws_too_much),
+    Rule(_TIMED, _slowest_words, _too_fast),
+)
+MEASUREMENT_RULES = (
+    *RULES, *GPU_RULES, *RESULT_RULES,
+    Rule(("num_gpus", "gpus_per_node"), "num_gpus to be a multiple of gpus_per_node, or below it", _nodes_are_broken),
 )  # fmt: skip

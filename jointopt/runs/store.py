@@ -1,8 +1,7 @@
 """Measurements that stay: one append-only table, in the same database as the studies.
 
-A row is what was measured, where it came from and when it was added; nothing is ever changed or deleted. Rows are
-told apart by a hash of their content, so that a table can be added again as it grows. A second table says, append-only
-too, which of them were retracted: these are kept and never read.
+Rows are told apart by a hash of their content, so that a table can be added again as it grows; nothing is ever changed
+or deleted. A second table, append-only too, has those that were retracted: these are kept and never read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
@@ -30,24 +29,21 @@ PROVENANCE = ("origin", "recorded_at")
 _ATTEMPTS = 6  # SQLite has waited half a minute for its lock by then, each time
 _ROWS_PER_STATEMENT = 500  # SQLite takes at most 999 parameters in versions before 3.32
 
-_MEASUREMENTS = sa.Table(
-    "jointopt_measurements",
-    sa.MetaData(),
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
-    sa.Column("origin", sa.Text, nullable=False),
-    sa.Column("recorded_at", sa.String(32), nullable=False),
-    sa.Column("content", sa.JSON, nullable=False),
-)
 
-_RETRACTIONS = sa.Table(
-    "jointopt_retractions",
-    sa.MetaData(),
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
-    sa.Column("origin", sa.Text, nullable=False),
-    sa.Column("recorded_at", sa.String(32), nullable=False),
-)
+def _table(name: str, *more: sa.Column[Any]) -> sa.Table:
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
+        sa.Column("origin", sa.Text, nullable=False),
+        sa.Column("recorded_at", sa.String(32), nullable=False),
+        *more,
+    )
+
+
+_MEASUREMENTS = _table("jointopt_measurements", sa.Column("content", sa.JSON, nullable=False))
+_RETRACTIONS = _table("jointopt_retractions")
 
 
 @dataclass(frozen=True)
@@ -79,9 +75,8 @@ class Store:
     def add(self, rows: pd.DataFrame, origin: str) -> Added:
         """Adds the rows that are not there yet, all of them or, where that fails, none.
 
-        ``rows`` are measurements as `jointopt.runs.table.check_measurements` lets them pass; blank rows and the columns
-        ``origin`` and ``recorded_at`` of an earlier `read` are left out. Raises TableError for a cell that its column
-        cannot hold, UsageError where the database cannot be written.
+        ``rows``: as `jointopt.runs.table.check_measurements` lets them pass; blank ones and `PROVENANCE` are left out.
+        Raises TableError for a cell that its column cannot hold, UsageError where the database cannot be written.
         """
         records, by_hash = _hashed(rows)
         if not by_hash:
@@ -112,20 +107,15 @@ class Store:
         ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
         """
         with database_errors(self._url, "measurement store"):
-            gone = self._retracted()
-            rows = [row for row in self._rows() if row.content_hash not in gone]
+            gone, rows = self._retracted(), []
+            if self._has(_MEASUREMENTS):
+                with self._engine.connect() as connection:
+                    stored = connection.execute(sa.select(_MEASUREMENTS).order_by(_MEASUREMENTS.c.id))
+                    rows = [row for row in stored if row.content_hash not in gone]
         records = [row.content for row in rows]
         extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
         table = as_table(records, [*COLUMNS, *extras])
-        return table.assign(
-            origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows]
-        )
-
-    def _rows(self) -> list[sa.Row[Any]]:
-        if not self._has(_MEASUREMENTS):
-            return []
-        with self._engine.connect() as connection:
-            return list(connection.execute(sa.select(_MEASUREMENTS).order_by(_MEASUREMENTS.c.id)))
+        return table.assign(origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows])
 
     def _retracted(self) -> set[str]:
         """Hashes of the rows that were retracted."""
@@ -144,11 +134,8 @@ class Store:
         """Number of new rows, after one transaction."""
         with self._engine.begin() as connection:
             known = _known_hashes(connection, _MEASUREMENTS, list(by_hash))
-            rows = [
-                _provenance(content_hash, origin) | {"content": content}
-                for content_hash, content in by_hash.items()
-                if content_hash not in known
-            ]
+            new = {key: content for key, content in by_hash.items() if key not in known}
+            rows = [_provenance(key, origin) | {"content": content} for key, content in new.items()]
             _insert_rows(connection, _MEASUREMENTS, rows)
         return len(rows)
 
@@ -163,12 +150,12 @@ class Store:
 
 
 def _patiently(write: Callable[[], T]) -> T:
-    """What ``write`` returns, tried again while another writer is in its way."""
+    """Return what ``write`` returns, tried again while another writer is in its way."""
     for attempt in range(_ATTEMPTS - 1):
         try:
             return write()
-        except (IntegrityError, OperationalError) as error:
-            if not _is_passing(error):
+        except (IntegrityError, OperationalError) as error:  # it added the same row meanwhile, or holds a lock
+            if not isinstance(error, IntegrityError) and "lock" not in str(error.orig).lower():
                 raise
         time.sleep(random.uniform(0.5, 1.0) * 0.05 * 2**attempt)
     return write()
@@ -191,17 +178,11 @@ def _insert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str
 
 
 def _known_hashes(connection: sa.Connection, table: sa.Table, hashes: list[str]) -> set[str]:
-    column = table.c.content_hash
-    found: set[str] = set()
+    column, found = table.c.content_hash, set[str]()
     for start in range(0, len(hashes), _ROWS_PER_STATEMENT):
         wanted = column.in_(hashes[start : start + _ROWS_PER_STATEMENT])
         found.update(connection.scalars(sa.select(column).where(wanted)))
     return found
-
-
-def _is_passing(error: DBAPIError) -> bool:
-    """Whether another writer is the reason: it added the same row meanwhile, or holds a lock."""
-    return isinstance(error, IntegrityError) or "lock" in str(error.orig).lower()
 
 
 def _content_hash(record: Mapping[str, Any]) -> str:

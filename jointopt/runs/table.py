@@ -18,13 +18,11 @@ import pandas as pd
 
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
-from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.core.schema import COLUMNS, STATUSES, Ints
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.rules import RULES, Rule, broken_rules
 
-_TEXT: dict[Any, Any] = {
-    c.name: "str" for c in COLUMNS.values() if c.dtype == "str"
-}  # group 007 is no number
+_TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _WHITE = re.compile(r"\s+")
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _OTHER_FILES = {
@@ -59,8 +57,7 @@ def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[
     """The good rows of a measurement file as `check_measurements` returns them, and what is wrong with the others.
 
     A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
-    ``rules``: by default `RULES`.
-    Raises TableError for a file that is no table.
+    ``rules``: by default `RULES`. Raises TableError for a file that is no table.
     """
     text = _read_text(path)
     header = _header(text, path)
@@ -103,9 +100,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
     """All text in quotes where some holds a carriage return, which Python before 3.13 writes bare."""
-    texts = (
-        value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells)
-    )
+    texts = (value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells))
     names = map(str, table.columns)
     returns = any("\r" in text for text in (*names, *filter(lambda value: isinstance(value, str), texts)))
     return csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
@@ -120,21 +115,19 @@ def _read_text(path: Path) -> str:
             raw = gzip.decompress(raw)
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = _kind(raw) or f"byte {error.start:,} is not UTF-8 text"
-        raise _unreadable(path, f"{what}; expected comma-separated UTF-8 text") from error
+        raise _no_text(path, raw, f"byte {error.start:,} is not UTF-8 text") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or error) from error
     if "\0" in text:
-        what = _kind(raw) or f"character {text.index(chr(0)):,} is a zero, as in a binary file"
-        raise _unreadable(path, f"{what}; expected comma-separated UTF-8 text")
+        raise _no_text(path, raw, f"character {text.index(chr(0)):,} is a zero, as in a binary file")
     if not text.strip():
         raise _unreadable(path, "the file is empty")
     return text
 
 
-def _kind(raw: bytes) -> str:
-    """The kind of a file that is mistaken for a CSV file; empty where unknown."""
-    return next((what for start, what in _OTHER_FILES.items() if raw.startswith(start)), "")
+def _no_text(path: Path, raw: bytes, otherwise: str) -> TableError:
+    what = next((kind for start, kind in _OTHER_FILES.items() if raw.startswith(start)), otherwise)
+    return _unreadable(path, f"{what}; expected comma-separated UTF-8 text")
 
 
 def _unreadable(path: Path, reason: object) -> TableError:
@@ -185,18 +178,15 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
 def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     """A copy of a measurement table whose plan and workload cells are what the schema says, rows numbered from 0.
 
-    Numbers become floats, flags 1.0 and 0.0, ``recompute`` one of its names; blank cells become NaN, and columns that
-    no prediction reads stay as they are. Raises TableError that names row, column and value of a cell that makes no
-    sense (text where a number belongs, a degree below 1), for a table without rows and for a column given twice.
+    Numbers and flags become floats, blank cells NaN; columns that no prediction reads stay. Raises TableError that
+    names row, column and value of a cell that makes no sense, for a table without rows and for a column given twice.
     """
     _check_columns(table)
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
     clean, faults = read_columns(table, names, READERS)
     for name, wrong, expected in faults:
         row = int(wrong.to_numpy().argmax())
-        raise TableError(
-            f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}."
-        )
+        raise TableError(f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}.")
     return clean
 
 
@@ -205,13 +195,17 @@ def check_measurements(
 ) -> tuple[pd.DataFrame, list[Problem]]:
     """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
 
-    ``lines`` are the rows' lines in their file; by default row i stands on line i + 2. Checked are the kind and the
-    range of every cell, and what ``rules`` (by default `RULES`) say of cells together; a blank cell is unknown and
-    breaks no rule. A result of zero on a run that did not finish becomes blank. Columns that the schema does not know
-    are kept. Raises TableError for a table without rows, without any known column, or with a column twice.
+    ``lines`` are the rows' lines in their file, by default i + 2. Checked are every cell and what ``rules`` (by default
+    `RULES`) say of cells together; a blank cell breaks none. A result of zero of an unfinished run becomes blank.
+    Raises TableError for a table without rows, without any known column, or with a column twice.
     """
     _check_columns(frame)
-    _need_known_columns(frame)
+    if not set(COLUMNS) & set(frame.columns):
+        got = ", ".join(map(str, frame.columns[:5]))
+        raise TableError(
+            f"The table has no column of a measurement table; expected comma-separated columns such as dp, tp, pp, "
+            f"gpu, status and iteration_time_s, got {got[:100]!r}."
+        )
     table = _without_results_of_unfinished(frame.reset_index(drop=True))
     clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
     at = range(2, len(table) + 2) if lines is None else lines
@@ -231,9 +225,8 @@ def check_measurements(
 def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.DataFrame, list[str]]:
     """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
 
-    A status is one of `schema.STATUSES`, ``unknown`` for a word that is none, or blank; a number beyond the
-    range of its column becomes blank, that of a run that did not finish without a word. Text among the numbers stays.
-    ``rules`` blame a result each: it becomes blank where it breaks one.
+    A status that is no known word becomes ``unknown``; blank become a number beyond the range of its column, a result
+    that one of ``rules`` blames, and, without a sentence, a zero of an unfinished run. Text among the numbers stays.
     """
     table = _without_results_of_unfinished(frame)
     names = [name for name in ("status", *MEASURED) if name in table]
@@ -242,11 +235,8 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     for name, wrong, expected in faults:
         wrong = wrong if name == "status" else wrong & floats(table.reset_index(drop=True)[name]).notna()
         if wrong.any():
-            row, count = int(wrong.to_numpy().argmax()), int(wrong.sum())
-            messages.append(
-                f"{count:,} row{'s' * (count > 1)} whose {name} cannot be (row {row + 1}: expected {expected}, "
-                f"got {shown(table, row, name)}): not used."
-            )
+            rows = np.flatnonzero(wrong)
+            messages.append(_not_used(name, rows, f"expected {expected}, got {shown(table, rows[0], name)}"))
             kept = table[name].mask(wrong.to_numpy(), "unknown" if name == "status" else np.nan)
             table = table.assign(**{name: kept})
     if "status" in table:
@@ -255,21 +245,22 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     return _held_to(table, rules, messages)
 
 
-def _held_to(
-    table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]
-) -> tuple[pd.DataFrame, list[str]]:
+def _held_to(table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """The table with results blank that break a rule, and the ``messages`` with one on each such rule."""
     judged = [rule for rule in rules if rule.columns[0] in table]
     clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)
     for rule, broken in broken_rules(clean, judged):
         rows = np.flatnonzero(broken)
         if len(rows):
-            messages.append(
-                f"{len(rows):,} row{'s' * (len(rows) > 1)} whose {rule.columns[0]} cannot be (row {rows[0] + 1}: "
-                f"{rule.complaint(clean.iloc[rows[0]])}): not used."
-            )
-            table = table.assign(**{rule.columns[0]: table[rule.columns[0]].mask(broken.to_numpy(bool))})
+            name = rule.columns[0]
+            messages.append(_not_used(name, rows, rule.complaint(clean.iloc[rows[0]])))
+            table = table.assign(**{name: table[name].mask(broken.to_numpy(bool))})
     return table, messages
+
+
+def _not_used(name: str, rows: Ints, complaint: str) -> str:
+    many = "s" * (len(rows) > 1)
+    return f"{len(rows):,} row{many} whose {name} cannot be (row {rows[0] + 1}: {complaint}): not used."
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:
@@ -287,20 +278,8 @@ def _check_columns(table: pd.DataFrame) -> None:
         raise TableError(f"The table has the column {twice[0]!r} more than once; expected every column once.")
 
 
-def _need_known_columns(table: pd.DataFrame) -> None:
-    if not set(COLUMNS) & set(table.columns):
-        got = ", ".join(map(str, table.columns[:5]))
-        raise TableError(
-            f"The table has no column of a measurement table; expected comma-separated columns such as dp, tp, pp, "
-            f"gpu, status and iteration_time_s, got {got[:100]!r}."
-        )
-
-
 def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:
     """Loggers write a time of 0 for a run that crashed; it says nothing, and must not pass for a measurement."""
-    zero = {
-        name: table[name].mask(_unfinished(table) & (pd.to_numeric(table[name], errors="coerce") == 0))
-        for name in MEASURED
-        if name in table
-    }
-    return table.assign(**zero)
+    measured, unfinished = [name for name in MEASURED if name in table], _unfinished(table)
+    zero = {name: unfinished & (pd.to_numeric(table[name], errors="coerce") == 0) for name in measured}
+    return table.assign(**{name: table[name].mask(zero[name]) for name in measured})

@@ -6,9 +6,9 @@ import difflib
 from typing import TYPE_CHECKING
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import COLUMNS
+from jointopt.core.schema import COLUMNS, STATUSES
 from jointopt.runs.cells import named_dtype
-from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,34 +21,29 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     """One sentence for each reason why sound rows of a measurement table teach nothing; none where all of them do."""
     if runs.empty:
         return []
+    gpus = runs["gpu"] if "gpu" in runs else runs.assign(gpu=None)["gpu"]
     lines = [text for name in map(str, runs.columns) if name not in COLUMNS and (text := _misspelt(name))]
-    unnamed = runs["gpu"].isna() if "gpu" in runs else runs.index == runs.index
-    if unnamed.any():
-        count = int(unnamed.sum())
+    if count := int(gpus.isna().sum()):
         names = "row names" if count == 1 else "rows name"
         lines.append(f"{count:,} {names} no GPU (column gpu): kept, and never learned from.")
-    for name in runs["gpu"].dropna().unique() if "gpu" in runs else ():
+    for name, count in gpus.value_counts(sort=False).items():
         try:
             load_gpu(str(name))
         except CatalogError as error:
-            count = int((runs["gpu"] == name).sum())
             lines.append(f"{_rows_are(count)} kept, and never learned from: {error}")
     return lines + _without_rate(runs) + silent_lines(runs)
 
 
 def silent_lines(runs: pd.DataFrame) -> list[str]:
     """One sentence where rows of a measurement table have no result that anything learns from."""
-    ended = (
-        runs["status"].isin(["oom", "failed", "timeout"]) if "status" in runs else runs.index != runs.index
-    )
-    silent = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1) & ~ended
+    silent = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1)
+    if "status" in runs:
+        silent &= ~runs["status"].isin(STATUSES[1:])
     if not silent.any():
         return []
-    count = int(silent.sum())
-    return [
-        f"{count:,} {'row has' if count == 1 else 'rows have'} neither a result ({', '.join(_RESULTS)}) nor the status "
-        "oom or failed."
-    ]
+    count, results = int(silent.sum()), ", ".join(_RESULTS)
+    have = "row has" if count == 1 else "rows have"
+    return [f"{count:,} {have} neither a result ({results}) nor the status oom or failed."]
 
 
 def _without_rate(runs: pd.DataFrame) -> list[str]:
@@ -57,12 +52,8 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
         return []
     lines = []
     for (name, text), rows in runs.groupby(["gpu", "dtype"], sort=False):
-        dtype = named_dtype(str(text))
-        try:
-            known = dtype is None or dtype in load_gpu(str(name)).peak_tflops
-        except CatalogError:
-            known = True  # has its sentence already
-        if not known:
+        gpu, dtype = known_gpu(name), named_dtype(str(text))
+        if gpu and dtype and dtype not in gpu.peak_tflops:
             lines.append(
                 f"{_rows_are(len(rows))} in {dtype} on {name}, of which no source states a rate: priced in a wider "
                 "precision, and called out of domain."

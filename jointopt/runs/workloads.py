@@ -13,24 +13,16 @@ import pandas as pd
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats, Ints
 from jointopt.runs.cells import named_attention, named_dtype, row_codes
-from jointopt.runs.limits import GPU_RULES
-from jointopt.runs.rules import RUN_RULES, Rule, above, broken_rules
+from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
+from jointopt.spec import defaults
 from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.catalog.models import known_model, load_model, model_names
 from jointopt.spec.cluster import Cluster, Gpu
-from jointopt.spec.defaults import (
-    FUSED_NORM,
-    DefaultPlan,
-    canonical,
-    default_attention,
-    default_dtype,
-    default_plan,
-    fill_degrees,
-)
+from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
@@ -77,18 +69,14 @@ class Workload:
         """The rows at positions ``at`` of this workload, in that order."""
         plans = {name: values[at] for name, values in self.plans.items()}
         assumed = [self.assumed[i] for i in at.tolist()]
-        return replace(
-            self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed
-        )
+        return replace(self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed)
 
 
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
-    Blank cells get the defaults of `jointopt.spec.defaults`, those of a model's shape the catalogue's where it knows
-    the name. A row is left out, by position and with the reason, where it names no known GPU, lacks what nothing
-    stands in for, or could not run (degrees that do not multiply to its GPUs, more stages than layers, a clock beyond
-    the GPU's).
+    Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
+    position and with the reason, where it names no known GPU, lacks what nothing stands in for, or could not run.
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
@@ -96,9 +84,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
         hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
-        raise TableError(
-            f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted."
-        )
+        raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
     runs = _with_heads_of_kin(_with_degrees(runs))
     reasons = _impossible(runs)
     found = []
@@ -133,7 +119,7 @@ def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
 def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
     """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
     for name in runs["model"].dropna().unique() if "model" in runs else ():
-        model = _catalogue_model(str(name))
+        model = known_model(str(name))
         if model is None:
             continue
         shape = pd.Series({column: float(getattr(model, column)) for column in _SHAPE})
@@ -152,9 +138,7 @@ def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
     shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
     shape = shape.assign(source=shape["source"].astype(object).fillna(""), row=np.arange(len(runs)))
     known = shape.dropna().drop_duplicates(["source", "hidden_size", "num_layers", "num_attention_heads"])
-    pairs = shape[shape["num_attention_heads"].isna()].merge(
-        known, on=["source", "hidden_size"], suffixes=("", "_kin")
-    )
+    pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
     pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
     best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
     heads, filled = runs["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
@@ -162,18 +146,11 @@ def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(num_attention_heads=heads, **{_HEADS_FROM_KIN: filled})
 
 
-def _catalogue_model(name: str) -> Model | None:
-    try:
-        return load_model(name)
-    except CatalogError:
-        return None
-
-
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
     """Degrees without blanks, and ``assumed_plan``: the bits of those that are taken as 1."""
     given = {name: _cells(runs, name) for name in DEGREES}
     filled, guessed = fill_degrees(given, runs["num_gpus"].to_numpy(float))
-    return runs.assign(**filled, assumed_plan=sum(_bit(name, mask) for name, mask in guessed.items()))
+    return runs.assign(**filled, assumed_plan=_bits(guessed))
 
 
 def _cells(rows: pd.DataFrame, name: str) -> Floats:
@@ -188,14 +165,15 @@ def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     cut = size.fillna(1.0).clip(upper=share)
     step = runs["dp"] * cut
     batch = np.ceil(runs["global_batch_size"] / step) * step
-    assumed = runs["assumed_plan"] | _bit("micro_batch_size", size.isna() | (cut < size))
-    assumed |= _bit("global_batch_size", batch > runs["global_batch_size"])
+    changed = {"micro_batch_size": size.isna() | (cut < size), "global_batch_size": batch > runs["global_batch_size"]}
+    assumed = runs["assumed_plan"] | _bits(changed)
     return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
 
 
-def _bit(name: str, rows: npt.ArrayLike) -> Ints:
-    """The bit of a field of `_ASSUMABLE` in the rows where it was assumed, (n,)."""
-    return np.asarray(rows, np.int64) << _ASSUMABLE.index(name)
+def _bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
+    """Per row, (n,), the bits of the fields of `_ASSUMABLE` that were assumed there."""
+    bits = [np.asarray(rows, np.int64) << _ASSUMABLE.index(name) for name, rows in assumed.items()]
+    return np.asarray(np.bitwise_or.reduce(bits), np.int64)
 
 
 def _impossible(runs: pd.DataFrame) -> dict[int, str]:
@@ -230,9 +208,7 @@ def _workload(rows: pd.DataFrame) -> Workload:
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
     default = _plans(rows, job)
-    bits = rows["assumed_plan"].to_numpy(np.int64)
-    for name, mask in default.assumed.items():
-        bits = bits | _bit(name, mask)
+    bits = rows["assumed_plan"].to_numpy(np.int64) | _bits(default.assumed)
     notes, clocks = _named(assumed, bits), _clocks(rows, default.layouts["pp"], gpu)
     return Workload(job, rows.index.to_numpy(), default.layouts, clocks, notes, _as_stated(first, training))
 
@@ -252,9 +228,7 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
 def _named(assumed: list[str], bits: Ints) -> list[str]:
     """The assumed fields of every row as text: names common to all rows, then those of its ``bits``."""
     codes, distinct = pd.factorize(bits)
-    words = [
-        " ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()
-    ]
+    words = [" ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()]
     texts: list[str] = np.array(words, dtype=object)[codes].tolist()
     return texts
 
@@ -279,7 +253,7 @@ _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
 def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
     """The precision that a cell means, or the next wider one that the GPU has a rate for."""
     named = named_dtype(text)
-    dtype = named or default_dtype(gpu)
+    dtype = named or defaults.default_dtype(gpu)
     while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
         dtype = _NEXT_WIDER[dtype]
     if dtype != named:
@@ -290,7 +264,7 @@ def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
 def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
     """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
     named, stated = named_attention(text)
-    kernel = runnable_attention(gpu, named) if named else default_attention(framework, gpu, dtype)
+    kernel = runnable_attention(gpu, named) if named else defaults.default_attention(framework, gpu, dtype)
     if not stated or kernel != named:
         assumed.append("attention")
     return kernel
@@ -307,7 +281,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         dtype=dtype,
         attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
         attention_assumed="attention" in assumed,
-        fused_norm=bool(row.get("fused_norm", FUSED_NORM)),
+        fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
     )
 
@@ -338,10 +312,10 @@ def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
     """The layouts of the rows of one job, blanks filled."""
     codes = rows.assign(recompute=rows["recompute"].map(RECOMPUTE_CODES)) if "recompute" in rows else rows
     given = {name: _cells(codes, name) for name in LAYOUT_COLUMNS}
-    default = default_plan(job, given)
+    default = defaults.default_plan(job, given)
     # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
     kept = {"zero_stage": default.layouts["zero_stage"]}
-    return replace(default, layouts=canonical(job.training, default.layouts) | kept)
+    return replace(default, layouts=defaults.canonical(job.training, default.layouts) | kept)
 
 
 def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:

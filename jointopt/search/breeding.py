@@ -151,9 +151,7 @@ def _other_profiles(genome: Genome, genes: Ints) -> Ints:
     return np.asarray(moved[inside], dtype=np.int64)
 
 
-def unseen(
-    genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator
-) -> tuple[Ints, Ints, Floats, Floats]:
+def unseen(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator) -> tuple[Ints, Ints, Floats, Floats]:
     """Plans of these genes as (layout, clock index, slack, stage clocks), now marked as seen.
 
     What was seen before is replaced by stronger and stronger mutants of it, or left out in the end.

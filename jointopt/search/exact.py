@@ -77,9 +77,7 @@ def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -
     return np.flatnonzero(~is_covered(*objectives(front), time_lb_s * low, energy_lb_j * low))
 
 
-def exact_front(
-    problem: Problem, *, chunk_size: int = 200_000, progress: Progress | None = None
-) -> ExactFront:
+def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progress | None = None) -> ExactFront:
     """The front over all layouts and all uniform clocks; exact whatever bounds the problem offers.
 
     ``progress(done, total, front_size)`` counts plans evaluated or ruled out. Memory grows with

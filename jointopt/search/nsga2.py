@@ -67,9 +67,7 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = _Sampler(population, seed)
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    run = _Run(
-        problem, study, sampler, np.random.default_rng(seed), trials, population, local_evaluations, start
-    )
+    run = _Run(problem, study, sampler, np.random.default_rng(seed), trials, population, local_evaluations, start)
     front = run.generations(progress)
     if start is not None:
         front = merge(front_of(start), front)
@@ -115,9 +113,7 @@ class _Run:
                 genes = self._bred(size)
             if not self.local_evaluations:
                 share_done = done / self.trials
-                genes = half_local(
-                    self.genome, self.everything(), front, self.seen, genes, share_done, self.rng
-                )
+                genes = half_local(self.genome, self.everything(), front, self.seen, genes, share_done, self.rng)
             plans = self.problem.evaluated(*unseen(self.genome, genes, self.seen, self.rng))
             if not _count(plans):
                 break  # nothing within reach that was not seen: the space is exhausted
@@ -145,9 +141,7 @@ class _Run:
         better = self.local.improve(front, share, per_stage=False)
         genes = self.genome.encode(take(better, evenly(better, size)))
         # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.
-        return better, np.resize(genes, (size, genes.shape[1])) if len(genes) else self.genome.random(
-            size, self.rng
-        )
+        return better, np.resize(genes, (size, genes.shape[1])) if len(genes) else self.genome.random(size, self.rng)
 
 
 def _count(plans: Columns) -> int:

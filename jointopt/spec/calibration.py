@@ -62,9 +62,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     known = {name: value for name, value in vars(calibration.constants).items() if value is not None}
     document = {"version": calibration.version, "gpu": calibration.gpu, "constants": known}
     rest = {name: getattr(calibration, name) for name in _KEYS if name not in document}
-    document |= {
-        name: list(value) if isinstance(value, tuple) else dict(value) for name, value in rest.items()
-    }
+    document |= {name: list(value) if isinstance(value, tuple) else dict(value) for name, value in rest.items()}
     try:
         write_whole(path, _HEADER + dump_yaml(document))
     except OSError as error:
@@ -84,31 +82,17 @@ def _parsed(section: Section) -> Calibration:
     if version != VERSION:
         raise section.refuse("version", f"{VERSION}, the only one that this jointopt reads")
     constants = section.section("constants", _CONSTANTS)
-    needed = {
-        name: _number(constants, name)
-        for name in ("max_clock_mhz", "static_w", "knee_fraction", "voltage_ratio")
-    }
-    given = {name: _number(constants, name) for name in ("wait_w", "board_limit_w") if constants.has(name)}
-    return Calibration(
-        gpu=section.text("gpu"),
-        constants=Constants(**needed, **given),
-        plus_minus=section.values.get("plus_minus") or {},
-        fitted_on=section.values.get("fitted_on") or {},
-        fit_error_percent=section.values.get("fit_error_percent") or {},
-        work=tuple(section.values.get("work") or ()),
-        measure_next=tuple(section.values.get("measure_next") or ()),
-    )
+    optional = ("wait_w", "board_limit_w")
+    known = {name: _number(constants, name) for name in _CONSTANTS if constants.has(name) or name not in optional}
+    rest: dict[str, Any] = {name: section.values[name] for name in _KEYS[2:] if section.values.get(name)}
+    rest |= {name: tuple(rest.get(name, ())) for name in ("work", "measure_next")}
+    return Calibration(**rest | {"gpu": section.text("gpu"), "constants": Constants(**known), "version": version})
 
 
 def _number(section: Section, name: str) -> float:
     value = section.values.get(name)
     low = 1.0 if name == "voltage_ratio" else 0.0
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= _MOST[name]
-        or value == 0
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= _MOST[name] or value == 0:
         raise section.refuse(name, f"a number above {low:g} and at most {_MOST[name]:g}")
     return float(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Section:
     where: str
 
     def at(self, key: str) -> str:
+        """The place of a key, as a message names it."""
         return f"{self.where}.{key}" if self.where else key
 
     def refuse(self, key: str, expected: str) -> JobError:
@@ -53,64 +54,56 @@ class Section:
         """Whether the key is given; a key without a value counts as not given."""
         return self.values.get(key) is not None
 
+    def _checked(self, key: str, default: Any, fits: Callable[[Any], bool], expected: str) -> Any:
+        """The value, which must fit; the default where there is one and no value."""
+        if default is not None and not self.has(key):
+            return default
+        if not fits(self.values.get(key)):
+            raise self.refuse(key, expected)
+        return self.values[key]
+
     def whole(self, key: str, low: int = 1, high: int = MOST, default: int | None = None) -> int:
         """A whole number from ``low`` to ``high``; a bool is none. Without a default the key is required."""
-        if default is not None and not self.has(key):
-            return default
-        value: Any = self.values.get(key)
-        if not is_whole(value) or not low <= value <= high:
-            raise self.refuse(key, f"a whole number from {low:,} to {high:,}")
-        return int(value)
+        expected = f"a whole number from {low:,} to {high:,}"
+        return int(self._checked(key, default, lambda value: is_whole(value) and low <= value <= high, expected))
 
-    def number(
-        self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None
-    ) -> float:
+    def number(self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None) -> float:
         """A finite number above 0 (from 0 on with ``zero``) and at most ``high``."""
-        if default is not None and not self.has(key):
-            return default
-        value: Any = self.values.get(key)
-        if not is_number(value) or not 0 <= value <= high or (value == 0 and not zero):
-            start = "from 0 on" if zero else "above 0"
-            raise self.refuse(key, f"a number {start}, at most {high:g}")
-        return float(value)
+        expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:g}"
+        return float(
+            self._checked(key, default, lambda v: is_number(v) and 0 <= v <= high and (v != 0 or zero), expected)
+        )
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false, and nothing else."""
-        if default is not None and not self.has(key):
-            return default
-        value = self.values.get(key)
-        if not isinstance(value, bool):
-            raise self.refuse(key, "true or false")
-        return value
+        return bool(self._checked(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
         """One word out of a few."""
-        if default is not None and not self.has(key):
-            return default
         words, value = list(choices), self.values.get(key)
-        if not isinstance(value, str) or value not in words:
-            hint = nearest(value, words) if isinstance(value, str) else ""
-            raise self.refuse(key, f"one of {', '.join(words)}{hint}")
-        return value
+        hint = nearest(value, words) if isinstance(value, str) and value not in words else ""
+        expected = f"one of {', '.join(words)}{hint}"
+        return str(self._checked(key, default, lambda word: isinstance(word, str) and word in words, expected))
 
     def text(self, key: str, default: str | None = None, most: int = 200) -> str:
         """A non-empty line of text of at most ``most`` characters."""
-        if default is not None and not self.has(key):
-            return default
-        value = self.values.get(key)
-        if not isinstance(value, str) or not value.strip() or len(value) > most or not value.isprintable():
-            raise self.refuse(key, "one line of text (in quotes where it looks like a number or a bool)")
-        return value
 
-    def section(self, key: str, known: Iterable[str]) -> Section:
-        """The mapping under a key, with known keys only; an empty one where the key is not given."""
+        def fits(value: Any) -> bool:
+            return isinstance(value, str) and value.strip() != "" and len(value) <= most and value.isprintable()
+
+        expected = "one line of text (in quotes where it looks like a number or a bool)"
+        return str(self._checked(key, default, fits, expected))
+
+    def section(self, key: str, known: Iterable[str] | None = None) -> Section:
+        """The mapping under a key, with known keys only (None: any); an empty one where the key is not given."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.refuse(key, "a mapping of keys to values")
-        return Section(value or {}, self.at(key)).only(known)
+        return Section(value or {}, self.at(key)).only(value or () if known is None else known)
 
 
 def is_whole(value: object) -> bool:
+    """Whether it is an integer; a bool is none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

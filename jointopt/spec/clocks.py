@@ -33,9 +33,8 @@ def _range(low: float, high: float, step: float) -> tuple[float, ...]:
 def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]:
     """The clocks that the job searches, ascending, in MHz, and what was assumed.
 
-    ``clock_mhz`` is a number, a list, or ``{min, max, step}``, whose omitted parts are the GPU's own; without
-    it all clocks of the GPU count, or its maximum alone where no source states the others. Raises JobError
-    for a clock that the GPU does not have, CatalogError where its clocks are unknown and the job gives none.
+    ``clock_mhz`` is a number, a list, or ``{min, max, step}``; what is omitted is the GPU's own. Raises JobError for a
+    clock that the GPU does not have, CatalogError where its clocks are unknown and the job gives none.
     """
     grid = clock_grid_mhz(gpu)
     given = search.values.get("clock_mhz")
@@ -44,9 +43,7 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Ass
     clocks = _from_range(search, gpu) if isinstance(given, Mapping) else _from_list(search)
     for clock in clocks:
         _check(search.at("clock_mhz"), clock, gpu, grid)
-    reason = (
-        f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
-    )
+    reason = f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
     return clocks, () if grid else (Assumption("clock_mhz", clocks, reason),)
 
 

@@ -54,9 +54,7 @@ class Gpu:
     wait_w: float | None
     throttle_temperature_c: float | None
     host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
-    process_memory_gib: float | None = (
-        None  # held by a process before it trains; None = the framework's overhead
-    )
+    process_memory_gib: float | None = None  # held by a process before it trains; None = the framework's overhead
     power: PowerConstants | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -80,7 +78,13 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
+        """Whether it is a CPU, of which only times are predicted."""
         return self.architecture == "CPU"
+
+    @property
+    def peak_16_bit_tflops(self) -> float | None:
+        """The dense rate in bf16, else in fp16; None where it has neither."""
+        return self.peak_tflops.get("bf16", self.peak_tflops.get("fp16"))
 
     def need(self, figure: str, why: str) -> float:
         """The figure, or a CatalogError that says what its absence makes impossible."""
@@ -118,6 +122,7 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
+        """GPUs of all nodes together."""
         return self.nodes * self.gpus_per_node
 
     @property

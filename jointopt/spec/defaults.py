@@ -40,22 +40,20 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     """The layouts that n plans with blank fields mean for a job: by its framework, model, batch and number of GPUs.
 
     ``given`` has float arrays (n,) by layout column, NaN where blank; a missing column is blank in all rows;
-    ``recompute`` by code. What is given stays as it is, sense or not: `jointopt.spec.plans.check` judges it.
+    ``recompute`` by code. What is given stays as it is, sense or not: `jointopt.spec.plans.rules` judges it.
     """
     framework, model, training = job.training.framework, job.model, job.training
     size = max((np.size(values) for values in given.values()), default=1)
-    raw = {
-        name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size)
-        for name in LAYOUT_COLUMNS
-    }
+    raw = {name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size) for name in LAYOUT_COLUMNS}
     blank = {name: np.isnan(values) for name, values in raw.items()}
     filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
-    filled["ep"] = _filled(raw["ep"], 1)  # experts lie whole on every rank unless a plan spreads them
-    filled["micro_batch_size"] = _filled(raw["micro_batch_size"], 1)  # fits wherever anything does
+    for name in ("ep", "micro_batch_size"):  # experts lie whole on every rank; a micro-batch of 1 fits best
+        filled[name] = np.where(blank[name], 1, raw[name])
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
+    even = training.seq_length // layouts["cp"] % layouts["tp"] == 0  # tokens of a cp rank
     defaults = {
         "vpp": _default_vpp(framework, model, layouts, training.global_batch_size),
-        "sequence_parallel": _default_sequence_parallel(framework, layouts, training.seq_length),
+        "sequence_parallel": framework.default_sequence_parallel & (layouts["tp"] > 1) & even,
         "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
         "zero_stage": _default_zero_stage(framework, layouts["pp"]),
     }
@@ -100,17 +98,11 @@ def default_dtype(gpu: Gpu) -> str:
 def default_attention(framework: Framework, gpu: Gpu, dtype: str) -> str:
     """The attention kernel where none is named: flash2 where it is usual, else that of the framework's profile.
 
-    Profiles with ``fused`` were fitted to runs of 2021 and 2022 on A100 and V100. Whoever has a Hopper GPU or a later
-    one has libraries that bring flash kernels and choose them by themselves. These take 16 bit and less
-    (FlashAttention's README), so fp32 keeps the profile's. A kernel that the GPU cannot run gives way to flash2, then
-    to fused.
+    Profiles with ``fused`` were fitted to A100 and V100; libraries for Hopper and later choose flash by themselves, for
+    16 bit and less (FlashAttention's README). What the GPU cannot run gives way to flash2, then to fused.
     """
     wanted = "flash2" if flash_is_usual(gpu) and dtype != "fp32" else framework.default_attention
     return runnable_attention(gpu, wanted)
-
-
-def _filled(values: Floats, default: float) -> Floats:
-    return np.where(np.isnan(values), default, values)
 
 
 def _default_vpp(framework: Framework, model: Model, layouts: Columns, batch: int) -> Ints:
@@ -126,18 +118,8 @@ def _default_vpp(framework: Framework, model: Model, layouts: Columns, batch: in
     return np.where((pp > 1) & (micro_batches % pp == 0), vpp, 1)
 
 
-def _default_sequence_parallel(framework: Framework, layouts: Columns, seq_length: int) -> Bools:
-    """On where the framework turns it on with tensor parallelism and tp divides the tokens of a cp rank."""
-    even = seq_length // layouts["cp"] % layouts["tp"] == 0
-    return np.asarray(even & (layouts["tp"] > 1) & framework.default_sequence_parallel)
-
-
 def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
-    """The framework's own stage; with pipelines the next lower one that it can combine with them.
-
-    ZeRO-2 and 3 shard gradients and weights, which every micro-batch of a pipeline would gather anew: frameworks fall
-    back to sharding the optimizer alone. The lowest offered stage where none is lower.
-    """
+    """The framework's own stage; with pipelines the next lower one that it can combine with them, else the lowest."""
     usual = framework.default_zero_stage
     offered = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline)) or [0]
     piped = max((stage for stage in offered if stage <= usual), default=offered[0])

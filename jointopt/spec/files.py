@@ -66,12 +66,7 @@ def read_text(path: Path) -> str:
 
 def dump_yaml(mapping: Mapping[str, Any]) -> str:
     """The mapping as YAML that `parse_yaml` reads back, keys in their order."""
-    style: dict[str, Any] = {
-        "sort_keys": False,
-        "allow_unicode": True,
-        "width": 100,
-        "default_flow_style": None,
-    }
+    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100, "default_flow_style": None}
     text: str = yaml.dump(dict(mapping), Dumper=_JobDumper, **style)
     return text
 

@@ -20,32 +20,23 @@ class Framework:
     interleaving: bool = True
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
-    selective_share: float = (
-        0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
-    )
+    selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
     default_attention: str = "flash2"
-    default_chunk_layers: int = (
-        0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
-    )
+    default_chunk_layers: int = 0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
 
-    layers_by_cost: bool = (
-        False  # stages get equal shares of the flops, the head's included, not equal layers
-    )
+    layers_by_cost: bool = False  # stages get equal shares of the flops, the head's included, not equal layers
 
     # kernels
     compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
-    unaligned_head_factor: float = (
-        1.0  # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
-    )
+    # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
+    unaligned_head_factor: float = 1.0
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
-    host_floor_s: float = (
-        0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
-    )
+    host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
     host_floor_pp_s: float = 0.0  # and at least this where pp > 1,
     grouped_experts: bool = True  # one grouped product for all local experts, not one after the other
     expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward

@@ -7,7 +7,8 @@ what is particular to it. Keys that transformers leaves out, being the class def
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class _Family:
 
     names: Mapping[str, str]
     more: Callable[[Section, Fields], Fields]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any]
+    tied: bool = False  # the word embedding is the output matrix where tie_word_embeddings is not given
 
 
 def read_config(path: Path) -> Model:
@@ -45,6 +47,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     for key, names in family.names.items():
         first, *others = names.split()
         shape[key] = size(section, next((name for name in (first, *others) if section.has(name)), first))
+    shape["tied_embeddings"] = section.flag("tie_word_embeddings", family.tied)
     shape |= family.more(section, shape)
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
     if "head_dim" not in shape:
@@ -68,8 +71,7 @@ def _model_type(section: Section) -> str:
         return stated
     if stated is None:
         stated = section.values.get("architectures")
-        found = _by_architecture(stated)
-        if found:
+        if found := _by_architecture(stated):
             return found
     hint = nearest(stated, _FAMILIES) if isinstance(stated, str) else ""
     raise JobError(
@@ -92,7 +94,6 @@ def _llama(section: Section, shape: Fields) -> Fields:
     attention_bias = section.flag("attention_bias", False)
     return {
         "num_query_groups": size(section, "num_key_value_heads", shape["num_attention_heads"]),
-        "tied_embeddings": section.flag("tie_word_embeddings", False),
         "linear_bias": attention_bias and section.flag("mlp_bias", False),
         "qkv_bias": attention_bias,
     }
@@ -102,12 +103,8 @@ def _qwen2(section: Section, shape: Fields) -> Fields:
     return _llama(section, shape) | {"qkv_bias": True}
 
 
-def _mixtral(section: Section, shape: Fields) -> Fields:
-    return _llama(section, shape) | _routed(section, "num_local_experts", shape["ffn_hidden_size"])
-
-
-def _olmoe(section: Section, shape: Fields) -> Fields:
-    return _llama(section, shape) | _routed(section, "num_experts", shape["ffn_hidden_size"])
+def _full_width_experts(key: str, section: Section, shape: Fields) -> Fields:
+    return _llama(section, shape) | _routed(section, key, shape["ffn_hidden_size"])
 
 
 def _routed(section: Section, experts_key: str, width: int) -> Fields:
@@ -165,36 +162,26 @@ def _gpt2(section: Section, shape: Fields) -> Fields:
     return _learned(section, "n_positions") | {
         "dropout": section.number("resid_pdrop", 1.0, zero=True, default=0.1) > 0,
         "ffn_hidden_size": size(section, "n_inner", 4 * shape["hidden_size"]),
-        "tied_embeddings": section.flag("tie_word_embeddings", True),
     }
 
 
 def _gpt_neo(section: Section, shape: Fields) -> Fields:
     # q, k and v have no bias here; counting one is 0.01 % of the model.
     return _learned(section, "max_position_embeddings") | {
-        "ffn_hidden_size": size(section, "intermediate_size", 4 * shape["hidden_size"]),
-        "tied_embeddings": section.flag("tie_word_embeddings", True),
+        "ffn_hidden_size": size(section, "intermediate_size", 4 * shape["hidden_size"])
     }
-
-
-def _gpt_neox(section: Section, shape: Fields) -> Fields:
-    return {"tied_embeddings": section.flag("tie_word_embeddings", False)}
 
 
 def _opt(section: Section, shape: Fields) -> Fields:
     """The position table has two rows more than it says; OPT-350M embeds narrower and has no final norm."""
-    learned = _learned(section, "max_position_embeddings", extra_rows=2)
     width = size(section, "word_embed_proj_dim", shape["hidden_size"])
     final = section.flag("do_layer_norm_before", True)
     affine, bias = section.flag("layer_norm_elementwise_affine", True), section.flag("enable_bias", True)
-    return learned | {
+    return _learned(section, "max_position_embeddings", extra_rows=2) | {
         "dropout": section.number("dropout", 1.0, zero=True, default=0.1) > 0,
         "embedding_size": 0 if width == shape["hidden_size"] else width,
-        "tied_embeddings": section.flag("tie_word_embeddings", True),
         "final_norm": final and not section.flag("_remove_final_layer_norm", False),
-        "norm_weight": affine,
-        "norm_bias": affine,
-        "linear_bias": bias,
+        "norm_weight": affine, "norm_bias": affine, "linear_bias": bias,
     }  # fmt: skip
 
 
@@ -203,21 +190,17 @@ def _learned(section: Section, key: str, extra_rows: int = 0) -> Fields:
 
 
 def _bloom(section: Section, shape: Fields) -> Fields:
-    return {
-        "ffn_hidden_size": 4 * shape["hidden_size"],
-        "tied_embeddings": section.flag("tie_word_embeddings", True),
-    }
+    return {"ffn_hidden_size": 4 * shape["hidden_size"]}
 
 
 def _mpt(section: Section, shape: Fields) -> Fields:
-    attention = Section(_inner(section, "attn_config"), "attn_config")
+    attention = section.section("attn_config")
     bias = not section.flag("no_bias", True)
     heads = 1 if attention.values.get("attn_type") == "multiquery_attention" else shape["num_attention_heads"]
     ratio = section.number("expansion_ratio", 1000.0, default=4.0)
     return _mpt_positions(section, attention) | {
         "ffn_hidden_size": max(1, round(ratio * shape["hidden_size"])),
         "num_query_groups": size(attention, "kv_n_heads", heads),
-        "tied_embeddings": section.flag("tie_word_embeddings", True),
         "norm_bias": bias,
         "linear_bias": bias,
         "qk_norm": attention.flag("qk_ln", False),
@@ -231,13 +214,6 @@ def _mpt_positions(section: Section, attention: Section) -> Fields:
     if attention.flag("rope", False) or not section.flag("learned_pos_emb", True):
         return {"position_embedding": "rope"}
     return _learned(section, "max_seq_len")
-
-
-def _inner(section: Section, key: str) -> Mapping[str, Any]:
-    value = section.values.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise section.refuse(key, "a mapping of keys to values")
-    return value
 
 
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -254,11 +230,7 @@ _GPT_NEO_NAMES = _GPT_NAMES | {
     "num_attention_heads": "num_heads num_attention_heads",
 }  # fmt: skip
 _BLOOM_NAMES = _GPT_NAMES | {"hidden_size": "hidden_size n_embed"}
-_MPT_NAMES = _GPT_NAMES | {
-    "num_layers": "n_layers",
-    "hidden_size": "d_model",
-    "num_attention_heads": "n_heads",
-}
+_MPT_NAMES = _GPT_NAMES | {"num_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
 _OPT_NAMES = _LLAMA_NAMES | {"ffn_hidden_size": "ffn_dim"}
 _GATED = {"gated_mlp": True, "rmsnorm": True}
 _PLAIN = {"gated_mlp": False, "rmsnorm": False, "norm_bias": True, "linear_bias": True}
@@ -266,7 +238,7 @@ _PLAIN = {"gated_mlp": False, "rmsnorm": False, "norm_bias": True, "linear_bias"
 _FAMILIES: dict[str, _Family] = {
     "llama": _Family(_LLAMA_NAMES, _llama, _GATED),
     "mistral": _Family(_LLAMA_NAMES, _llama, _GATED),
-    "mixtral": _Family(_LLAMA_NAMES, _mixtral, _GATED),
+    "mixtral": _Family(_LLAMA_NAMES, partial(_full_width_experts, "num_local_experts"), _GATED),
     "qwen2": _Family(_LLAMA_NAMES, _qwen2, _GATED),
     "qwen2_moe": _Family(_LLAMA_NAMES, _qwen2_moe, _GATED),
     "qwen3": _Family(_LLAMA_NAMES, _llama, _GATED | {"qk_norm": True}),
@@ -275,12 +247,14 @@ _FAMILIES: dict[str, _Family] = {
     "deepseek_v3": _Family(_LLAMA_NAMES, _deepseek, _GATED),
     "olmo": _Family(_LLAMA_NAMES, _llama, {"gated_mlp": True, "rmsnorm": False, "norm_weight": False}),
     "olmo2": _Family(_LLAMA_NAMES, _llama, _GATED | {"qk_norm": True, "qk_norm_full": True}),
-    "olmoe": _Family(_LLAMA_NAMES, _olmoe, _GATED | {"qk_norm": True, "qk_norm_full": True}),
-    "gpt2": _Family(_GPT_NAMES, _gpt2, _PLAIN),
-    "gpt_neo": _Family(_GPT_NEO_NAMES, _gpt_neo, _PLAIN),
-    "gpt_neox": _Family(_LLAMA_NAMES, _gpt_neox, _PLAIN),
-    "opt": _Family(_OPT_NAMES, _opt, _PLAIN),
-    "bloom": _Family(_BLOOM_NAMES, _bloom, _PLAIN | {"position_embedding": "alibi", "embedding_norm": True}),
-    "mpt": _Family(_MPT_NAMES, _mpt, _PLAIN),
+    "olmoe": _Family(
+        _LLAMA_NAMES, partial(_full_width_experts, "num_experts"), _GATED | {"qk_norm": True, "qk_norm_full": True}
+    ),
+    "gpt2": _Family(_GPT_NAMES, _gpt2, _PLAIN, tied=True),
+    "gpt_neo": _Family(_GPT_NEO_NAMES, _gpt_neo, _PLAIN, tied=True),
+    "gpt_neox": _Family(_LLAMA_NAMES, lambda section, shape: {}, _PLAIN),
+    "opt": _Family(_OPT_NAMES, _opt, _PLAIN, tied=True),
+    "bloom": _Family(_BLOOM_NAMES, _bloom, _PLAIN | {"position_embedding": "alibi", "embedding_norm": True}, tied=True),
+    "mpt": _Family(_MPT_NAMES, _mpt, _PLAIN, tied=True),
 }
 FAMILIES = tuple(_FAMILIES)

@@ -76,6 +76,8 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Job:
+    """A model to train, the cluster, the space of plans, the constraints and the objectives."""
+
     name: str
     model: Model
     training: Training

@@ -9,12 +9,12 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES, Column
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model
+from jointopt.spec.catalog.models import known_model, load_model
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
@@ -45,6 +45,7 @@ _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
 # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
 _PANDAS_ROW = "object"
 _MOST_GPUS = 10_000_000
+_STUDIES = Path(__file__).parents[1] / "studies"
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
 
 
@@ -53,35 +54,28 @@ def load_job(path: str | Path) -> Job:
 
     Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
     """
-    shipped = _studies() / str(path) / "job.yaml"
+    shipped = _STUDIES / str(path) / "job.yaml"
     file = shipped if str(path) in shipped_jobs() and not Path(path).is_file() else Path(path)
     try:
         text = read_text(file)
     except JobError as error:
         raise JobError(f"{error}{nearest(path, shipped_jobs())}") from error
+    stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     try:
-        return parse_job(parse_yaml(text), _printable(file.stem), file.parent)
+        return parse_job(parse_yaml(text), stem, file.parent)
     except UsageError as error:
         raise type(error)(f"{file}: {error}") from error
 
 
 def shipped_jobs() -> tuple[str, ...]:
     """Names of the jobs that come with jointopt: real systems, under ``studies/``."""
-    return tuple(sorted(entry.parent.name for entry in _studies().glob("*/job.yaml")))
+    return tuple(sorted(entry.parent.name for entry in _STUDIES.glob("*/job.yaml")))
 
 
 def shipped_job(name: str) -> Job:
     """The shipped job of that name; JobError lists the known ones."""
     Section({"job": name}, "").choice("job", shipped_jobs())
-    return load_job(_studies() / name / "job.yaml")
-
-
-def _studies() -> Path:
-    return Path(__file__).parents[1] / "studies"
-
-
-def _printable(stem: str) -> str:
-    return "".join(c for c in stem if c.isprintable())[:200].strip() or "job"
+    return load_job(_STUDIES / name / "job.yaml")
 
 
 def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
@@ -90,14 +84,15 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     name = section.text("name", stem)
     model = _model(section, name, base_dir)
     cluster = _cluster(section)
-    search_section = section.section("search", _SEARCH_KEYS)
-    clocks, assumed = read_clocks(search_section, cluster.gpu)
+    allowed = section.section("search", _SEARCH_KEYS)
+    clocks, assumed = read_clocks(allowed, cluster.gpu)
     training = _training(section, cluster.gpu)
     if training.dtype_assumed:
         reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
         assumed = (*assumed, Assumption("dtype", training.dtype, reason))
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
-    search = _search(search_section, clocks)
+    values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
+    search = Search(**values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True))
     check_abilities(search, training)
     return Job(
         name=name,
@@ -137,14 +132,12 @@ def job_from_options(
             f"{total} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}, or give "
             f"--gpus-per-node."
         )
-    cluster: dict[str, Any] = {"gpu": found.id, "nodes": total // per_node, "gpus_per_node": per_node}
-    if inter_node_gbytes_per_s is not None:
-        cluster["inter_node_gbytes_per_s"] = inter_node_gbytes_per_s
-    training: dict[str, Any] = {"seq_length": seq_length, "global_batch_size": global_batch_size}
-    training |= {"dtype": dtype, "framework": framework}  # None is a key without a value
-    mapping = {"model": model, "training": training, "cluster": cluster}
-    job = parse_job(mapping, "job", Path())
-    return dataclasses.replace(job, name=f"{job.model.name}-{cluster['nodes']}x{per_node}-{found.id}"[:200])
+    nodes, batch = total // per_node, global_batch_size  # None is a key without a value
+    training = {"seq_length": seq_length, "global_batch_size": batch, "dtype": dtype, "framework": framework}
+    cluster = {"gpu": found.id, "nodes": nodes, "gpus_per_node": per_node}
+    cluster |= {"inter_node_gbytes_per_s": inter_node_gbytes_per_s}
+    job = parse_job({"model": model, "training": training, "cluster": cluster}, "job", Path())
+    return dataclasses.replace(job, name=f"{job.model.name}-{nodes}x{per_node}-{found.id}"[:200])
 
 
 def _model(section: Section, name: str, base_dir: Path) -> Model:
@@ -176,7 +169,9 @@ def _config_path(text: str, base_dir: Path) -> Path | None:
 
 def _training(section: Section, gpu: Gpu) -> Training:
     training = section.section("training", _TRAINING_KEYS)
-    dtype = _dtype(training, gpu)
+    dtype = default_dtype(gpu)
+    if training.values.get("dtype") != _PANDAS_ROW:
+        dtype = training.choice("dtype", DTYPES, dtype)
     if dtype not in gpu.peak_tflops:
         raise JobError(
             f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
@@ -218,12 +213,6 @@ def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) ->
     return kernel
 
 
-def _dtype(training: Section, gpu: Gpu) -> str:
-    """The job's precision; the GPU's own 16-bit format where none is stated."""
-    usual = default_dtype(gpu)
-    return usual if training.values.get("dtype") == _PANDAS_ROW else training.choice("dtype", DTYPES, usual)
-
-
 def _cluster(section: Section) -> Cluster:
     value = section.values.get("cluster")
     if isinstance(value, str):
@@ -236,29 +225,18 @@ def _cluster(section: Section) -> Cluster:
     return cluster
 
 
-def _search(section: Section, clocks: tuple[float, ...]) -> Search:
-    allowed: dict[str, Any] = {name: _allowed(section, name) for name in LAYOUT_COLUMNS}
-    return Search(**allowed, clock_mhz=clocks, per_stage_clocks=section.flag("per_stage_clocks", True))
-
-
-_KINDS = {"int": "a whole number", "bool": "true or false", "str": "a recompute mode"}
-
-
 def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
     """The values that the job allows for a layout column, in order, each once; None where it lists none."""
     if not section.has(name):
         return None
     column = COLUMNS[name]
-    values = {_allowed_value(item, column) for item in _items(section, name, _KINDS[column.dtype])}
-    return tuple(sorted(values, key=RECOMPUTE_NAMES.index if column.dtype == "str" else None))
-
-
-def _allowed_value(item: Section, column: Column) -> Any:
     if column.dtype == "bool":
-        return item.flag(column.name)
+        return tuple(sorted({item.flag(name) for item in _items(section, name, "true or false")}))
     if column.dtype == "str":
-        return item.choice(column.name, RECOMPUTE_NAMES)
-    return item.whole(column.name, int(column.low), int(min(column.high, _MOST_GPUS)))
+        words = {item.choice(name, RECOMPUTE_NAMES) for item in _items(section, name, "a recompute mode")}
+        return tuple(sorted(words, key=RECOMPUTE_NAMES.index))
+    low, high = int(column.low), int(min(column.high, _MOST_GPUS))
+    return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:
@@ -307,36 +285,26 @@ def dump_job(job: Job | Mapping[str, Any]) -> str:
 
 def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
+    training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS}
+    if job.training.attention_assumed:
+        del training["attention"]
+    usual = _filled(Slurm())
     mapping = {
         "name": job.name,
         "model": _model_mapping(job.model),
-        "training": _training_mapping(job.training),
+        "training": training | {"framework": job.training.framework.name},
         "cluster": _cluster_mapping(job.cluster),
         "search": _search_mapping(job),
         "constraints": _filled(job.constraints),
         "objectives": list(job.objectives),
-        "slurm": _slurm_mapping(job.slurm),
+        "slurm": {key: value for key, value in _filled(job.slurm).items() if value != usual.get(key)},
     }
     return {key: value for key, value in mapping.items() if value != {}}
 
 
-def _training_mapping(training: Training) -> dict[str, Any]:
-    stated = {key: value for key, value in _filled(training).items() if key in _TRAINING_KEYS}
-    if training.attention_assumed:
-        del stated["attention"]
-    return stated | {"framework": training.framework.name}
-
-
-def _slurm_mapping(slurm: Slurm) -> dict[str, Any]:
-    """The keys that differ from those of a section without any."""
-    usual = _filled(Slurm())
-    return {key: value for key, value in _filled(slurm).items() if value != usual.get(key)}
-
-
 def _filled(item: Any) -> dict[str, Any]:
     """The fields of a dataclass that hold something, as plain YAML values."""
-    values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
-    return {key: _plain(value) for key, value in values.items() if value is not None}
+    return {key: _plain(value) for key, value in vars(item).items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
@@ -346,22 +314,18 @@ def _plain(value: Any) -> Any:
 
 
 def _model_mapping(model: Model) -> str | dict[str, Any]:
-    try:
-        if load_model(model.name) == model:
-            return model.name
-    except CatalogError:
-        pass  # a shape of its own is written out
-    shape = dataclasses.asdict(model)
-    return {key: value for key, value in shape.items() if value or isinstance(value, bool)}
+    if known_model(model.name) == model:
+        return model.name
+    return {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
 
 
 def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
     sizes = {"gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
-    assumed = {assumption.key for assumption in cluster.assumed}
-    stated = {key: _plain(getattr(cluster, key)) for key in FIGURES if key not in assumed}
+    assumed, filled = {assumption.key for assumption in cluster.assumed}, _filled(cluster)
+    stated = {key: filled[key] for key in FIGURES if key not in assumed}
     needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
-    site = {key: _plain(getattr(cluster, key)) for key in SITE if getattr(cluster, key) is not None}
+    site = {key: filled[key] for key in SITE if key in filled}
     if cluster.gpu.memory_gib != load_gpu(cluster.gpu.id).memory_gib:
         site["memory_gib"] = _plain(cluster.gpu.memory_gib)
     mapping = {"name": cluster.name} | sizes | needed | site

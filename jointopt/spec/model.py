@@ -46,10 +46,12 @@ class Model:
 
     @property
     def is_moe(self) -> bool:
+        """Whether some layers have routed experts."""
         return self.num_experts > 0
 
     @property
     def num_moe_layers(self) -> int:
+        """Layers with routed experts."""
         return self.num_layers - self.num_dense_layers if self.is_moe else 0
 
     @property
@@ -78,16 +80,6 @@ class Model:
     def expert_parameters(self) -> int:
         """Weights of one routed expert, without biases."""
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size
-
-    @property
-    def shared_expert_parameters(self) -> int:
-        """Weights of one MoE layer's shared experts together, without biases."""
-        return self.num_shared_experts * self.expert_parameters
-
-    @property
-    def router_parameters(self) -> int:
-        """Weights of one MoE layer's router."""
-        return self.hidden_size * self.num_experts
 
     @property
     def norm_parameters(self) -> int:
@@ -124,13 +116,13 @@ class Model:
         """All parameters of one layer with routed experts; 0 for a dense model."""
         if not self.is_moe:
             return 0
-        experts = self.num_experts * self.expert_parameters + self.shared_expert_parameters
-        return self.attention_parameters + self.router_parameters + experts + self.norm_bias_parameters
+        experts = (self.num_experts + self.num_shared_experts) * self.expert_parameters
+        router = self.hidden_size * self.num_experts
+        return self.attention_parameters + router + experts + self.norm_bias_parameters
 
     @property
     def embedding_parameters(self) -> int:
-        """Word embedding, learned position table, the norm after them, and projections to and from a narrower
-        word embedding (OPT-350M)."""
+        """Word embedding, learned position table, the norm after them, projections of a narrower embedding."""
         width = self.embedding_size or self.hidden_size
         projections = 2 * width * self.hidden_size if width != self.hidden_size else 0
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0

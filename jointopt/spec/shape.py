@@ -13,7 +13,7 @@ from jointopt.spec.model import Model
 POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
 _MOST = {"num_layers": 10_000, "num_dense_layers": 10_000, "num_experts": 100_000, "hidden_size": 10_000_000}
 _DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
-_FLAGS = tuple(name for name, default in _DEFAULTS.items() if isinstance(default, bool))
+_FLAGS = {name: default for name, default in _DEFAULTS.items() if isinstance(default, bool)}
 _WHOLES = tuple(name for name, default in _DEFAULTS.items() if type(default) is int)
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 INLINE_KEYS = tuple(f.name for f in fields(Model))
@@ -22,30 +22,23 @@ INLINE_KEYS = tuple(f.name for f in fields(Model))
 def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") -> Model:
     """A model from the keys of `Model`; the layers, width, heads and vocabulary are required.
 
-    Defaults: a plain (two-matrix) MLP four hidden sizes wide, as many KV groups as heads, an untied head, no
-    experts; experts are as wide as the MLP. A plain MLP brings the LayerNorms and biases of GPT, a gated one
-    the bias-free RMSNorms of Llama; a learned position table needs ``max_position_embeddings``.
-    Raises JobError for what is missing or contradictory.
+    Defaults: a plain MLP four hidden sizes wide with the LayerNorms and biases of GPT (a gated one has the RMSNorms of
+    Llama), as many KV groups as heads, an untied head, no experts. Raises JobError for contradictions too.
     """
     section = Section(mapping, where).only(INLINE_KEYS)
     shape: dict[str, Any] = {key: size(section, key) for key in _REQUIRED}
     shape["ffn_hidden_size"] = size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
     shape["num_query_groups"] = size(section, "num_query_groups", shape["num_attention_heads"])
     shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])
-    shape |= _flags(section)
+    gated = section.flag("gated_mlp", False)
+    gpt_like = {"gated_mlp": False, "rmsnorm": gated, "norm_bias": not gated, "linear_bias": not gated}
+    shape |= {name: section.flag(name, default) for name, default in (_FLAGS | gpt_like).items()}
     shape |= {key: size(section, key, 0, low=0) for key in _WHOLES}
     if shape["num_experts"] and not section.has("moe_ffn_hidden_size"):
         shape["moe_ffn_hidden_size"] = shape["ffn_hidden_size"]
     positions = "learned" if shape["max_position_embeddings"] else "rope"
     shape["position_embedding"] = section.choice("position_embedding", POSITION_EMBEDDINGS, positions)
     return checked(Model(name=section.text("name", name), **shape), where)
-
-
-def _flags(section: Section) -> dict[str, bool]:
-    gated = section.flag("gated_mlp", False)
-    gpt_like = {"gated_mlp": False, "rmsnorm": gated, "norm_bias": not gated, "linear_bias": not gated}
-    defaults = {name: bool(_DEFAULTS[name]) for name in _FLAGS} | gpt_like
-    return {name: section.flag(name, default) for name, default in defaults.items()}
 
 
 def size(section: Section, key: str, default: int | None = None, low: int = 1) -> int:

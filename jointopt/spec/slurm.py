@@ -41,13 +41,13 @@ _WORDS = ("account", "partition", "qos", "constraint", "reservation")
 def read_slurm(job: Section) -> Slurm:
     """The section ``slurm`` of a job file, with defaults where it says nothing. Raises JobError."""
     section = job.section("slurm", SLURM_KEYS)
-    usual = Slurm()
+    usual, gpu_request = Slurm(), section.text("gpu_request", Slurm.gpu_request)
+    if gpu_request != NO_GPU_REQUEST:
+        _directive(section, "gpu_request", gpu_request.replace("{gpus}", "1"))
     return Slurm(
         **{key: _word(section, key) for key in _WORDS if section.has(key)},
-        time_limit_min=section.whole("time_limit_min", 1, _DAYS_30)
-        if section.has("time_limit_min")
-        else None,
-        gpu_request=_gpu_request(section),
+        time_limit_min=section.whole("time_limit_min", 1, _DAYS_30) if section.has("time_limit_min") else None,
+        gpu_request=gpu_request,
         exclusive=section.flag("exclusive", usual.exclusive),
         requeue=section.flag("requeue", usual.requeue),
         python=section.text("python") if section.has("python") else None,
@@ -63,18 +63,9 @@ def _word(section: Section, key: str) -> str:
     return word
 
 
-def _gpu_request(section: Section) -> str:
-    request = section.text("gpu_request", Slurm.gpu_request)
-    if request == NO_GPU_REQUEST:
-        return request
-    return _directive(section, "gpu_request", request.replace("{gpus}", "1")) and request
-
-
 def _directive(section: Section, key: str, line: str) -> str:
     if line.partition("=")[0] in _OURS:
-        raise JobError(
-            f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out."
-        )
+        raise JobError(f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out.")
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
             f"{section.at(key)} must be an option of sbatch as one word, such as --mail-type=END; got {shown(line)}."

@@ -57,9 +57,7 @@ def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterato
     yield _slurm(machine)
     yield _energy(machine)
     yield _clocks(machine)
-    yield _package(
-        "polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)"
-    )
+    yield _package("polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)")
     yield _package("dashboard", "optuna-dashboard", "pip install 'jointopt[dashboard]'")
     yield _package("work on PostgreSQL", "psycopg", "pip install 'psycopg[binary]' (SQLite works without)")
     yield _database(storage)
@@ -73,9 +71,7 @@ def _torchrun(machine: Machine, speeds: dict[str, Any]) -> Feature:
     backends = speeds.get("backends")
     what = f"PyTorch {version('torch')}" + (f" with {', '.join(backends)}" if backends else "")
     if machine.gpus and backends and (speeds.get("device") == "cpu" or "nccl" not in backends):
-        return Feature(
-            name, False, f"{what}, which does not see the GPUs", "install a build of PyTorch with CUDA"
-        )
+        return Feature(name, False, f"{what}, which does not see the GPUs", "install a build of PyTorch with CUDA")
     return Feature(name, True, what)
 
 
@@ -92,9 +88,7 @@ def _slurm(machine: Machine) -> Feature:
         fix = "run jointopt where jobs are submitted, or: sudo apt-get install slurm-client"
         return Feature(name, False, f"no {', '.join(missing)}", fix)
     if not machine.partitions:
-        return Feature(
-            name, False, "Slurm's commands are here, and sinfo shows no partition", "is slurmctld running?"
-        )
+        return Feature(name, False, "Slurm's commands are here, and sinfo shows no partition", "is slurmctld running?")
     return Feature(name, True, f"{len(machine.partitions)} partitions")
 
 

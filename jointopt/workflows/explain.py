@@ -17,8 +17,8 @@ from jointopt.report.results import Explanation, Stage
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
-from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
+from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jointopt.runs.limits import MEASUREMENT_RULES
+from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.store import Store
 from jointopt.runs.table import problem_lines, read_measurements
 from jointopt.runs.unused import unused_lines
@@ -48,7 +48,5 @@ def retract(table: Path, storage: str) -> Ingested:
     text = f"{done.new:,} rows retracted, {done.known:,} retracted already, {absent:,} not in the store."
     remarks = problem_lines(problems)
     if done.absent:
-        remarks.append(
-            f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included."
-        )
+        remarks.append(f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included.")
     return Ingested(text, tuple(remarks), bool(absent))

@@ -21,8 +21,8 @@ from jointopt.physics.polish.options import Options, Problem, efficient, widened
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
-from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
+from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
 
 if TYPE_CHECKING:

@@ -107,9 +107,7 @@ def propose(
     if job.cluster.gpu.power is None:
         return proposal
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
-    record = {
-        name: values for name, values in described.items() if name not in ("layout_index", "clock_index")
-    }
+    record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
 
@@ -205,9 +203,7 @@ def _bounds(answer: Columns, count: int) -> Columns:
     return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
 
 
-def _search(
-    problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch
-) -> tuple[Columns, Columns]:
+def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch) -> tuple[Columns, Columns]:
     """(front, everything evaluated); the exact front of what can be counted is part of both."""
     from jointopt.search.nsga2 import search
 
@@ -228,9 +224,7 @@ def _reference(physics: CostModel) -> Columns:
     return {name: values[[best]] for name, values in plans.items()}
 
 
-def _stored(
-    proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: _Stopwatch
-) -> Proposal:
+def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: _Stopwatch) -> Proposal:
     """The proposal with the study of its described ``plans`` written to ``storage``."""
     from jointopt.search.studies.saving import save_study
 

@@ -180,9 +180,7 @@ def _column(stored: StoredPlans, name: str) -> Floats:
 
 def _not_measured(stored: StoredPlans, name: str) -> str:
     if name.endswith("_high"):
-        return (
-            f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
-        )
+        return f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
     if stored.has_energy:
         return f"{stored.source} does not say what {name} is, for want of the job; give the job that was run by --job."
     return (

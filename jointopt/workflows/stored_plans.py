@@ -26,9 +26,7 @@ STORAGE = "sqlite:///jointopt.db"
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
 KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS)
 _NEEDED = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS)
-_EXPECTED = (
-    "expected proposal.json or front.csv of `jointopt propose --out`, or what `propose --json` printed"
-)
+_EXPECTED = "expected proposal.json or front.csv of `jointopt propose --out`, or what `propose --json` printed"
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,7 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
     try:
         document = parse_json(read())
     except (JobError, OSError, ValueError) as error:
-        raise UsageError(
-            f"{source} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}."
-        ) from error
+        raise UsageError(f"{source} cannot be read as JSON: {str(error).rstrip('.')}; {_EXPECTED}.") from error
     entries = document.get("front")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{source} holds no front of plans; {_EXPECTED}.")
@@ -151,14 +147,10 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
     missing = [name for name in _NEEDED if name not in table]
     if missing:
         raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
-    clean, faults = read_columns(
-        table, [*_NEEDED, "power_limit_w", "peak_power_w", "temperature_c"], STRICT_READERS
-    )
+    clean, faults = read_columns(table, [*_NEEDED, "power_limit_w", "peak_power_w", "temperature_c"], STRICT_READERS)
     for name, wrong, expected in faults:
         row = int(wrong.to_numpy().argmax())
-        raise TableError(
-            f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}."
-        )
+        raise TableError(f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}.")
     # of some processors no source states the power, so that no plan has any
     powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
     needed = [name for name in _NEEDED if name not in (*blank, *powerless)]
@@ -197,9 +189,7 @@ def _results(clean: pd.DataFrame) -> Columns:
     columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
     if "in_domain" in clean:
         words = clean["in_domain"].astype(str).str.lower()
-        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(
-            object
-        )
+        columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(object)
     return columns
 
 

@@ -24,9 +24,7 @@ FIVE = [(855, 990, 1095, 1245, 1410), (855, 990, 1125, 1260, 1410), (855, 1005, 
 THREE = [(855, 1095, 1410), (855, 1110, 1410), (855, 1155, 1410)]
 
 
-def figures(
-    known: pd.DataFrame, asked: pd.DataFrame, results: list[str], columns: dict[str, str], gpu: str
-) -> str:
+def figures(known: pd.DataFrame, asked: pd.DataFrame, results: list[str], columns: dict[str, str], gpu: str) -> str:
     """Mean absolute error and coverage of the held-out rows, per predicted column."""
     told = calibrate(known, gpu, asked.drop(columns=results)).predictions
     texts = []
@@ -38,11 +36,7 @@ def figures(
 
 
 def profile(known: pd.DataFrame, asked: pd.DataFrame, gpu: str = "a100-sxm4-80gb") -> str:
-    columns = {
-        "time_s": "predicted_time_s",
-        "avg_power_w": "predicted_avg_power_w",
-        "energy_j": "predicted_energy_j",
-    }
+    columns = {"time_s": "predicted_time_s", "avg_power_w": "predicted_avg_power_w", "energy_j": "predicted_energy_j"}
     return figures(known, asked, PROFILE_RESULTS, columns, gpu)
 
 
@@ -72,10 +66,7 @@ def minima(data: pathlib.Path) -> None:
         own = rows[(rows.model == model) & (rows.instruction == kind) & (rows.profile == int(number))]
         top = own.loc[own.clock_mhz.idxmax()]
         best = own.loc[own.energy_j.idxmin()]
-        saved = [
-            1 - own.energy_j[own.time_s <= top.time_s * (1 + p / 100)].min() / top.energy_j
-            for p in (1, 5, 10)
-        ]
+        saved = [1 - own.energy_j[own.time_s <= top.time_s * (1 + p / 100)].min() / top.energy_j for p in (1, 5, 10)]
         law = [entry[f"saving_percent_at_{p}_percent_slowdown"] for p in (1, 5, 10)]
         print(
             f"  {entry['work']:30} measured {best.clock_mhz / 1410:.3f} f_max, {1 - best.energy_j / top.energy_j:5.1%};"
@@ -107,9 +98,7 @@ def ranks(known: pd.DataFrame, asked: pd.DataFrame, gpu: str, hidden: list[str] 
     """Errors of whole plans, and coverage of the intervals of ranks."""
     told = calibrate(known, gpu, asked.drop(columns=hidden)).predictions
     keys = [asked.method, asked.plan]
-    time = (
-        told.predicted_iteration_time_s.groupby(keys).max() / asked.iteration_time_s.groupby(keys).max() - 1
-    )
+    time = told.predicted_iteration_time_s.groupby(keys).max() / asked.iteration_time_s.groupby(keys).max() - 1
     energy = told.predicted_energy_j.groupby(keys).sum() / asked.energy_j.groupby(keys).sum() - 1
     inside = [
         np.mean((asked[m] >= told[f"{p}_low"]) & (asked[m] <= told[f"{p}_high"]))

@@ -52,9 +52,7 @@ def log_error(kind: str, rows: pd.DataFrame, constants: CollectiveConstants) -> 
 def report(name: str, error: np.ndarray, rows: pd.DataFrame) -> None:
     error, large = np.abs(error), FP16_BYTES * rows.message_elements.to_numpy() >= 2**20
     p90 = np.quantile(error, 0.9)
-    print(
-        f"{name:32s} median {np.median(error):.1%}, from 1 MiB {np.median(error[large]):.1%}, p90 {p90:.1%}"
-    )
+    print(f"{name:32s} median {np.median(error):.1%}, from 1 MiB {np.median(error[large]):.1%}, p90 {p90:.1%}")
 
 
 def fitted(kind: str, rows: pd.DataFrame, constants: CollectiveConstants) -> list[Protocol]:
@@ -70,9 +68,7 @@ def fitted(kind: str, rows: pd.DataFrame, constants: CollectiveConstants) -> lis
         guess = np.log(np.concatenate(START))
         guess = guess + np.random.default_rng(seed).normal(0, 0.4, len(guess)) * (seed > 0)
         guess = np.clip(guess, low + 0.01, high - 0.01)
-        fits.append(
-            least_squares(residual, guess, bounds=(low, high), loss="soft_l1", f_scale=0.05, max_nfev=150)
-        )
+        fits.append(least_squares(residual, guess, bounds=(low, high), loss="soft_l1", f_scale=0.05, max_nfev=150))
     return protocols(min(fits, key=lambda fit: fit.cost).x, constants)
 
 

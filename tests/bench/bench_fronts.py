@@ -41,8 +41,7 @@ def alone(problem: Problem) -> tuple[str, Columns]:
     found = [search(problem, trials=TRIALS, seed=seed, local_evaluations=0) for seed in SEEDS]
     assert all(result.evaluated <= TRIALS for result in found)
     (volume, part), (least, least_part) = (
-        take([scores(result.front, exact.front)[:2] for result in found], axis=0)
-        for take in (np.median, np.min)
+        take([scores(result.front, exact.front)[:2] for result in found], axis=0) for take in (np.median, np.min)
     )
     text = (
         f"{exact.covered:>11,} plans, {exact.evaluated:>6,} evaluated, front {len(exact.front['slack']):>3}, "

@@ -105,9 +105,7 @@ def vector(c: GemmConstants, shares: list[float]) -> list[float]:
 
 
 def with_vector(start: GemmConstants, shares: list[float], x: np.ndarray) -> GemmConstants:
-    tiles = tuple(
-        TileKind(t.rows, t.columns, float(x[8 + shares.index(t.peak_fraction)])) for t in start.tiles
-    )
+    tiles = tuple(TileKind(t.rows, t.columns, float(x[8 + shares.index(t.peak_fraction)])) for t in start.tiles)
     return replace(
         start,
         launch_s=float(x[0]),

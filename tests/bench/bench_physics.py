@@ -42,10 +42,7 @@ def main() -> None:
     count = len(layouts["pp"])
     print(f"pricing {count:,} layouts: {pricing_s:.2f} s, {count / pricing_s:,.0f} layouts/s")
     rng = np.random.default_rng(0)
-    for name, rows in (
-        ("all depths up to 16", np.arange(count)),
-        ("16 stages", np.flatnonzero(layouts["pp"] == 16)),
-    ):
+    for name, rows in (("all depths up to 16", np.arange(count)), ("16 stages", np.flatnonzero(layouts["pp"] == 16))):
         index = rng.choice(rows, PLANS)
         clocks = rng.choice(np.asarray(job.search.clock_mhz), (PLANS, 16))
         seconds, time_alone = [], []

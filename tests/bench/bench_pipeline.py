@@ -49,9 +49,7 @@ def print_cost(rng: np.random.Generator) -> None:
     print(f"  in_flight_micro_batches, {MAX_PP} stages {cost:6.3f}")
 
 
-def largest_deviation(
-    rng: np.random.Generator, spread: float, vpps: tuple[int, ...]
-) -> tuple[int, float, float]:
+def largest_deviation(rng: np.random.Generator, spread: float, vpps: tuple[int, ...]) -> tuple[int, float, float]:
     """Plans tried, and the lowest and highest relative deviation of the closed form from the replay."""
     plans, low, high = 0, 0.0, 0.0
     for pp in (2, 3, 4, 5, 8, 12, 16):
@@ -61,9 +59,7 @@ def largest_deviation(
                     continue
                 f, b = random_times(rng, (500, pp), spread)
 
-                def duration_s(
-                    rank: int, op: Operation, f: Floats = f, b: Floats = b, vpp: int = vpp
-                ) -> Floats:
+                def duration_s(rank: int, op: Operation, f: Floats = f, b: Floats = b, vpp: int = vpp) -> Floats:
                     return (b if op.backward else f)[:, rank] / vpp
 
                 exact = np.max(list(replay(pp, vpp, m, duration_s).values()), axis=0)

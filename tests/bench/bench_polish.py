@@ -89,9 +89,7 @@ def measured(data: Path) -> None:
     profiles = dict(list(pd.read_csv(data / "clock_stage_profiles.csv").groupby("model")))
     for (gpu, model), group in runs.groupby(["gpu", "model"]):
         clocks = group["forward_clock_mhz_mean"] + group["backward_clock_mhz_mean"]
-        at_top = group[
-            clocks == clocks.max()
-        ]  # a few runs, 0.5 % apart: the slowest is what others compare with
+        at_top = group[clocks == clocks.max()]  # a few runs, 0.5 % apart: the slowest is what others compare with
         base = at_top.loc[at_top["iteration_time_s"].idxmax()]
         polished = group[group["method"] == "perseus"]
         fits = polished[polished["iteration_time_s"] <= (1 + SLOWER) * base["iteration_time_s"]]

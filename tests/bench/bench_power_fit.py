@@ -17,8 +17,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from jointopt.physics import clock_law
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.power import power_constants
+from jointopt.spec.catalog.gpus import load_gpu, power_constants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEQ = 2048  # of the Perseus stages, with one sequence per micro-batch: inferred, the artifact does not say
@@ -51,9 +50,7 @@ def a100_stages(data: pathlib.Path) -> None:
     below = rows[rows.clock_mhz <= FIT_BELOW_MHZ]
     watts = clock_law.busy_power_w(k, below.clock_mhz, 1410.0, below.time_s, below.flops, below.moved)
     error = np.abs(watts / below.avg_power_w - 1)
-    print(
-        f"A100-SXM stages below the limit: power off by {error.mean():.2%} on average, {error.max():.1%} at most"
-    )
+    print(f"A100-SXM stages below the limit: power off by {error.mean():.2%} on average, {error.max():.1%} at most")
     for (model, kind, stage), g in rows.groupby(["model", "instruction", "stage"]):
         g = g.sort_values("clock_mhz")
         best, top = g.loc[g.energy_j.idxmin()], g.iloc[-1]
@@ -131,12 +128,8 @@ def speed(plans: int = 20_000, stages: int = 16) -> None:
     limit = np.percentile(clock_law.busy_power_w(k, 1410.0, 1410.0, sm_s + other_s, flops, moved), 90)
     clock = clock_law.capped_clock_mhz(k, sm_s, other_s, flops, moved, limit, 1410.0, 210.0)
     calls: dict[str, Callable[[], object]] = {
-        "capped_clock_mhz": lambda: clock_law.capped_clock_mhz(
-            k, sm_s, other_s, flops, moved, limit, 1410.0, 210.0
-        ),
-        "energy_parts_j": lambda: clock_law.energy_parts_j(
-            k, clock, 1410.0, 2 * sm_s, sm_s, flops, moved, 0.0
-        ),
+        "capped_clock_mhz": lambda: clock_law.capped_clock_mhz(k, sm_s, other_s, flops, moved, limit, 1410.0, 210.0),
+        "energy_parts_j": lambda: clock_law.energy_parts_j(k, clock, 1410.0, 2 * sm_s, sm_s, flops, moved, 0.0),
         "busy_power_w": lambda: clock_law.busy_power_w(k, clock, 1410.0, sm_s, flops, moved),
     }
     for name, call in calls.items():

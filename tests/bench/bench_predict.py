@@ -59,10 +59,7 @@ def timed(what: str, act: Callable[[], object], rows: int) -> None:
     act()
     took, busy = time.perf_counter() - start, time.process_time() - busy
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    print(
-        f"{what}: {took:.1f} s, CPU {busy:.1f} s, {1e6 * busy / rows:.1f} µs a plan, peak {peak:.1f} GiB",
-        flush=True,
-    )
+    print(f"{what}: {took:.1f} s, CPU {busy:.1f} s, {1e6 * busy / rows:.1f} µs a plan, peak {peak:.1f} GiB", flush=True)
 
 
 def main(rows: int) -> None:

@@ -28,13 +28,7 @@ COMMAND = (sys.executable, "-c", "from jointopt.cli.main import main; main()", "
 
 def run(gpus: int, model: str, batch: int, folder: str) -> tuple[float, float, float]:
     """(wall s, CPU s, peak resident MiB) of one command."""
-    options = {
-        "model": model,
-        "gpu": "h100-sxm5-80gb",
-        "gpus": gpus,
-        "global-batch-size": batch,
-        "seq-length": 8192,
-    }
+    options = {"model": model, "gpu": "h100-sxm5-80gb", "gpus": gpus, "global-batch-size": batch, "seq-length": 8192}
     arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     start = time.perf_counter()
     child = subprocess.Popen(
@@ -66,10 +60,7 @@ def main(plot: str | None) -> None:
             runs = [run(gpus, model, batch, folder) for _ in range(REPEATS)]
         wall_s, cpu_s, memory_mib = (min(values) for values in zip(*runs, strict=True))
         figures.append((wall_s, cpu_s, memory_mib))
-        print(
-            f"{gpus:>7,} GPUs {model:13} {wall_s:6.2f} s wall {cpu_s:6.2f} s CPU {memory_mib:6,.0f} MiB",
-            flush=True,
-        )
+        print(f"{gpus:>7,} GPUs {model:13} {wall_s:6.2f} s wall {cpu_s:6.2f} s CPU {memory_mib:6,.0f} MiB", flush=True)
     if plot:
         draw(plot, [gpus for gpus, *_ in RUNS], figures)
 

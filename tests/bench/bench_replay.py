@@ -109,9 +109,7 @@ def through_tune() -> None:
             counts.append(k)
             ooms += failed
             if told:
-                print(
-                    f"{k:4} runs, random {random_order(rows):5.1f}, {len(rows):4} rows: {group}", flush=True
-                )
+                print(f"{k:4} runs, random {random_order(rows):5.1f}, {len(rows):4} rows: {group}", flush=True)
         print("framework told:" if told else "framework not told:", summary(counts), f"{ooms} OOMs")
         print("  chosen on  ", summary(counts[::2]))
         print("  reported on", summary(counts[1::2]))
@@ -198,9 +196,7 @@ def after_others(everything: list[Group]) -> Model:
     return model
 
 
-def gain(
-    found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any
-):
+def gain(found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left: np.ndarray, k: int, rng: Any):
     half = HALF * found.deviation
     columns = {
         "iteration_time_s": np.exp(found.mean), "iteration_time_s_low": np.exp(found.mean - half),
@@ -260,11 +256,7 @@ def models() -> None:
 
 
 def choices() -> None:
-    ways = {
-        "expected gain": gain,
-        "best predicted": best_predicted,
-        "random from the front": random_from_front,
-    }
+    ways = {"expected gain": gain, "best predicted": best_predicted, "random from the front": random_from_front}
     for told in (True, False):
         found = prepared(told)
         print("framework told" if told else "framework not told")

@@ -28,15 +28,7 @@ EVALUATED, TRIALS, REPEATS = 2_000, (40, 60, 100), 3
 JOB = "mixtral-8x22b-8x8-h100"
 CHROMIUM = "/usr/bin/chromium"
 DRAWN = "document.getElementById('graph-pareto-front')?.data?.some(trace => trace.x?.length > 0)"
-COMMAND = (
-    sys.executable,
-    "-c",
-    "from jointopt.cli.main import main; main()",
-    "dashboard",
-    "--port",
-    "0",
-    "--storage",
-)
+COMMAND = (sys.executable, "-c", "from jointopt.cli.main import main; main()", "dashboard", "--port", "0", "--storage")
 
 
 def write(folder: Path) -> None:

@@ -106,9 +106,7 @@ def learners(bench: Bench, name: str, surrogate: Surrogate) -> dict[str, Learner
 
     def boosted(target: Floats, measured: Ints, judged: Ints) -> Floats:
         rows = np.concatenate([others, measured])
-        trees = xgboost.XGBRegressor(
-            max_depth=4, n_estimators=200, learning_rate=0.1, n_jobs=1, random_state=0
-        )
+        trees = xgboost.XGBRegressor(max_depth=4, n_estimators=200, learning_rate=0.1, n_jobs=1, random_state=0)
         trees.fit(bench.features[rows], target[rows], sample_weight=source_weights(data.source[rows]))
         return np.asarray(trees.predict(bench.features[judged]), dtype=float)
 
@@ -193,23 +191,14 @@ def ranking(bench: Bench, lines: pd.DataFrame) -> str:
             time = np.exp(bench.log_time[of.index[at]])
             taus.append(float(kendalltau(predicted[at], time)[0]))
             regrets.append(time[predicted[at].argmin()] / time.min() - 1.0)
-        out.append(
-            {
-                "learner": learner,
-                "groups": len(taus),
-                "tau": np.mean(taus),
-                "median regret": np.median(regrets),
-            }
-        )
+        out.append({"learner": learner, "groups": len(taus), "tau": np.mean(taus), "median regret": np.median(regrets)})
     return pd.DataFrame(out).round(3).to_string(index=False)
 
 
 def worst_groups(bench: Bench, lines: pd.DataFrame, count: int = 5) -> str:
     """Groups of three or more runs with the largest median error when held out."""
     of = lines[(lines["protocol"] == "group out") & (lines["learner"] == "surrogate")].set_index("row")
-    rows = of.assign(
-        group=bench.timed["group"].to_numpy()[of.index], residual=bench.data.known_residual[of.index]
-    )
+    rows = of.assign(group=bench.timed["group"].to_numpy()[of.index], residual=bench.data.known_residual[of.index])
     found = rows.groupby("group").agg(
         runs=("off", "size"), error=("off", lambda v: np.abs(np.expm1(v)).median()),
         common=("off", "median"), physics=("residual", lambda v: np.abs(np.expm1(-v)).median()),
@@ -225,19 +214,12 @@ def domain(bench: Bench) -> str:
     gpu = bench.timed["gpu"].to_numpy()
     keys = np.array([f"{s}|{g}" for s, g in zip(data.source, data.known.runs.group, strict=True)])
     seen = [_outside(data, train, test) for train, test in group_folds(keys)]
-    unseen = {
-        name: _outside(data, np.flatnonzero(gpu != name), np.flatnonzero(gpu == name))
-        for name in np.unique(gpu)
-    }
-    lines = [
-        f"out of domain, groups held out of GPUs that training had: {np.concatenate(seen).mean():.0%} of runs"
-    ]
+    unseen = {name: _outside(data, np.flatnonzero(gpu != name), np.flatnonzero(gpu == name)) for name in np.unique(gpu)}
+    lines = [f"out of domain, groups held out of GPUs that training had: {np.concatenate(seen).mean():.0%} of runs"]
     each = ", ".join(f"{name} {flags.mean():.0%}" for name, flags in unseen.items())
     everything = np.concatenate(list(unseen.values())).mean()
     mean = np.mean([flags.mean() for flags in unseen.values()])
-    lines.append(
-        f"out of domain, a GPU left out: {everything:.0%} of runs, {mean:.0%} averaged over GPUs ({each})"
-    )
+    lines.append(f"out of domain, a GPU left out: {everything:.0%} of runs, {mean:.0%} averaged over GPUs ({each})")
     return "\n".join(lines)
 
 
@@ -317,9 +299,7 @@ def timings(runs: int, plans: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--no-seconds", action="store_true")

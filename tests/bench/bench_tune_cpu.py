@@ -59,9 +59,7 @@ def swept(path: Path, repeats: int, iterations: int) -> dict[tuple, float]:
         for index in range(candidates.size):
             row = launcher.run(job, candidates.question(index))
             key = plan_key(candidates.record(index))
-            print(
-                f"sweep: {key}: {row['status']}, {row['iteration_time_s']:.4f} s", file=sys.stderr, flush=True
-            )
+            print(f"sweep: {key}: {row['status']}, {row['iteration_time_s']:.4f} s", file=sys.stderr, flush=True)
             if row["status"] == "ok":
                 times[key] = min(row["iteration_time_s"], times.get(key, float("inf")))
             else:
@@ -112,9 +110,7 @@ def main() -> None:
     rank = sorted(times.values()).index(chosen_s) + 1
     print(f"tune: {len(runs)} runs in {spent_s:.0f} s, stopped: {found['stopped']}, study {found['study']}")
     print(f"sweep: {len(times)} plans, best {best_s:.4f} s, worst {max(times.values()):.4f} s")
-    print(
-        f"tune's plan {dict(zip(KEYS, plan_key(chosen), strict=True))}: {chosen['iteration_time_s']:.4f} s in tune, "
-    )
+    print(f"tune's plan {dict(zip(KEYS, plan_key(chosen), strict=True))}: {chosen['iteration_time_s']:.4f} s in tune, ")
     print(f"  {chosen_s:.4f} s in the sweep: {chosen_s / best_s - 1:+.1%} against the best, rank {rank}")
     for number in range(1, len(runs) + 1):
         best = min(times[plan_key(one)] for one in runs[:number])

@@ -102,18 +102,14 @@ class Sweep:
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         told = self.found.get(plan_key(plan))
-        return (
-            {"status": "failed"} if told is None else {"status": "ok", **dict(zip(GOALS, told, strict=True))}
-        )
+        return {"status": "failed"} if told is None else {"status": "ok", **dict(zip(GOALS, told, strict=True))}
 
 
 def behind(found: Found, keys: list[tuple]) -> list[str]:
     """How far the best of the runs so far lies behind the best of the sweep in each goal, after each run."""
     best = np.nanmin(list(found.values()), axis=0)
     runs = np.array([found.get(key, np.full(2, np.inf)) for key in keys])
-    return [
-        " / ".join(f"{value:+.0%}" for value in row / best - 1) for row in np.minimum.accumulate(runs, axis=0)
-    ]
+    return [" / ".join(f"{value:+.0%}" for value in row / best - 1) for row in np.minimum.accumulate(runs, axis=0)]
 
 
 def restored(calls: list[str]) -> str:
@@ -147,20 +143,14 @@ def main() -> None:
         print(f"the sweep replayed with the spread for {name}: {', '.join(behind(found, keys))}")
 
 
-def told(
-    document: dict, spent_s: float, calls: list[str], found: Found, watts: dict[int, list[float]]
-) -> None:
+def told(document: dict, spent_s: float, calls: list[str], found: Found, watts: dict[int, list[float]]) -> None:
     measured = document["measured"]
     energies = sum(run["energy_j"] is not None for run in measured)
-    print(
-        f"tune: {len(measured)} runs in {spent_s:.0f} s, {energies} with energy, stopped: {document['stopped']}"
-    )
+    print(f"tune: {len(measured)} runs in {spent_s:.0f} s, {energies} with energy, stopped: {document['stopped']}")
     print(f"  {restored(calls)}")
     for clock, seen in sorted(watts.items()):
         law = 90 + 600 * (clock / 1980) ** 3
-        print(
-            f"  {clock} MHz: {np.mean(seen):.0f} W per GPU measured in {len(seen)} runs, {law:.0f} W by the law"
-        )
+        print(f"  {clock} MHz: {np.mean(seen):.0f} W per GPU measured in {len(seen)} runs, {law:.0f} W by the law")
     values = np.array(list(found.values()))
     print(f"sweep: {len(found)} plans, {np.nanmin(values, axis=0)} to {np.nanmax(values, axis=0)} (s, J)")
     print(f"tune's best behind the sweep's best, time / energy, after each run: "

@@ -56,23 +56,12 @@ def test_query_and_predictions_go_together(more: tuple[str, str]):
 
 def test_explain_and_predict_use_a_calibration(synthetic_runs):
     calibrate()
-    plan = (
-        "--plan",
-        "dp=4 tp=2 micro_batch_size=1 clock_mhz=1200",
-        "--storage",
-        "none",
-        "--surrogate",
-        "none",
-    )
-    plain, learned = (
-        run("explain", "opt-350m-2x4-a100", *plan, *c) for c in ((), ("--calibration", "cal.yaml"))
-    )
+    plan = ("--plan", "dp=4 tp=2 micro_batch_size=1 clock_mhz=1200", "--storage", "none", "--surrogate", "none")
+    plain, learned = (run("explain", "opt-350m-2x4-a100", *plan, *c) for c in ((), ("--calibration", "cal.yaml")))
     assert learned.exit_code == 0, learned.stderr
     assert learned.stdout != plain.stdout
     synthetic_runs().to_csv("runs.csv", index=False)
-    result = run(
-        "predict", "runs.csv", "--out", "out.csv", "--surrogate", "none", "--calibration", "cal.yaml"
-    )
+    result = run("predict", "runs.csv", "--out", "out.csv", "--surrogate", "none", "--calibration", "cal.yaml")
     assert result.exit_code == 0, result.stderr
 
 

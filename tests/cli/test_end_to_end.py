@@ -36,11 +36,7 @@ def document(folder: Path) -> dict[str, Any]:
     words = ("propose", JOB, "--trials", "200", "--seed", "1", "--json", "--out", "out")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(
-        [sys.executable, "-m", "jointopt", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
+        [sys.executable, "-m", "jointopt", *words], capture_output=True, text=True, cwd=folder, env=environment
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -78,13 +74,9 @@ def test_the_same_seed_gives_the_same_front(document: dict[str, Any], folder: Pa
     assert json.loads(done.stdout)["front"] == document["front"]
 
 
-def test_a_plan_of_the_front_explains_itself_with_the_same_totals(
-    document: dict[str, Any], folder: Path
-) -> None:
+def test_a_plan_of_the_front_explains_itself_with_the_same_totals(document: dict[str, Any], folder: Path) -> None:
     plan = document["front"][-1]
-    words = {
-        name: plan[name] for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage")
-    }
+    words = {name: plan[name] for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage")}
     words |= {name: plan[name] for name in ("sequence_parallel", "recompute", "stage_clock_mhz")}
     done = run("explain", JOB, "--plan", json.dumps(words), "--json", cwd=folder)
     assert done.exit_code == 0, done.stderr
@@ -114,9 +106,7 @@ def test_a_bad_plan_is_one_line_and_exit_code_2(folder: Path, plan: str) -> None
     assert isinstance(done.exception, SystemExit)
 
 
-@pytest.mark.parametrize(
-    "url", ["sqlite:////no/such/folder/x.db", "nonsense", "postgresql://localhost:1/none"]
-)
+@pytest.mark.parametrize("url", ["sqlite:////no/such/folder/x.db", "nonsense", "postgresql://localhost:1/none"])
 def test_a_storage_that_cannot_be_opened_is_one_line(folder: Path, url: str) -> None:
     done = run("propose", JOB, "--trials", 100, "--storage", url, cwd=folder)
     assert done.exit_code in (1, 2)

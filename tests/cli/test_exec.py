@@ -64,9 +64,7 @@ def test_a_proposal_of_several_plans_asks_which_one(driver, tmp_path: Path) -> N
     assert "--row is 3" in jointopt(driver, *words, "--row", "3", "true").stderr
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "3", '{"dp": 2.5, "pp": 2}', '{"dp": "x"}', '{"plan": {"model": 1}}']
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"dp": 2.5, "pp": 2}', '{"dp": "x"}', '{"plan": {"model": 1}}'])
 def test_a_file_that_holds_no_plan_is_bad_usage(driver, tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_text(text)
     ran = jointopt(driver, "exec", "--plan", str(tmp_path / "p.json"), "true")
@@ -130,18 +128,7 @@ def test_a_signal_ends_the_program_first_and_then_puts_clocks_back(driver, plan:
 
 
 def test_after_sigkill_the_program_is_gone_and_restore_is_offered_and_works(driver, plan: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "jointopt",
-        "exec",
-        "--plan",
-        plan,
-        "--",
-        "sh",
-        "-c",
-        "echo up; sleep 600",
-    ]
+    command = [sys.executable, "-m", "jointopt", "exec", "--plan", plan, "--", "sh", "-c", "echo up; sleep 600"]
     program = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, text=True)
     program.stdout.readline()
     program.kill()

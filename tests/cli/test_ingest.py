@@ -92,10 +92,7 @@ def test_a_row_is_taken_back_and_stays_so(folder: Path) -> None:
     wrong = "dp,tp,num_gpus,status,iteration_time_s,notes\n1,2,2,ok,1.5,fast\n"
     ingest(GOOD)
     done = ingest(wrong, "--retract")
-    assert (done.exit_code, done.stdout) == (
-        0,
-        "1 rows retracted, 0 retracted already, 0 not in the store.\n",
-    )
+    assert (done.exit_code, done.stdout) == (0, "1 rows retracted, 0 retracted already, 0 not in the store.\n")
     assert Store("sqlite:///jointopt.db").read()["status"].tolist() == ["oom"]
     again = ingest(GOOD)
     assert again.stdout == "0 rows added, 2 known already, 0 refused.\n"
@@ -106,8 +103,6 @@ def test_a_row_is_taken_back_and_stays_so(folder: Path) -> None:
 def test_a_row_that_the_rules_of_today_refuse_is_taken_back_too(folder: Path) -> None:
     text = "gpu,num_gpus,peak_memory_gib\na40,1,500\n"
     assert ingest(text).exit_code == 2
-    Store("sqlite:///jointopt.db").add(
-        pd.DataFrame([{"gpu": "a40", "num_gpus": 1, "peak_memory_gib": 500.0}]), "old"
-    )
+    Store("sqlite:///jointopt.db").add(pd.DataFrame([{"gpu": "a40", "num_gpus": 1, "peak_memory_gib": 500.0}]), "old")
     assert ingest(text, "--retract").stdout.startswith("1 rows retracted")
     assert Store("sqlite:///jointopt.db").read().empty

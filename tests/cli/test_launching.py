@@ -44,9 +44,7 @@ def test_the_help_states_the_defaults_that_the_launchers_have() -> None:
     text = said("tune", "--help")[1]
     stated = {}
     for name in ("limit-s", "iterations", "warmup-iterations"):
-        stated[name.replace("-", "_")] = re.search(
-            rf"--{name} .*?default: (?:(\d+) for (\w+), else )?(\d+)\.", text
-        )
+        stated[name.replace("-", "_")] = re.search(rf"--{name} .*?default: (?:(\d+) for (\w+), else )?(\d+)\.", text)
     for launcher in (CommandLauncher, MegatronLauncher, SlurmLauncher, TorchrunLauncher):
         own = inspect.signature(launcher).parameters
         for name, found in stated.items():

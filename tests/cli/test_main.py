@@ -63,9 +63,7 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
-    command = (
-        f"{sys.executable} -c 'from jointopt.cli.main import main; main()' catalog models --json | head -c 1"
-    )
+    command = f"{sys.executable} -c 'from jointopt.cli.main import main; main()' catalog models --json | head -c 1"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=environment)
     assert (done.stdout, done.stderr) == ("[", "")

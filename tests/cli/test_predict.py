@@ -72,15 +72,9 @@ def test_a_folder_is_a_surrogate_too(table, trained):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"gpu": "rtx-1"},
-            "Nothing can be learned from the measured runs: .*row 1: The GPU 'rtx-1' is not in the cat",
-        ),
+        ({"gpu": "rtx-1"}, "Nothing can be learned from the measured runs: .*row 1: The GPU 'rtx-1' is not in the cat"),
         ({"tp": "two"}, "Nothing can be learned from the measured runs: row 1 .*tp must be a whole number"),
-        (
-            {"iteration_time_s": "2 s"},
-            "Row 1 of the table: iteration_time_s must be a number",
-        ),
+        ({"iteration_time_s": "2 s"}, "Row 1 of the table: iteration_time_s must be a number"),
     ],
 )
 def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, change, words):
@@ -122,9 +116,7 @@ def test_a_measured_run_that_cannot_be_priced_is_told_and_the_others_count(table
 def test_rows_that_are_not_predicted_are_told_with_their_reason(table):
     table.assign(clock_mhz=[3000.0] * 2 + [1410.0] * 18).to_csv("fast.csv", index=False)
     result = run("fast.csv", "--out", "out.csv")
-    assert result.stderr.startswith(
-        "2 rows not predicted (row 1): expected clock_mhz to be from 210 to 1410 MHz"
-    )
+    assert result.stderr.startswith("2 rows not predicted (row 1): expected clock_mhz to be from 210 to 1410 MHz")
     assert pd.read_csv("out.csv")["predicted_energy_j"].isna().sum() == 2
 
 

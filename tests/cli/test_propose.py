@@ -78,11 +78,7 @@ def test_a_saved_job_stands_for_the_options(asked: dict[str, Any], tmp_path: Pat
 
 def test_out_writes_files_and_all_prints_every_plan(asked: dict[str, Any], tmp_path: Path) -> None:
     result = run(*SHAPE, "--out", tmp_path / "out", "--all")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "proposal.json",
-        "front.csv",
-        "proposal.txt",
-    }
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"proposal.json", "front.csv", "proposal.txt"}
     assert "more plans" not in result.stdout
 
 
@@ -126,9 +122,7 @@ def test_a_job_and_options_at_once_are_refused() -> None:
     assert "not both" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "flags", [["--trials", "-1"], ["--seed", "x"], ["--surrogate", "best"], ["--gpus", "many"]]
-)
+@pytest.mark.parametrize("flags", [["--trials", "-1"], ["--seed", "x"], ["--surrogate", "best"], ["--gpus", "many"]])
 def test_an_option_out_of_range_is_bad_usage(flags: list[str]) -> None:
     assert run(*SHAPE, *flags).exit_code == 2
 

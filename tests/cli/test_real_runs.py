@@ -152,11 +152,7 @@ def test_a_gpu_that_disappears_mid_run_costs_energy_and_the_runs_after_it_alone(
     threading.Thread(target=lose, daemon=True).start()
     tuned = run("tune", "job.yaml", *FEW, "--budget", "3")
     (row,) = Store(URL).read().to_dict("records")
-    assert (row["status"], row["iteration_time_s"] > 0, row["energy_j"] == row["energy_j"]) == (
-        "ok",
-        True,
-        False,
-    )
+    assert (row["status"], row["iteration_time_s"] > 0, row["energy_j"] == row["energy_j"]) == ("ok", True, False)
     assert "energy not measured: GPU 1 stopped answering" in row["notes"]
     assert "the clock of GPU 1 was not put back" in row["notes"]
     assert tuned.exit_code == 1

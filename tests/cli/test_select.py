@@ -63,13 +63,9 @@ def test_files_and_study_give_the_same_plan_under_a_budget(source: list[str], pl
     assert (document["objective"], document["binding"]) == ("time", ["energy_j"])
 
 
-def test_the_document_names_limits_relaxations_and_a_command_that_runs(
-    source: list[str], place: Path
-) -> None:
+def test_the_document_names_limits_relaxations_and_a_command_that_runs(source: list[str], place: Path) -> None:
     document = chosen(*source, "--max-energy-j", budget_of(place), "--max-cluster-kw", 20)
-    assert (
-        document["constraints"].keys() == document["relaxations"].keys() == {"energy_j", "cluster_power_kw"}
-    )
+    assert document["constraints"].keys() == document["relaxations"].keys() == {"energy_j", "cluster_power_kw"}
     relaxed = document["relaxations"]["energy_j"]
     assert relaxed["relaxed_to"] == pytest.approx(1.05 * budget_of(place))
     assert relaxed["gain"] == pytest.approx(document["iteration_time_s"] - relaxed["iteration_time_s"])
@@ -81,10 +77,7 @@ def test_the_document_names_limits_relaxations_and_a_command_that_runs(
 
 def test_the_text_says_which_limit_binds_and_what_the_run_costs(place: Path) -> None:
     text = run("select", place, "--max-energy-j", budget_of(place), "--max-power-w", 390).stdout
-    assert [line.split("; ")[1][:5] for line in text.splitlines() if line.startswith("- ")] == [
-        "binds",
-        "does ",
-    ]
+    assert [line.split("; ")[1][:5] for line in text.splitlines() if line.startswith("- ")] == ["binds", "does "]
     assert "for a run of 300,000,000,000 tokens (572,205 iterations)" in " ".join(text.split())
     prose = [line for line in text.splitlines() if not line.startswith("  jointopt explain")]
     assert max(map(len, prose)) <= 100
@@ -113,10 +106,7 @@ def test_hosts_move_the_plan_of_least_energy_to_a_higher_clock(place: Path) -> N
 
 def test_what_workers_have_finished_can_be_chosen_from(place: Path) -> None:
     storage = f"sqlite:///{place}/shared.db"
-    assert (
-        run("work", place / "job.yaml", "--trials", 30, "--storage", storage, "--study", "ours").exit_code
-        == 0
-    )
+    assert run("work", place / "job.yaml", "--trials", 30, "--storage", storage, "--study", "ours").exit_code == 0
     document = chosen("ours", "--storage", storage, "--max-power-w", 250)
     assert document["avg_power_w"] <= 250
     assert document["binding"] == ["avg_power_w"]

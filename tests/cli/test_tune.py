@@ -47,11 +47,7 @@ def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(recorded
     ("columns", "bound", "words"),
     [
         ({}, "iteration_time_s: 5", "breaks iteration_time_s by"),
-        (
-            {"status": "failed", "iteration_time_s": None, "notes": "no luck"},
-            "",
-            "succeeded: failed (no luck)",
-        ),
+        ({"status": "failed", "iteration_time_s": None, "notes": "no luck"}, "", "succeeded: failed (no luck)"),
     ],
     ids=["a constraint that no run meets", "all runs failed"],
 )
@@ -85,9 +81,7 @@ def test_an_interrupt_prints_what_there_is(recorded: Path, interrupt_after) -> N
         (["--budget", 3, "--table", "other.csv"], 1, "seq_length"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_an_exit_code(
-    recorded: Path, make_runs, flags, code, words
-) -> None:
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(recorded: Path, make_runs, flags, code, words) -> None:
     make_runs(seq_length=1024).to_csv(recorded / "other.csv", index=False)
     result = run(*flags)
     assert result.exit_code == code

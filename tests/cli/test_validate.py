@@ -56,9 +56,7 @@ def test_where_no_run_succeeds_the_exit_code_is_1_and_the_reason_is_told(recorde
         (["--launcher", "torchrum"], "did you mean 'torchrun'"),
     ],
 )
-def test_an_option_that_the_launcher_does_not_have_is_a_usage_error(
-    recorded: Path, flags, words: str
-) -> None:
+def test_an_option_that_the_launcher_does_not_have_is_a_usage_error(recorded: Path, flags, words: str) -> None:
     result = run(*flags)
     assert result.exit_code == 2
     assert words in result.stderr

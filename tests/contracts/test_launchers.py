@@ -48,9 +48,7 @@ TWO = [
 Runs = list[tuple[dict[str, Any], Mapping[str, Any]]]
 
 
-Setting = tuple[
-    Launcher, Job, list[dict[str, Any]]
-]  # a launcher, a job for it, and plans to run where it takes any
+Setting = tuple[Launcher, Job, list[dict[str, Any]]]  # a launcher, a job for it, and plans to run where it takes any
 
 
 def replay(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
@@ -83,9 +81,7 @@ def small(job: Job) -> Job:
         vocab_size=256, head_dim=16,
     )  # fmt: skip
     training = replace(job.training, seq_length=32, global_batch_size=4)
-    return replace(
-        job, model=model, training=training, cluster=replace(job.cluster, nodes=1, gpus_per_node=2)
-    )
+    return replace(job, model=model, training=training, cluster=replace(job.cluster, nodes=1, gpus_per_node=2))
 
 
 MAKERS: dict[str, Callable[[pytest.FixtureRequest, Job, Path], Setting]] = {
@@ -106,9 +102,7 @@ def runs(setting: Setting) -> Runs:
     if launcher.name not in RUNS:
         asked = plans(setting)
         ended = run_all(launcher, job, asked, lambda place, text: None)
-        RUNS[launcher.name] = [
-            (asked[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)
-        ]
+        RUNS[launcher.name] = [(asked[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)]
     return RUNS[launcher.name]
 
 
@@ -149,9 +143,7 @@ def test_a_run_that_succeeds_has_a_time_and_one_that_fails_has_none(runs: Runs) 
 
 def test_what_was_not_measured_is_blank_and_never_zero(runs: Runs) -> None:
     for _, row in runs:
-        assert all(
-            pd.isna(row[name]) or row[name] > 0 for name in ("energy_j", "avg_power_w", "peak_memory_gib")
-        )
+        assert all(pd.isna(row[name]) or row[name] > 0 for name in ("energy_j", "avg_power_w", "peak_memory_gib"))
 
 
 def test_a_run_leaves_no_process(runs: Runs) -> None:

@@ -39,9 +39,7 @@ def test_the_tightest_bound_counts() -> None:
 
 
 @given(st.none() | st.integers(1, 50), BOUND, BOUND, st.lists(st.floats(0.1, 5e3), max_size=30))
-def test_spending_never_raises_what_is_left_by_runs_and_never_makes_it_negative(
-    runs, hours, minutes, seconds
-) -> None:
+def test_spending_never_raises_what_is_left_by_runs_and_never_makes_it_negative(runs, hours, minutes, seconds) -> None:
     if runs is None and hours is None and minutes is None:
         return
     budget, spent = Budget(runs, hours, minutes), Spent()

@@ -42,8 +42,7 @@ def write(table: str, held: Held) -> None:
 def settled(old: Held, new: Held) -> Held:
     """``new`` with the old text of each figure that did not move, so that a diff shows the others alone."""
     return {
-        row: {c: _old_if_same(old.get(row, {}).get(c), text) for c, text in cells.items()}
-        for row, cells in new.items()
+        row: {c: _old_if_same(old.get(row, {}).get(c), text) for c, text in cells.items()} for row, cells in new.items()
     }
 
 
@@ -64,9 +63,7 @@ def _held(records: Iterable[dict[str, str]]) -> Held:
     keys = ("job", "row", "plan", "surrogate")
     held: Held = {}
     for record in records:
-        held[" | ".join(record[key] for key in keys if key in record)] = {
-            c: t for c, t in record.items() if t
-        }
+        held[" | ".join(record[key] for key in keys if key in record)] = {c: t for c, t in record.items() if t}
     return held
 
 

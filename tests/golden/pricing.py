@@ -148,9 +148,7 @@ def _figures(told: Explanation) -> dict[str, Any]:
         "idle_s": sum(stage.idle_s for stage in stages),
     }
     links = {
-        f"{kind}.{link}": joules
-        for kind, by in told.communication_energy_j.items()
-        for link, joules in by.items()
+        f"{kind}.{link}": joules for kind, by in told.communication_energy_j.items() for link, joules in by.items()
     }
     for group, parts in [*((name, getattr(told, name)) for name in _PARTS), ("link_energy_j", links)]:
         least = _ROUNDING * sum(abs(value) for value in parts.values())

@@ -8,9 +8,7 @@ from pathlib import Path
 
 def main(names: list[str]) -> None:
     """Rewrite the files of these tables, of all where none is named, and print what moved."""
-    sys.path.insert(
-        0, str(Path(__file__).resolve().parents[2])
-    )  # the tree that this file is in, wherever it is run
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the tree that this file is in, wherever it is run
     from tests.golden import files, pricing
 
     for name in names or pricing.TABLES:

@@ -46,16 +46,7 @@ def test_the_plans_take_several_values_of_every_dimension() -> None:
     jobs = yaml.safe_load((pricing.HERE / "jobs.yaml").read_text(encoding="utf-8")).values()
     words = {word for job in jobs for plan in job["plans"] for word in plan.split()}
     values = Counter(word.split("=")[0] for word in words)
-    two = {
-        "sp": 2,
-        "rc": 3,
-        "zero": 4,
-        "vpp": 4,
-        "ep": 4,
-        "cp": 4,
-        "power_limit_w": 2,
-        "stage_power_limit_w": 1,
-    }
+    two = {"sp": 2, "rc": 3, "zero": 4, "vpp": 4, "ep": 4, "cp": 4, "power_limit_w": 2, "stage_power_limit_w": 1}
     assert {name: values[name] for name in two if values[name] < two[name]} == {}
     attention = {job["training"]["attention"] for job in jobs}
     assert attention == {"unfused", "fused", "flash1", "flash2", "flash3"}

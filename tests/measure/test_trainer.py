@@ -74,9 +74,7 @@ def alone(tmp_path: Path, **model: Any) -> list[float]:
     return losses(tmp_path, 1, [model])[0]
 
 
-def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(
-    driver: Any, tmp_path: Path
-) -> None:
+def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver: Any, tmp_path: Path) -> None:
     shape = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 16}
     training = {"seq_length": 8, "global_batch_size": 1, "framework": "torchtitan"}
     cluster = {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 1}
@@ -110,12 +108,7 @@ def test_eight_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
 
 
 def test_a_plain_mlp_grouped_queries_and_shared_experts_train_alike(tmp_path: Path) -> None:
-    shape = EXPERTS | {
-        "gated_mlp": False,
-        "num_query_groups": 2,
-        "num_shared_experts": 1,
-        "num_dense_layers": 1,
-    }
+    shape = EXPERTS | {"gated_mlp": False, "num_query_groups": 2, "num_shared_experts": 1, "num_dense_layers": 1}
     expected = alone(tmp_path, **shape)
     found = losses(tmp_path, 4, [shape | {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}])[0]
     assert found == pytest.approx(expected, abs=2e-4)

@@ -42,10 +42,7 @@ def columns(**cells: Any) -> Columns:
     rows = plain | {"sequence_parallel": False, "recompute": 0, "zero_stage": 0} | cells
     arrays = np.broadcast_arrays(*rows.values())
     kinds: dict[str, Any] = {"sequence_parallel": bool, "recompute": np.int8}
-    return {
-        name: a.astype(kinds.get(name, np.int64))
-        for name, a in zip(rows, np.atleast_1d(*arrays), strict=True)
-    }
+    return {name: a.astype(kinds.get(name, np.int64)) for name, a in zip(rows, np.atleast_1d(*arrays), strict=True)}
 
 
 def job_on(
@@ -54,14 +51,8 @@ def job_on(
 ) -> Job:  # fmt: skip
     """A job on nodes of 8 GPUs."""
     cluster = build_cluster({"gpu": gpu, "nodes": -(-gpus // 8), "gpus_per_node": min(gpus, 8)})
-    settings = {
-        "seq_length": 2048,
-        "global_batch_size": 64,
-        "framework": load_framework(framework),
-    } | training
-    return Job(
-        "job", model or gpt(), Training(**settings), cluster, search=_clocks(cluster.gpu.clock_max_mhz)
-    )
+    settings = {"seq_length": 2048, "global_batch_size": 64, "framework": load_framework(framework)} | training
+    return Job("job", model or gpt(), Training(**settings), cluster, search=_clocks(cluster.gpu.clock_max_mhz))
 
 
 def _clocks(top: float | None) -> Search:

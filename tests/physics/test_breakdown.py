@@ -39,9 +39,7 @@ def test_the_parts_add_up_to_the_totals(drawn: tuple[int, int, int], shipped_phy
     parts, total = apart(shipped_physics(job), layout, seed)
     assert sum(parts.time_s.values()) == pytest.approx(float(total["iteration_time_s"][0]), rel=1e-9)
     assert sum(parts.energy_j.values()) == pytest.approx(float(total["energy_j"][0]), rel=1e-9)
-    assert sum(parts.memory_bytes.values()) / GIB == pytest.approx(
-        float(total["peak_memory_gib"][0]), rel=1e-9
-    )
+    assert sum(parts.memory_bytes.values()) / GIB == pytest.approx(float(total["peak_memory_gib"][0]), rel=1e-9)
     assert parts.stage_energy_j.sum() == pytest.approx(float(total["energy_j"][0]), rel=1e-9)
     assert parts.stage_memory_bytes.max() / GIB == pytest.approx(float(total["peak_memory_gib"][0]), rel=1e-9)
 
@@ -62,9 +60,7 @@ def test_no_part_is_negative_but_the_leakage_of_a_cool_gpu(
 
 @settings(max_examples=60, deadline=None)
 @given(drawn=taken_apart())
-def test_stages_have_their_own_clock_power_and_layers(
-    drawn: tuple[int, int, int], shipped_physics: Physics
-) -> None:
+def test_stages_have_their_own_clock_power_and_layers(drawn: tuple[int, int, int], shipped_physics: Physics) -> None:
     job, layout, seed = drawn
     physics = shipped_physics(job)
     parts, total = apart(physics, layout, seed)
@@ -136,15 +132,10 @@ def test_weights_are_read_as_often_whoever_holds_them(make_job: Jobs, price: Pri
 
 def test_without_tensor_parallelism_nothing_is_read_again(make_job: Jobs, price: Price) -> None:
     plans = price(make_job(), dp=[8, 2], pp=[1, 4])
-    assert [float(memory_traffic_j(plans, i)["tensor_parallel_rereads"].sum()) for i in range(2)] == [
-        0.0,
-        0.0,
-    ]
+    assert [float(memory_traffic_j(plans, i)["tensor_parallel_rereads"].sum()) for i in range(2)] == [0.0, 0.0]
 
 
-def test_more_tensor_parallelism_reads_more_activations_again_for_the_same_tokens(
-    make_job: Jobs, price: Price
-) -> None:
+def test_more_tensor_parallelism_reads_more_activations_again_for_the_same_tokens(make_job: Jobs, price: Price) -> None:
     plans = price(make_job(), dp=[8, 4, 2, 1], tp=[1, 2, 4, 8])
     again = [float(memory_traffic_j(plans, i)["tensor_parallel_rereads"].sum()) for i in range(4)]
     assert again == sorted(again)
@@ -155,23 +146,17 @@ def test_more_tensor_parallelism_reads_more_activations_again_for_the_same_token
     ("plan", "kind"),
     [({"dp": 8}, "dp_comm"), ({"tp": 8}, "tp_comm"), ({"pp": 4, "tp": 1}, "pp_comm"), ({"cp": 8}, "cp_comm")],
 )
-def test_a_layout_pays_for_its_own_links_alone(
-    plan: dict[str, int], kind: str, make_job: Jobs, price: Price
-) -> None:
+def test_a_layout_pays_for_its_own_links_alone(plan: dict[str, int], kind: str, make_job: Jobs, price: Price) -> None:
     spent = {
         name: total(links)
-        for name, links in communication_j(
-            price(make_job(int(np.prod(list(plan.values())))), **plan), 0
-        ).items()
+        for name, links in communication_j(price(make_job(int(np.prod(list(plan.values())))), **plan), 0).items()
     }
     others = {"dp_comm"} if kind == "cp_comm" else set()  # ranks of a context group share their gradients
     assert {name for name, joules in spent.items() if joules > 0} == {kind} | others
 
 
 @pytest.mark.parametrize(("gpus", "link"), [(8, "intra_node"), (16, "inter_node")])
-def test_a_pair_of_stages_on_two_nodes_talks_between_nodes(
-    gpus: int, link: str, make_job: Jobs, price: Price
-) -> None:
+def test_a_pair_of_stages_on_two_nodes_talks_between_nodes(gpus: int, link: str, make_job: Jobs, price: Price) -> None:
     sent = communication_j(price(make_job(gpus), dp=gpus // 2, pp=2), 0)["pp_comm"]
     assert {name for name, joules in sent.items() if joules.sum() > 0} == {link}
 

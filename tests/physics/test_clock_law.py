@@ -77,9 +77,7 @@ def test_the_energy_minimum_of_an_a100_stage_is_where_perseus_measured_it():
     energy = time_s * power_w
     best = int(np.argmin(energy))
     assert CLOCKS[best] / TOP == pytest.approx(0.77, abs=0.015)
-    assert (
-        0.25 < 1 - energy[best] / energy[-1] < 0.37
-    )  # 0.26-0.32, measured against a top clock that is capped
+    assert 0.25 < 1 - energy[best] / energy[-1] < 0.37  # 0.26-0.32, measured against a top clock that is capped
     assert 1.2 < time_s[best] / time_s[-1] < 1.3
 
 

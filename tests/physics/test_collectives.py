@@ -11,10 +11,7 @@ from jointopt.spec.kernels import Links
 from tests.places import DATA
 
 TABLE = DATA / "nccl_collectives.csv"
-LINKS = {
-    "a100-sxm4-80gb": Links(300e9, 25e9, 2e-6),
-    "h100-sxm5-80gb": Links(450e9, 50e9, 2e-6),
-}
+LINKS = {"a100-sxm4-80gb": Links(300e9, 25e9, 2e-6), "h100-sxm5-80gb": Links(450e9, 50e9, 2e-6)}
 GIB = 2.0**30
 
 kinds = st.sampled_from(KINDS)
@@ -114,9 +111,7 @@ def test_two_a100_nodes_all_reduce_as_fast_as_published():
 
 def test_32_h100_nodes_all_reduce_as_fast_as_published():
     """NVIDIA/nccl issue 1218: 340 GB/s of bus bandwidth over 8 x 400 Gbit/s per node of 8 GPUs."""
-    assert 2 * 255 / 256 * 2 * GIB / time_s("all_reduce", 2 * GIB, 256, 8) / 1e9 == pytest.approx(
-        340, rel=0.1
-    )
+    assert 2 * 255 / 256 * 2 * GIB / time_s("all_reduce", 2 * GIB, 256, 8) / 1e9 == pytest.approx(340, rel=0.1)
 
 
 def test_eight_h100_gather_as_fast_as_nccl_authors_say():
@@ -139,9 +134,7 @@ def test_an_unknown_kind_names_the_nearest():
 def test_nccl_timings_are_met(smallest, bound):
     import pandas as pd
 
-    table = (
-        pd.read_csv(TABLE).assign(message=lambda t: 2.0 * t.message_elements).query("message >= @smallest")
-    )
+    table = pd.read_csv(TABLE).assign(message=lambda t: 2.0 * t.message_elements).query("message >= @smallest")
     errors = []
     for (gpu, kind), rows in table.groupby(["gpu", "collective"]):
         size = rows.num_gpus.to_numpy()

@@ -47,9 +47,7 @@ def test_gpt_layers_and_head_do_the_flops_of_narayanan_equation_3(
     )
 
 
-def test_a_flash_kernel_does_half_of_the_scores_and_recomputes_them_backward(
-    make_job: Callable[..., Job],
-) -> None:
+def test_a_flash_kernel_does_half_of_the_scores_and_recomputes_them_backward(make_job: Callable[..., Job]) -> None:
     # arXiv:2307.08691 section 4.1: 4·s²·heads·head_dim, halved when causal; backward 2.5 times forward
     job = make_job(attention="flash2")
     core = c.attention_core(of(job), job.model, np.array(2048.0), 2048, np.array(1.0))
@@ -70,9 +68,7 @@ def test_many_shapes_at_once_equal_each_alone(make_job: Callable[..., Job]) -> N
 
 @pytest.mark.parametrize("attention", ["unfused", "fused", "flash1", "flash2", "flash3"])
 @pytest.mark.parametrize("gpu", ["v100-sxm2-16gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "mi300x"])
-def test_no_layer_is_faster_than_the_peak_rate(
-    gpu: str, attention: str, make_job: Callable[..., Job]
-) -> None:
+def test_no_layer_is_faster_than_the_peak_rate(gpu: str, attention: str, make_job: Callable[..., Job]) -> None:
     job = make_job(gpu=gpu, attention=attention, dtype="fp16")
     whole = layer(job, TOKENS, TP)
     for work in (whole.forward, whole.backward):
@@ -104,17 +100,10 @@ def test_flash_attention_is_faster_the_newer_and_unfused_slowest(make_job: Calla
     ],
 )
 def test_long_causal_attention_reaches_the_share_of_the_peak_that_its_authors_report(
-    gpu: str,
-    kernel: str,
-    low: float,
-    high: float,
-    make_job: Callable[..., Job],
-    gpt_model: Callable[..., Model],
+    gpu: str, kernel: str, low: float, high: float, make_job: Callable[..., Job], gpt_model: Callable[..., Model]
 ) -> None:
     k = of(make_job(gpu=gpu, attention=kernel))
-    core = c.attention_core(
-        k, gpt_model(hidden=2048, heads=16), np.array(16384.0), 16384, np.array(1.0)
-    ).forward
+    core = c.attention_core(k, gpt_model(hidden=2048, heads=16), np.array(16384.0), 16384, np.array(1.0)).forward
     assert low < float(core.flops / core.time_s) * k.compute_factor / k.gemm.peak_flops < high
 
 
@@ -132,8 +121,7 @@ def test_fp8_speeds_up_linear_layers_and_leaves_the_head_and_the_scores(make_job
 def test_fp32_without_tf32_is_an_order_of_magnitude_slower(make_job: Callable[..., Job]) -> None:
     # the A100 data sheet: 312 against 19.5 TFLOP/s
     times = [
-        float(c.linear(of(make_job(dtype=d)), np.array(8192.0), 8192.0, 8192.0).forward.sm_s)
-        for d in ("bf16", "fp32")
+        float(c.linear(of(make_job(dtype=d)), np.array(8192.0), 8192.0, 8192.0).forward.sm_s) for d in ("bf16", "fp32")
     ]
     assert 8 < times[1] / times[0] < 16
 
@@ -149,9 +137,7 @@ def test_experts_together_do_the_work_of_top_k_dense_layers(
     assert float(experts) == pytest.approx(float(dense + router))
 
 
-def test_half_the_tokens_take_half_the_flops_and_more_than_half_the_time(
-    make_job: Callable[..., Job],
-) -> None:
+def test_half_the_tokens_take_half_the_flops_and_more_than_half_the_time(make_job: Callable[..., Job]) -> None:
     whole, half = (layer(make_job(), np.array(t), np.array(1.0)).forward for t in (4096.0, 2048.0))
     assert float(half.flops) == pytest.approx(float(whole.flops) / 2)
     assert float(half.time_s) > float(whole.time_s) / 2
@@ -190,9 +176,7 @@ def test_neither_vocabularies_nor_uneven_cuts_nor_fp32_count_as_unaligned(
     assert c.alignment_factor(of(make_job(dtype="fp32")), 1801) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("tp", "pp", "of_96_s", "of_128_s"), [(4, 12, 110.31, 153.90), (8, 6, 124.75, 162.72)]
-)
+@pytest.mark.parametrize(("tp", "pp", "of_96_s", "of_128_s"), [(4, 12, 110.31, 153.90), (8, 6, 124.75, 162.72)])
 def test_heads_of_108_cost_what_megatron_deepspeed_measured_and_flash_pads_them(
     tp: int, pp: int, of_96_s: float, of_128_s: float, make_job: Callable[..., Job],
     gpt_model: Callable[..., Model], price: Callable[..., CostModel],
@@ -202,9 +186,7 @@ def test_heads_of_108_cost_what_megatron_deepspeed_measured_and_flash_pads_them(
         times = []
         for heads in (96, 128):
             model = gpt_model(78, 13824, heads, 250880)
-            job = make_job(
-                384, model, framework="megatron-deepspeed", global_batch_size=2048, attention=attention
-            )
+            job = make_job(384, model, framework="megatron-deepspeed", global_batch_size=2048, attention=attention)
             plan = price(job, dp=8, tp=tp, pp=pp, micro_batch_size=4, recompute=2, zero_stage=1)
             times.append(plan.iteration_time_s(np.array([0]), np.full((1, pp), 1410.0))[0])
         return float(times[1] / times[0])

@@ -22,9 +22,7 @@ def a100(make_job: Callable[..., Job]) -> Cooler:
     return cooler(cluster, cluster.gpu.power)
 
 
-def test_the_cooler_holds_the_tdp_at_the_design_inlet_with_the_margin_left(
-    make_job: Callable[..., Job],
-) -> None:
+def test_the_cooler_holds_the_tdp_at_the_design_inlet_with_the_margin_left(make_job: Callable[..., Job]) -> None:
     cluster = replace(make_job().cluster, inlet_temperature_c=cooling.DESIGN_INLET_C)
     assert cluster.gpu.power is not None
     assert cluster.gpu.tdp_w is not None
@@ -164,9 +162,7 @@ def test_the_lowest_limit_rules_and_a_blank_is_none(make_job: Callable[..., Job]
 
 
 @pytest.mark.parametrize("inlet_c", [20.0, 45.0, 60.0])
-def test_what_is_left_to_kernels_and_their_leakage_meet_the_limit(
-    inlet_c: float, make_job: Callable[..., Job]
-) -> None:
+def test_what_is_left_to_kernels_and_their_leakage_meet_the_limit(inlet_c: float, make_job: Callable[..., Job]) -> None:
     cluster = replace(make_job().cluster, inlet_temperature_c=inlet_c, exhaust_rise_k=10.0)
     assert cluster.gpu.power is not None
     cooled, limit = cooler(cluster, cluster.gpu.power), np.array([[300.0]])

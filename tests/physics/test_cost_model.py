@@ -70,10 +70,7 @@ def test_the_order_of_plans_does_not_matter(job: int, shipped_physics: Physics) 
     physics = shipped_physics(job)
     clocks = random_clocks(physics, 2)
     order = np.random.default_rng(3).permutation(len(clocks))
-    straight, shuffled = (
-        physics.evaluate(np.arange(len(clocks)), clocks),
-        physics.evaluate(order, clocks[order]),
-    )
+    straight, shuffled = (physics.evaluate(np.arange(len(clocks)), clocks), physics.evaluate(order, clocks[order]))
     for name in PREDICTIONS:
         np.testing.assert_allclose(shuffled[name], straight[name][order], rtol=1e-12)
 
@@ -217,10 +214,7 @@ def test_violation_is_the_largest_relative_excess(
     bound = price(replace(make_job(), constraints=tight), dp=8)
     found = bound.evaluate(np.zeros(1, np.int64), clocks)
     assert float(found["violation"][0]) == pytest.approx(2.0)
-    assert [sentence.split()[0] for sentence in bound.broken_limits(found)] == [
-        "iteration_time_s",
-        "energy_j",
-    ]
+    assert [sentence.split()[0] for sentence in bound.broken_limits(found)] == ["iteration_time_s", "energy_j"]
     assert float(free["violation"][0]) < 0
 
 
@@ -258,9 +252,7 @@ def test_one_stage_has_no_bubble_and_more_stages_fill_longer(
     assert times == pytest.approx([0.0, 7 / 8, 7 / 32], rel=0.01)
 
 
-def test_only_the_last_node_may_be_half_empty(
-    make_job: Callable[..., Job], price: Callable[..., CostModel]
-) -> None:
+def test_only_the_last_node_may_be_half_empty(make_job: Callable[..., Job], price: Callable[..., CostModel]) -> None:
     """Recorded runs of 12 GPUs on nodes of 8: power is per GPU of the plan."""
     physics = price(make_job(12, global_batch_size=48), dp=12)
     found = physics.evaluate(np.zeros(1, np.int64), np.full((1, 1), physics.top_mhz))
@@ -299,9 +291,7 @@ def test_traffic_hides_under_no_more_compute_than_there_is(
 ) -> None:
     job = make_job()
     slow = replace(job, cluster=replace(job.cluster, intra_node_gbytes_per_s=0.01))
-    hiding = replace(
-        slow, training=replace(slow.training, framework=replace(slow.training.framework, cp_overlap=1.0))
-    )
+    hiding = replace(slow, training=replace(slow.training, framework=replace(slow.training.framework, cp_overlap=1.0)))
     for name, habit in (("shown", slow), ("hidden", hiding)):
         physics = price(habit, cp=8)
         costs = physics.groups[0]
@@ -372,9 +362,7 @@ def test_power_never_exceeds_the_cap_with_unequal_stage_clocks_in_any_air(
 
 @settings(max_examples=40, deadline=None)
 @given(job=st.sampled_from(JOBS), seed=st.integers(0, 10**6))
-def test_no_plan_beats_the_static_energy_of_its_own_time(
-    job: int, seed: int, shipped_physics: Physics
-) -> None:
+def test_no_plan_beats_the_static_energy_of_its_own_time(job: int, seed: int, shipped_physics: Physics) -> None:
     physics = shipped_physics(job)
     some = np.random.default_rng(seed).integers(0, len(physics.layouts["pp"]), 20)
     found = physics.evaluate(some, random_clocks(physics, seed)[some])

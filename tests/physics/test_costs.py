@@ -27,9 +27,7 @@ def costs_of(make_job: Callable[..., Job], layouts_of: Callable[..., Columns]) -
     return costs
 
 
-def test_without_tensor_parallelism_there_is_no_tensor_parallel_traffic(
-    costs_of: Callable[..., StageCosts],
-) -> None:
+def test_without_tensor_parallelism_there_is_no_tensor_parallel_traffic(costs_of: Callable[..., StageCosts]) -> None:
     traffic = costs_of(dp=[8, 4, 1], tp=[1, 2, 8]).comm_parts_s["tp_comm"][:, 0]
     assert traffic[0] == 0.0
     assert (np.diff(traffic) > 0).all()
@@ -47,9 +45,7 @@ def test_without_a_pipeline_nothing_crosses_stages(costs_of: Callable[..., Stage
 
 
 def test_without_context_or_expert_parallelism_neither_has_traffic(
-    costs_of: Callable[..., StageCosts],
-    make_job: Callable[..., Job],
-    catalogue_model: Callable[[str], Model],
+    costs_of: Callable[..., StageCosts], make_job: Callable[..., Job], catalogue_model: Callable[[str], Model]
 ) -> None:
     job = make_job(model=catalogue_model("mixtral-8x7b"))
     parts = costs_of(job, dp=[8, 8, 4], ep=[1, 8, 1], cp=[1, 1, 2]).comm_parts_s
@@ -86,9 +82,7 @@ def test_many_layouts_at_once_equal_each_alone(costs_of: Callable[..., StageCost
                 np.testing.assert_allclose(many[i], one[0], rtol=1e-12, err_msg=f.name)
 
 
-def test_sequence_parallelism_moves_the_bytes_of_the_all_reduce(
-    costs_of: Callable[..., StageCosts],
-) -> None:
+def test_sequence_parallelism_moves_the_bytes_of_the_all_reduce(costs_of: Callable[..., StageCosts]) -> None:
     # an all-reduce is a reduce-scatter and an all-gather: arXiv:2205.05198 section 4.2.2
     costs = costs_of(tp=8, sequence_parallel=[False, True])
     assert costs.link_j[0, 0] == pytest.approx(costs.link_j[1, 0])
@@ -141,9 +135,7 @@ def test_weights_copied_slice_by_slice_cost_each_layer_and_rank_of_zero_1_alone(
     job = make_job(64, framework="nanotron")
     whole = replace(job.training.framework, zero_slice_s=0.0)
     sliced, plain = (
-        costs_of(
-            replace(job, training=replace(job.training, framework=f)), dp=[1, 64, 64], zero_stage=[1, 1, 0]
-        )
+        costs_of(replace(job, training=replace(job.training, framework=f)), dp=[1, 64, 64], zero_stage=[1, 1, 0])
         for f in (job.training.framework, whole)
     )
     more_s = (sliced.optimizer_s - plain.optimizer_s)[:, 0]
@@ -158,6 +150,4 @@ def test_a_stage_without_layers_is_no_stage_without_an_answer(
     plans = price(make_job(model=gpt_model(8, 1024, vocab=131072), framework="nanotron"), pp=8)
     assert 0.0 in stage_layers(plans.job, plans.layouts)
     columns = plans.evaluate(np.array([0]), one_clock(plans, 1410.0))
-    assert all(
-        np.isfinite(columns[name]).all() for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
-    )
+    assert all(np.isfinite(columns[name]).all() for name in ("iteration_time_s", "energy_j", "peak_memory_gib"))

@@ -28,9 +28,7 @@ def kept(model: Model, tp: float, sp: np.ndarray, training: Training = UNFUSED) 
 
 
 @pytest.mark.parametrize("t", [1, 2, 8])
-def test_a_gpt_layer_keeps_the_bytes_of_korthikanti_equation_2(
-    t: int, gpt_model: Callable[..., Model]
-) -> None:
+def test_a_gpt_layer_keeps_the_bytes_of_korthikanti_equation_2(t: int, gpt_model: Callable[..., Model]) -> None:
     # arXiv:2205.05198: s·b·h·(10 + 24/t + 5·a·s/(h·t))
     expected = S * B * H * (10 + 24 / t + 5 * A * S / (H * t))
     assert kept(gpt_model(hidden=H, heads=A), t, OFF) == pytest.approx(expected, rel=1e-12)
@@ -42,9 +40,7 @@ def test_under_sequence_parallelism_it_keeps_equation_4(t: int, gpt_model: Calla
     assert kept(gpt_model(hidden=H, heads=A), t, ON) == pytest.approx(expected, rel=1e-12)
 
 
-def test_gpt3_selective_recompute_saves_70_percent_of_the_activations(
-    gpt_model: Callable[..., Model],
-) -> None:
+def test_gpt3_selective_recompute_saves_70_percent_of_the_activations(gpt_model: Callable[..., Model]) -> None:
     # arXiv:2205.05198, section 5: 5as/h is 80 for GPT-3, "70 % for GPT-3"
     model = gpt_model(hidden=12288, heads=96)
     whole = kept(model, 8, ON)
@@ -53,16 +49,12 @@ def test_gpt3_selective_recompute_saves_70_percent_of_the_activations(
 
 
 @pytest.mark.parametrize(("sp", "share"), [(OFF, 1), (ON, 8)])
-def test_full_recompute_keeps_the_layer_input(
-    sp: np.ndarray, share: int, gpt_model: Callable[..., Model]
-) -> None:
+def test_full_recompute_keeps_the_layer_input(sp: np.ndarray, share: int, gpt_model: Callable[..., Model]) -> None:
     found = mem.layer_input_bytes(gpt_model(hidden=H), UNFUSED, np.array(float(S * B)), np.array(8.0), sp)
     assert float(found) == 2 * S * B * H / share
 
 
-def test_a_flash_kernel_keeps_four_bytes_per_head_whatever_the_sequence(
-    gpt_model: Callable[..., Model],
-) -> None:
+def test_a_flash_kernel_keeps_four_bytes_per_head_whatever_the_sequence(gpt_model: Callable[..., Model]) -> None:
     model = gpt_model(hidden=H, heads=A)
     for length in (2048, 65536):
         training = Training(length, 64, "bf16", "flash2")
@@ -73,9 +65,7 @@ def test_many_layouts_at_once_equal_each_alone(gpt_model: Callable[..., Model]) 
     tokens, tp, sp = np.array([2048.0, 4096.0]), np.array([2.0, 4.0]), np.array([True, False])
     model = gpt_model()
     together = mem.dense_layer_activations(model, UNFUSED, tokens, tp, sp)
-    alone = [
-        float(mem.dense_layer_activations(model, UNFUSED, *row)) for row in zip(tokens, tp, sp, strict=True)
-    ]
+    alone = [float(mem.dense_layer_activations(model, UNFUSED, *row)) for row in zip(tokens, tp, sp, strict=True)]
     assert together.tolist() == alone
 
 
@@ -118,9 +108,7 @@ def test_a_tied_head_is_a_second_copy_on_the_last_stage(
 
     def held(pp: int) -> float:
         layouts = layouts_of(pp=pp)
-        return float(
-            stage_parameters(job, LayoutArrays(job, layouts), stage_layers(job, layouts)).dense.sum()
-        )
+        return float(stage_parameters(job, LayoutArrays(job, layouts), stage_layers(job, layouts)).dense.sum())
 
     assert held(2) - held(1) == model.vocab_size * model.hidden_size
 

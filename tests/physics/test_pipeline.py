@@ -60,17 +60,13 @@ def replayed_plan_s(f: list[float], b: list[float], vpp: int, m: int) -> float:
 
 @settings(max_examples=300, deadline=None)
 @given(plans_1f1b())
-def test_1f1b_closed_form_equals_the_replayed_schedule(
-    plan: tuple[list[float], list[float], int, int],
-) -> None:
+def test_1f1b_closed_form_equals_the_replayed_schedule(plan: tuple[list[float], list[float], int, int]) -> None:
     assert closed_form_s(*plan) == pytest.approx(replayed_plan_s(*plan), rel=1e-9, abs=1e-9)
 
 
 @settings(max_examples=150, deadline=None)
 @given(plans_interleaved())
-def test_interleaved_closed_form_equals_the_replayed_schedule(
-    plan: tuple[list[float], list[float], int, int],
-) -> None:
+def test_interleaved_closed_form_equals_the_replayed_schedule(plan: tuple[list[float], list[float], int, int]) -> None:
     assert closed_form_s(*plan) == pytest.approx(replayed_plan_s(*plan), rel=1e-9, abs=1e-9)
 
 
@@ -91,9 +87,7 @@ def test_a_slower_rank_never_shortens_the_iteration(
 @pytest.mark.parametrize("pp", [2, 3, 8, 16])
 @pytest.mark.parametrize("vpp", [2, 3, 4])
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_interleaved_closed_form_equals_the_schedule_of_many_unequal_plans(
-    pp: int, vpp: int, groups: int
-) -> None:
+def test_interleaved_closed_form_equals_the_schedule_of_many_unequal_plans(pp: int, vpp: int, groups: int) -> None:
     rng = np.random.default_rng(pp * 100 + vpp * 10 + groups)
     f, b = np.exp(rng.normal(0.0, 1.5, (2, 200, pp)))
     chunks = [np.repeat(a[:, :, None] / vpp, vpp, axis=2) for a in (f, b)]
@@ -129,9 +123,7 @@ def test_many_plans_at_once_equal_each_plan_alone() -> None:
     together = iteration_time_s(f, b, pp, vpp, m)
     for i in range(0, n, 97):
         p = pp[i]
-        assert together[i] == pytest.approx(
-            closed_form_s(list(f[i, :p]), list(b[i, :p]), int(vpp[i]), int(m[i]))
-        )
+        assert together[i] == pytest.approx(closed_form_s(list(f[i, :p]), list(b[i, :p]), int(vpp[i]), int(m[i])))
 
 
 def test_columns_beyond_the_ranks_are_ignored() -> None:
@@ -202,9 +194,7 @@ def test_in_flight_micro_batches_approach_the_published_factor() -> None:
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(4, 2, 6), (4, 1, 0), (0, 1, 4), (4, 0, 4)])
 def test_a_plan_without_a_schedule_is_refused(pp: int, vpp: int, m: int) -> None:
     with pytest.raises(PlanError, match="Plan 1 has no pipeline schedule"):
-        iteration_time_s(
-            np.ones((2, 4)), np.ones((2, 4)), np.array([4, pp]), np.array([1, vpp]), np.array([8, m])
-        )
+        iteration_time_s(np.ones((2, 4)), np.ones((2, 4)), np.array([4, pp]), np.array([1, vpp]), np.array([8, m]))
 
 
 def test_too_few_columns_are_refused() -> None:

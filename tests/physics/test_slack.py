@@ -65,9 +65,7 @@ def test_one_stage_has_no_slack(make_job: Callable[..., Job], price: Callable[..
     assert clocks_of(price(make_job(), dp=8), 1200.0, 1.0).tolist() == [[1200.0]]
 
 
-def test_spending_slack_saves_energy_where_many_micro_batches_hide_fill_and_drain(
-    pipeline: CostModel,
-) -> None:
+def test_spending_slack_saves_energy_where_many_micro_batches_hide_fill_and_drain(pipeline: CostModel) -> None:
     # Perseus (arXiv:2312.06902) saves 12-14 % without slowdown on real pipelines; here the head leaves more slack
     rows = np.zeros(1, np.int64)
     even, spent = (pipeline.evaluate(rows, clocks_of(pipeline, 1410.0, share)) for share in (0.0, 1.0))

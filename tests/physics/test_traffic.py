@@ -24,17 +24,13 @@ def test_pipelines_send_their_shard_only_under_sequence_parallelism(gpt_model: C
     assert whole == 8 * shard == 2 * 2048 * 1024
 
 
-def test_grouped_queries_shrink_what_context_parallelism_gathers(
-    catalogue_model: Callable[[str], Model],
-) -> None:
+def test_grouped_queries_shrink_what_context_parallelism_gathers(catalogue_model: Callable[[str], Model]) -> None:
     model = catalogue_model("llama-3-8b")  # 8 KV groups of 128: K and V of 1024 elements each
     gathered = traffic.context_bytes(model, np.array(1024.0), np.array(8.0), ONE, 2.0)
     assert float(gathered) == 2 * 1024 * 8 * (2 * 8 * 128)
 
 
-def test_latent_attention_gathers_the_keys_and_values_of_its_heads(
-    catalogue_model: Callable[[str], Model],
-) -> None:
+def test_latent_attention_gathers_the_keys_and_values_of_its_heads(catalogue_model: Callable[[str], Model]) -> None:
     model = catalogue_model("deepseek-v3")  # arXiv:2412.19437: 128 heads, keys of 128 + 64, values of 128
     assert float(traffic.context_bytes(model, ONE, ONE, ONE, 1.0)) == 128 * (128 + 64 + 128)
 
@@ -47,7 +43,5 @@ def test_top_k_copies_of_every_token_are_routed(catalogue_model: Callable[[str],
 def test_many_layouts_at_once_equal_each_alone(gpt_model: Callable[..., Model]) -> None:
     tokens, tp, sp = np.array([512.0, 2048.0]), np.array([2.0, 8.0]), np.array([True, False])
     together = traffic.pipeline_bytes(gpt_model(), tokens, tp, sp, 2.0)
-    alone = [
-        float(traffic.pipeline_bytes(gpt_model(), *row, 2.0)) for row in zip(tokens, tp, sp, strict=True)
-    ]
+    alone = [float(traffic.pipeline_bytes(gpt_model(), *row, 2.0)) for row in zip(tokens, tp, sp, strict=True)]
     assert together.tolist() == pytest.approx(alone)

@@ -7,9 +7,7 @@ def test_what_was_not_given_is_one_sentence_with_the_values() -> None:
 
 
 def test_remarks_on_the_gpu_that_stands_in_are_counted_not_listed() -> None:
-    said = by_topic(
-        ["h200-x: wait_w of the A100", "h200-x: active_w", "h100-x: constants are those of h200-x"]
-    )
+    said = by_topic(["h200-x: wait_w of the A100", "h200-x: active_w", "h100-x: constants are those of h200-x"])
     assert said == ["h100-x: constants are those of h200-x; 2 of these are assumed there too"]
 
 

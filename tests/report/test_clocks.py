@@ -31,6 +31,4 @@ def test_a_short_plan_reads_back_with_every_clock(clocks: list[float]) -> None:
     text = short_plan(given_plan.layouts | {"stage_clock_mhz": given_plan.stage_clock_mhz}, 0)
     again = parse_plan(text, job)
     np.testing.assert_array_equal(again.stage_clock_mhz, given_plan.stage_clock_mhz)
-    assert {k: v.item() for k, v in again.layouts.items()} == {
-        k: v.item() for k, v in given_plan.layouts.items()
-    }
+    assert {k: v.item() for k, v in again.layouts.items()} == {k: v.item() for k, v in given_plan.layouts.items()}

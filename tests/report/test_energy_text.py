@@ -27,9 +27,7 @@ def test_what_a_part_is_made_of_stands_below_it_the_largest_first(make_explanati
 
 
 def test_stages_are_shown_by_part_and_gpu_and_equal_ones_share_a_line() -> None:
-    stage = Stage(
-        1410.0, 0.9, 0.1, 90.0, 21.5, num_gpus=2, energy_by_part_j={"compute": 60.0, "static": 30.0}
-    )
+    stage = Stage(1410.0, 0.9, 0.1, 90.0, 21.5, num_gpus=2, energy_by_part_j={"compute": 60.0, "static": 30.0})
     last = replace(stage, energy_by_part_j={"compute": 80.0, "static": 30.0})
     lines = stage_energy_table([stage, stage, last])
     assert [line.split() for line in lines[1:]] == [
@@ -48,10 +46,7 @@ def test_a_plan_without_a_pipeline_needs_no_table_by_stage() -> None:
     ("limits", "sentence"),
     [
         ("power_limit_w=200", "Held below the clock asked for by the power limit of 200 W: stages 1 to 2."),
-        (
-            "stage_power_limit_w=400;200",
-            "Held below the clock asked for by the power limit of 200 W: stage 2.",
-        ),
+        ("stage_power_limit_w=400;200", "Held below the clock asked for by the power limit of 200 W: stage 2."),
     ],
 )
 def test_a_limit_of_the_plan_says_which_stages_it_holds(limits: str, sentence: str) -> None:

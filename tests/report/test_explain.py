@@ -31,9 +31,7 @@ def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
 
 def test_equal_neighbour_stages_share_a_line() -> None:
     stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12)
-    lines = stage_table(
-        [stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)], time_s=1.0, energy_j=9000.0
-    )
+    lines = stage_table([stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)], time_s=1.0, energy_j=9000.0)
     assert [line.split()[0] for line in lines[2:]] == ["1-3", "4"]
 
 

@@ -24,9 +24,7 @@ def table(*changes: dict[str, Any], broken: tuple[str, ...] = ()) -> list[str]:
     [({"tp": 2}, "dp tp pp mbs clock status"), ({"ep": 4}, "dp tp pp ep mbs clock status"),
      ({"recompute": "full"}, "dp tp pp mbs rc clock status")],
 )  # fmt: skip
-def test_columns_in_which_runs_differ_are_listed_beside_the_usual_ones(
-    change: dict[str, Any], head: str
-) -> None:
+def test_columns_in_which_runs_differ_are_listed_beside_the_usual_ones(change: dict[str, Any], head: str) -> None:
     assert head in (" ".join(line.split()) for line in table({"dp": 8}, change))
 
 

@@ -15,9 +15,7 @@ from jointopt.workflows.polish import polish
 
 @functools.cache
 def polished() -> Polished:
-    return polish(
-        shipped_job("opt-350m-8x4-gh200"), "dp=8 pp=4 mbs=16 clock=1980", solver="linear", slowdown=0.01
-    )
+    return polish(shipped_job("opt-350m-8x4-gh200"), "dp=8 pp=4 mbs=16 clock=1980", solver="linear", slowdown=0.01)
 
 
 def test_the_text_says_what_is_saved_at_which_time() -> None:

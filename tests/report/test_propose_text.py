@@ -100,16 +100,9 @@ def test_every_line_fits_100_columns_whatever_the_plans(
 
     columns = {"dp": draw(16384), "tp": draw(64), "cp": draw(64), "ep": draw(256), "vpp": draw(64)}
     columns |= {"micro_batch_size": draw(256), "zero_stage": draw(3), "recompute": draw(2)}
-    columns |= {
-        "sequence_parallel": draw(2) > 1,
-        "stage_clock_mhz": 210.0 + 15 * np.stack([draw(118)] * 9, 1),
-    }
+    columns |= {"sequence_parallel": draw(2) > 1, "stage_clock_mhz": 210.0 + 15 * np.stack([draw(118)] * 9, 1)}
     columns["stage_clock_mhz"][:, 1:8:2] -= 7
     columns |= {"iteration_time_s": np.sort(draw(900)) * data.draw(st.sampled_from([1e-3, 1.0]))}
-    columns |= {
-        "energy_j": 1.0 * draw(10**6),
-        "avg_power_w": 1.0 * draw(1400),
-        "peak_memory_gib": 1.0 * draw(288),
-    }
+    columns |= {"energy_j": 1.0 * draw(10**6), "avg_power_w": 1.0 * draw(1400), "peak_memory_gib": 1.0 * draw(288)}
     text = make_proposal(front=make_front(n, **columns), reference=make_front(1)).text(show_all=True)
     assert max(map(len, text.splitlines())) <= 100

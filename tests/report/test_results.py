@@ -18,9 +18,7 @@ ROWS = {"Proposal": 5, "Explanation": 2, "Evaluation": 1, "Retrained": 2, "Calib
 
 
 @pytest.fixture
-def results(
-    make_proposal: Callable[..., Proposal], make_explanation: Callable[..., Explanation]
-) -> dict[str, Result]:
+def results(make_proposal: Callable[..., Proposal], make_explanation: Callable[..., Explanation]) -> dict[str, Result]:
     scores = pd.DataFrame({"source": ["a", "mean"], "physics": [0.2, 0.2], "group out": [np.nan, 0.1]})
     work = ({"work": "forward", "clock_sensitive_share": 0.5},)
     calibration = Calibration("a40", Constants(1740.0, 60.0, 0.7, 1.3), work=work,

@@ -30,9 +30,7 @@ def test_a_table_names_the_site_and_has_the_run_beside_the_iteration(priced: Job
     assert max(map(len, lines)) <= 100
 
 
-def test_a_job_that_asks_for_nothing_is_told_nothing(
-    job: Job, make_proposal: Callable[..., Proposal]
-) -> None:
+def test_a_job_that_asks_for_nothing_is_told_nothing(job: Job, make_proposal: Callable[..., Proposal]) -> None:
     assert not has_site_costs(job)
     assert "At the site's meter" not in make_proposal().text()
     assert has_site_costs(replace(job, cluster=replace(job.cluster, carbon_kg_per_kwh=0.0)))
@@ -55,9 +53,7 @@ def test_a_proposal_shows_reference_and_least_and_the_fastest_where_it_is_anothe
     assert max(map(len, table)) <= 100
 
 
-def test_each_plan_of_the_document_has_what_the_site_pays(
-    priced: Job, make_proposal: Callable[..., Proposal]
-) -> None:
+def test_each_plan_of_the_document_has_what_the_site_pays(priced: Job, make_proposal: Callable[..., Proposal]) -> None:
     document = make_proposal(3, job=priced).to_dict()
     for plan in (*document["front"], document["reference"]):
         kwh = 1.2 * (plan["energy_j"] + 2 * 1500.0 * plan["iteration_time_s"]) / 3.6e6

@@ -69,9 +69,7 @@ def test_runs_of_equal_neighbours_cover_every_position_once(keys: list[str]) -> 
 
 
 @pytest.mark.parametrize(("columns", "width"), [(40, 60), (80, 80), (200, 100)])
-def test_lines_are_as_wide_as_the_terminal_up_to_100(
-    monkeypatch: pytest.MonkeyPatch, columns: int, width: int
-) -> None:
+def test_lines_are_as_wide_as_the_terminal_up_to_100(monkeypatch: pytest.MonkeyPatch, columns: int, width: int) -> None:
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(inside, (50, columns))
     with os.fdopen(inside, "w") as stdout:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jointopt.runs.limits import MEASUREMENT_RULES, RESULT_RULES
+from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
 from jointopt.runs.table import check_measurements, read_measurements, sound_results
 from tests.places import DATA
 
@@ -57,11 +57,7 @@ LLAMA = {
 IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"iteration_time_s": 1e-4}, "iteration_time_s", "to be at least 17.2"),
     ({"iteration_time_s": 16.0, "dtype": None}, "iteration_time_s", "is it in seconds"),
-    (
-        {"iteration_time_s": 2.0, "model": "mine", "num_layers": 32, "hidden_size": 4096},
-        "iteration_time_s",
-        "at least",
-    ),
+    ({"iteration_time_s": 2.0, "model": "mine", "num_layers": 32, "hidden_size": 4096}, "iteration_time_s", "at least"),
     ({"peak_memory_gib": 500.0}, "peak_memory_gib", "to be at most 86.4 GiB on this GPU"),
     ({"avg_power_w": 700.0}, "avg_power_w", "to be at most 600 W on this GPU"),
     ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU"),

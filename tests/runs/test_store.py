@@ -30,9 +30,7 @@ def url(tmp_path: Path) -> str:
 
 def runs(count: int, first: int = 0, **columns: Any) -> pd.DataFrame:
     """Runs that differ in their time."""
-    rows = [
-        {"dp": 2, "tp": 4, "status": "ok", "iteration_time_s": 1.0 + i} for i in range(first, first + count)
-    ]
+    rows = [{"dp": 2, "tp": 4, "status": "ok", "iteration_time_s": 1.0 + i} for i in range(first, first + count)]
     return pd.DataFrame(rows).assign(**columns)
 
 
@@ -43,9 +41,7 @@ def child(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 def test_what_was_added_is_read_with_where_it_came_from_and_when(url: str) -> None:
     start = datetime.now(UTC) - timedelta(seconds=1)
-    assert Store(url).add(runs(3, pp=2, stage_clock_mhz="1410;1395", cluster="leo"), "runs.csv") == Added(
-        3, 0
-    )
+    assert Store(url).add(runs(3, pp=2, stage_clock_mhz="1410;1395", cluster="leo"), "runs.csv") == Added(3, 0)
     table = Store(url).read()
     assert list(table) == [*COLUMNS, "cluster", "origin", "recorded_at"]
     assert table.iteration_time_s.tolist() == [1.0, 2.0, 3.0]
@@ -89,14 +85,7 @@ def test_another_measurement_of_the_same_plan_is_new(url: str) -> None:
 
 
 def test_an_export_that_comes_back_adds_nothing_and_is_equal(url: str, tmp_path: Path) -> None:
-    failed = {
-        "dp": 4,
-        "status": "oom",
-        "sequence_parallel": True,
-        "recompute": "full",
-        "group": "007",
-        "x": "a,b",
-    }
+    failed = {"dp": 4, "status": "oom", "sequence_parallel": True, "recompute": "full", "group": "007", "x": "a,b"}
     Store(url).add(pd.concat([runs(2, energy_j=1 / 3), pd.DataFrame([failed])]), "here")
     write_table(Store(url).read(), tmp_path / "export.csv.gz")
     back = read_table(tmp_path / "export.csv.gz")
@@ -231,9 +220,7 @@ CELLS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.dictionaries(st.sampled_from(["a", "b", "notes"]), CELLS, min_size=1), min_size=1, max_size=6)
-)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "notes"]), CELLS, min_size=1), min_size=1, max_size=6))
 def test_unknown_cells_of_any_kind_come_back_as_the_same_rows(rows: list[dict[str, Any]]) -> None:
     store = Store("sqlite://")
     store.add(pd.DataFrame(rows).astype(object), "a")

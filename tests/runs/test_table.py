@@ -57,9 +57,7 @@ CELLS = {
 @given(st.data(), st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=4), st.integers(0, 6))
 def test_files_are_those_of_pandas_to_the_byte(tmp_path_factory, data, kinds: list[str], rows: int) -> None:
     cells = [data.draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in kinds]
-    frame = pd.DataFrame(
-        {f"{i}, {kind}": column for i, (kind, column) in enumerate(zip(kinds, cells, strict=True))}
-    )
+    frame = pd.DataFrame({f"{i}, {kind}": column for i, (kind, column) in enumerate(zip(kinds, cells, strict=True))})
     path = tmp_path_factory.mktemp("written") / "t.csv"
     write_table(frame, path)
     assert path.read_bytes().decode() == frame.to_csv(index=False, lineterminator="\n")
@@ -113,18 +111,11 @@ def test_a_directory_and_a_missing_file_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_bom_line_ends_quotes_and_compression_change_nothing(
-    tmp_path: Path, compress: Any, newline: str
-) -> None:
+def test_bom_line_ends_quotes_and_compression_change_nothing(tmp_path: Path, compress: Any, newline: str) -> None:
     text = '\ufeffdp, notes ,gpu,group\n2,"slow, ""cold"" start",h100,007\n\n4,é,,\n'
     path = tmp_path / "t.csv"
     path.write_bytes(compress(text.replace("\n", newline).encode()))
-    expected = {
-        "dp": [2, 4],
-        "notes": ['slow, "cold" start', "é"],
-        "gpu": ["h100", None],
-        "group": ["007", None],
-    }
+    expected = {"dp": [2, 4], "notes": ['slow, "cold" start', "é"], "gpu": ["h100", None], "group": ["007", None]}
     frame = pd.DataFrame(expected)
     pd.testing.assert_frame_equal(read_table(path), frame.astype({"gpu": "str", "group": "str"}))
     good, problems = read_measurements(path)
@@ -230,14 +221,7 @@ def test_a_blank_cell_is_unknown_and_breaks_nothing(column: str) -> None:
         {"dtype": "float8_e4m3fn"},
         {"attention": "FlashAttention-3"},
         {"status": " OK "},
-        {
-            "pp": 32,
-            "dp": 1,
-            "tp": 1,
-            "num_gpus": 32,
-            "stage_clock_mhz": None,
-            "energy_j": None,
-        },  # nanotron ran such
+        {"pp": 32, "dp": 1, "tp": 1, "num_gpus": 32, "stage_clock_mhz": None, "energy_j": None},  # nanotron ran such
     ],
 )
 def test_what_can_be_passes(change: dict[str, Any]) -> None:

@@ -10,10 +10,7 @@ GOOD = {"gpu": "h100-sxm5-80gb", "status": "ok", "iteration_time_s": 1.0}
 
 
 def test_rows_that_teach_something_need_no_words():
-    assert (
-        unused_lines(pd.DataFrame([GOOD, {**GOOD, "status": "oom", "iteration_time_s": None, "mfu": 0.4}]))
-        == []
-    )
+    assert unused_lines(pd.DataFrame([GOOD, {**GOOD, "status": "oom", "iteration_time_s": None, "mfu": 0.4}])) == []
 
 
 def test_a_column_that_is_nearly_known_is_named():

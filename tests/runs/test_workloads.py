@@ -94,9 +94,7 @@ def test_a_blank_degree_of_expert_parallelism_is_assumed_for_experts_only() -> N
         ({"global_batch_size": "1,024"}, "global_batch_size must be"),
     ],
 )
-def test_a_cell_that_makes_no_sense_is_named_with_row_and_column(
-    change: dict[str, Any], message: str
-) -> None:
+def test_a_cell_that_makes_no_sense_is_named_with_row_and_column(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TableError, match=message):
         predict({}, change)
 
@@ -119,9 +117,7 @@ def test_a_cell_that_makes_no_sense_is_named_with_row_and_column(
         ({"stage_clock_mhz": "100"}, "stage_clock_mhz to be from 210 to 1410 MHz"),
     ],
 )
-def test_a_row_that_cannot_be_predicted_says_why_and_stops_no_other(
-    change: dict[str, Any], reason: str
-) -> None:
+def test_a_row_that_cannot_be_predicted_says_why_and_stops_no_other(change: dict[str, Any], reason: str) -> None:
     found = predict({}, change, {})
     assert reason in found.not_predicted[1]
     assert found[PREDICTED].isna().all(axis=1).tolist() == [False, True, False]
@@ -131,9 +127,7 @@ def test_a_row_that_cannot_be_predicted_says_why_and_stops_no_other(
         predict(change)
 
 
-@pytest.mark.parametrize(
-    "column", ["num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus"]
-)
+@pytest.mark.parametrize("column", ["num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus"])
 def test_a_column_that_nothing_stands_in_for_is_named(column: str) -> None:
     with pytest.raises(TableError, match=f"lacks the column '{column}'"):
         predict(without=(column,))
@@ -198,9 +192,7 @@ def test_tf32_is_fp32_on_tensor_cores() -> None:
      ("sdpa", "flash2", "attention"), ("secret", "flash2", "attention")],
 )  # fmt: skip
 def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, assumed: str) -> None:
-    found = predict(
-        {"attention": word, "gpu": "h100-sxm5-80gb"}, {"attention": kernel, "gpu": "h100-sxm5-80gb"}
-    )
+    found = predict({"attention": word, "gpu": "h100-sxm5-80gb"}, {"attention": kernel, "gpu": "h100-sxm5-80gb"})
     assert found.assumed[0] == assumed
     assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
 
@@ -236,9 +228,7 @@ def test_a_blank_kernel_is_a_flash_one_where_gpus_are_as_new_and_the_habit_of_th
 @pytest.mark.parametrize("gpu", gpu_ids())
 def test_every_gpu_predicts_every_precision_under_every_framework(gpu: str) -> None:
     changes = [
-        {"gpu": gpu, "dtype": d, "framework": f}
-        for d in ("fp32", "bf16", "fp8", "fp4")
-        for f in framework_names()
+        {"gpu": gpu, "dtype": d, "framework": f} for d in ("fp32", "bf16", "fp8", "fp4") for f in framework_names()
     ]
     found = predict(*changes)[PREDICTED]
     unknown = [] if load_gpu(gpu).power else ["predicted_energy_j", "predicted_avg_power_w"]
@@ -282,9 +272,7 @@ def test_a_micro_batch_larger_than_the_ranks_share_is_cut_and_a_broken_batch_pad
 
 def test_clocks_come_from_the_stages_else_from_one_else_the_maximum() -> None:
     assert time_s(stage_clock_mhz="1410;1410") == time_s(clock_mhz=1410) == time_s()
-    assert (
-        time_s(stage_clock_mhz="900;900") == time_s(stage_clock_mhz=900.0) == time_s(clock_mhz=900) > time_s()
-    )
+    assert time_s(stage_clock_mhz="900;900") == time_s(stage_clock_mhz=900.0) == time_s(clock_mhz=900) > time_s()
     assert time_s(clock_mhz=900) > time_s(stage_clock_mhz="1410;900") > time_s()
 
 
@@ -324,11 +312,7 @@ CELLS = st.one_of(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from([*RUN, "clock_mhz", "stage_clock_mhz", "power_limit_w"]), CELLS, max_size=4
-    )
-)
+@given(st.dictionaries(st.sampled_from([*RUN, "clock_mhz", "stage_clock_mhz", "power_limit_w"]), CELLS, max_size=4))
 def test_whatever_a_cell_holds_there_is_a_prediction_a_reason_or_one_sentence(change: dict[str, Any]) -> None:
     sentence, found = "", table()
     try:
@@ -364,10 +348,7 @@ def test_cells_that_contradict_the_catalogue_model_win() -> None:
 
 
 def test_a_blank_head_count_is_that_of_the_same_source_and_width_whose_depth_is_nearest() -> None:
-    known = [
-        {"source": "a", "num_layers": 8, "num_attention_heads": 16},
-        {"source": "a", "num_attention_heads": 64},
-    ]
+    known = [{"source": "a", "num_layers": 8, "num_attention_heads": 16}, {"source": "a", "num_attention_heads": 64}]
     blank = [{"source": source, "num_layers": 30, "num_attention_heads": np.nan} for source in ("a", "b")]
     found, _ = workloads(table(*known, *blank))
     heads = {int(row): w.job.model.num_attention_heads for w in found for row in w.rows}
@@ -383,7 +364,5 @@ def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
 
 
 def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:
-    with pytest.raises(
-        TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"
-    ):
+    with pytest.raises(TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"):
         predict({"model": "llama-3-8"}, without=("num_layers",))

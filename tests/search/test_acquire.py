@@ -33,9 +33,7 @@ def chosen(predicted, known=NOTHING, k=1, objectives=TIME, allowed=None, costs=N
     allowed = np.ones(size, bool) if allowed is None else np.array(allowed)
     costs = np.ones(size) if costs is None else np.array(costs, float)
     rng = np.random.default_rng(0)
-    return acquire(
-        predicted, known, costs, k, rng, objectives=objectives, allowed=allowed, **options
-    ).tolist()
+    return acquire(predicted, known, costs, k, rng, objectives=objectives, allowed=allowed, **options).tolist()
 
 
 def test_the_fastest_plan_is_first_and_the_order_is_that_of_the_predictions():
@@ -109,9 +107,7 @@ def test_in_two_objectives_a_gap_of_the_front_is_worth_more_than_its_neighbourho
 
 def test_in_two_objectives_a_dominated_plan_has_no_gain():
     known = measured([1.0], [1.0])
-    gain, chance = expected_gain(
-        outlook([2.0], [2.0], spread=0.01), known, np.random.default_rng(0), objectives=BOTH
-    )
+    gain, chance = expected_gain(outlook([2.0], [2.0], spread=0.01), known, np.random.default_rng(0), objectives=BOTH)
     assert gain[0] == chance[0] == 0.0
 
 

@@ -38,14 +38,7 @@ def random_problem(seed, num_layouts, num_clocks, *, bounded, promised):
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.integers(1, 60),
-    st.integers(1, 20),
-    st.booleans(),
-    st.booleans(),
-    st.integers(1, 50),
-)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 20), st.booleans(), st.booleans(), st.integers(1, 50))
 def test_pruning_never_changes_the_front(seed, num_layouts, num_clocks, bounded, promised, chunk):
     problem = random_problem(seed, num_layouts, num_clocks, bounded=bounded, promised=promised)
     found, expected = exact_front(problem, chunk_size=chunk).front, everything(problem)

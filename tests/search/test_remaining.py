@@ -38,9 +38,7 @@ def test_with_one_objective_it_is_the_share_by_which_the_best_falls() -> None:
 
 def test_a_plan_that_may_not_fit_brings_less() -> None:
     measured = {"iteration_time_s": np.array([2.0])}
-    sure, unsure = (
-        gain_left(drawn([1.0], fits=share), measured, TIME, np.array([True])) for share in (1.0, 0.5)
-    )
+    sure, unsure = (gain_left(drawn([1.0], fits=share), measured, TIME, np.array([True])) for share in (1.0, 0.5))
     assert 0.0 < unsure < sure
 
 

@@ -71,9 +71,7 @@ def test_more_static_power_costs_energy_and_no_time() -> None:
     job, plan = shipped_job("opt-350m-2x4-a100"), "dp=4 tp=2 micro_batch_size=1 clock_mhz=1200"
     usual = explain(job, plan, surrogate="none")
     more = explain(
-        calibrated(job, replace(CALIBRATION, constants=Constants(1410.0, 90.0, 0.76, 1.3))),
-        plan,
-        surrogate="none",
+        calibrated(job, replace(CALIBRATION, constants=Constants(1410.0, 90.0, 0.76, 1.3))), plan, surrogate="none"
     )
     assert more.to_dict()["energy_j"] > usual.to_dict()["energy_j"]
     assert more.to_dict()["iteration_time_s"] == pytest.approx(usual.to_dict()["iteration_time_s"], rel=0.02)
@@ -91,19 +89,11 @@ def test_the_answer_says_what_was_calibrated() -> None:
     job = calibrated(shipped_job("opt-350m-2x4-a100"), CALIBRATION)
     told = explain(job, "dp=8 clock_mhz=1200", surrogate="none", storage=None)
     keys = {assumption.key for assumption in job.cluster.gpu.power.assumed}
-    assert any(
-        sentence.endswith("voltage curve calibrated (stage profile, 5 rows)") for sentence in told.assumed
-    )
+    assert any(sentence.endswith("voltage curve calibrated (stage profile, 5 rows)") for sentence in told.assumed)
     assert not {"static_w", "wait_w", "knee_fraction"} & keys
 
 
 def test_a_table_without_runs_on_the_calibrated_gpu_is_refused() -> None:
-    row = {
-        "gpu": "gh200-96gb",
-        "num_gpus": 8,
-        "model": "opt-350m",
-        "seq_length": 2048,
-        "global_batch_size": 256,
-    }
+    row = {"gpu": "gh200-96gb", "num_gpus": 8, "model": "opt-350m", "seq_length": 2048, "global_batch_size": 256}
     with pytest.raises(UsageError, match="no run of the table is on it"):
         predict(pd.DataFrame([row | {"dp": 8}]), calibration=CALIBRATION)

@@ -38,9 +38,7 @@ def test_a_range_ends_at_its_maximum_even_where_the_step_does_not() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(clock_grid_mhz(A100)), min_size=1), st.floats(-1, 1))
-def test_every_clock_within_one_mhz_of_the_grid_is_accepted_in_ascending_order(
-    chosen: list[float], off: float
-) -> None:
+def test_every_clock_within_one_mhz_of_the_grid_is_accepted_in_ascending_order(chosen: list[float], off: float) -> None:
     result = clocks([c + off for c in chosen])
     assert list(result) == sorted(set(result))
 

@@ -13,9 +13,7 @@ from jointopt.spec.jobfile import job_from_options
 
 
 def plan(framework, gpus=16, batch=64, **given):
-    job = job_from_options(
-        "llama-2-13b", "a100-sxm4-80gb", gpus, batch, 4096, gpus_per_node=4
-    )  # of 40 layers
+    job = job_from_options("llama-2-13b", "a100-sxm4-80gb", gpus, batch, 4096, gpus_per_node=4)  # of 40 layers
     default = default_plan(replace(job, training=replace(job.training, framework=framework)), given)
     return {name: values.tolist() for name, values in default.layouts.items()}, default.assumed
 
@@ -35,8 +33,7 @@ def test_several_blank_degrees_leave_the_gpus_to_data_parallelism():
 
 
 @pytest.mark.parametrize(
-    ("usual", "with_pipeline", "expected"),
-    [(3, (0, 1), 1), (3, (0, 2, 3), 3), (1, (0, 2), 0), (0, (1, 2), 1)],
+    ("usual", "with_pipeline", "expected"), [(3, (0, 1), 1), (3, (0, 2, 3), 3), (1, (0, 2), 0), (0, (1, 2), 1)]
 )
 def test_pipelines_fall_back_to_the_next_lower_stage_that_they_can_have(usual, with_pipeline, expected):
     framework = Framework(default_zero_stage=usual, zero_stages_with_pipeline=with_pipeline)

@@ -9,9 +9,7 @@ from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 
 TEXT = st.text(max_size=10).filter(str.isprintable)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
-NESTED = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner), max_leaves=9
-)
+NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner), max_leaves=9)
 
 
 @settings(deadline=None)
@@ -51,17 +49,10 @@ def test_yaml_that_is_no_plain_mapping_is_one_sentence(text: str, sentence: str)
         parse_yaml(text)
 
 
-def test_a_directory_a_missing_file_a_binary_file_and_a_huge_one_are_one_sentence_each(
-    tmp_path: Path,
-) -> None:
+def test_a_directory_a_missing_file_a_binary_file_and_a_huge_one_are_one_sentence_each(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "huge").write_bytes(b" " * 5_000_000)
-    cases = {
-        ".": "is a directory",
-        "none": "does not exist",
-        "binary": "not a text file",
-        "huge": "larger than",
-    }
+    cases = {".": "is a directory", "none": "does not exist", "binary": "not a text file", "huge": "larger than"}
     for name, sentence in cases.items():
         with pytest.raises(JobError, match=sentence):
             read_text(tmp_path / name)

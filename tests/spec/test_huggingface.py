@@ -77,9 +77,7 @@ def test_a_shared_expert_of_qwen2_counts_in_routed_ones() -> None:
     assert model_from_config(CATALOGUE["qwen2-57b-a14b"], "m").num_shared_experts == 8
 
 
-@pytest.mark.parametrize(
-    "change", [{"mlp_only_layers": [5]}, {"decoder_sparse_step": 2}, {"mlp_only_layers": "x"}]
-)
+@pytest.mark.parametrize("change", [{"mlp_only_layers": [5]}, {"decoder_sparse_step": 2}, {"mlp_only_layers": "x"}])
 def test_experts_on_some_later_layers_only_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(JobError, match=f"{next(iter(change))} must be"):
         model_from_config(CATALOGUE["qwen3-30b-a3b"] | change, "m")

@@ -74,11 +74,7 @@ def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def test_every_key_of_the_job_file_is_read() -> None:
     job = parse(FULL)
     assert job.cluster.assumed == ()
-    assert (job.search.tp, job.search.zero_stage, job.search.sequence_parallel) == (
-        (1, 2, 4),
-        (0, 1),
-        (True,),
-    )
+    assert (job.search.tp, job.search.zero_stage, job.search.sequence_parallel) == ((1, 2, 4), (0, 1), (True,))
     assert job.search.clock_mhz == tuple(float(c) for c in range(600, 1411, 15))
     assert (job.constraints.memory_fraction, job.training.framework.name) == (0.92, "megatron-lm")
 
@@ -117,9 +113,7 @@ def test_a_site_that_makes_no_sense_is_refused(path: str, value: Any, sentence: 
 
 
 def test_one_value_means_a_list_of_one() -> None:
-    job = parse(
-        SMALL | {"search": {"tp": 4, "recompute": "full", "clock_mhz": 1410, "sequence_parallel": False}}
-    )
+    job = parse(SMALL | {"search": {"tp": 4, "recompute": "full", "clock_mhz": 1410, "sequence_parallel": False}})
     assert (job.search.tp, job.search.recompute, job.search.clock_mhz) == ((4,), ("full",), (1410.0,))
     assert job.search.sequence_parallel == (False,)
 
@@ -188,11 +182,7 @@ def test_a_model_by_path_is_sought_beside_the_job_file(tmp_path: Path) -> None:
         ("search.recompute", ["some"], "search.recompute must be one of none, selective, full"),
         ("search.clock_mhz", 1000, "1000.0 MHz is no clock"),
         ("search.per_stage_clocks", "yes", "must be true or false"),
-        (
-            "constraints.memory_fraction",
-            1.2,
-            "constraints.memory_fraction must be a number above 0, at most 1",
-        ),
+        ("constraints.memory_fraction", 1.2, "constraints.memory_fraction must be a number above 0, at most 1"),
         ("constraints.energy_j", float("inf"), "constraints.energy_j must be a number"),
         ("constraints.energy_j", float("nan"), "constraints.energy_j must be a number"),
         ("objectives", [], "objectives must be"),
@@ -275,20 +265,14 @@ ANY_CLUSTER = st.fixed_dictionaries(
 ANY_JOB = st.fixed_dictionaries(
     {
         "name": st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip())),
-        "model": st.sampled_from(
-            ["opt-350m", "Mixtral-8x7B", FULL["model"], FULL["model"] | {"name": "1e5"}]
-        ),
-        "training": st.sampled_from(
-            [SMALL["training"], FULL["training"], SMALL["training"] | {"run_tokens": 1}]
-        ),
+        "model": st.sampled_from(["opt-350m", "Mixtral-8x7B", FULL["model"], FULL["model"] | {"name": "1e5"}]),
+        "training": st.sampled_from([SMALL["training"], FULL["training"], SMALL["training"] | {"run_tokens": 1}]),
         "cluster": ANY_CLUSTER,
         "search": ANY_SEARCH,
     },
     optional={
         "constraints": st.dictionaries(st.sampled_from(["energy_j", "avg_power_w"]), st.floats(1e-3, 1e9)),
-        "objectives": st.sampled_from(
-            [["energy_j"], ["facility_energy_j"], ["energy_j", "iteration_time_s"]]
-        ),
+        "objectives": st.sampled_from([["energy_j"], ["facility_energy_j"], ["energy_j", "iteration_time_s"]]),
     },
 )
 
@@ -301,18 +285,11 @@ def test_a_job_that_is_saved_and_loaded_is_the_same_job(mapping: dict[str, Any])
 
 
 JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=30)
-    | st.just(5000).map(lambda n: 10**n),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30) | st.just(5000).map(lambda n: 10**n),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-PLACES = [
-    f"{section}.{key}" for section, keys in FULL.items() if isinstance(keys, dict) for key in keys
-] + list(FULL)
+PLACES = [f"{section}.{key}" for section, keys in FULL.items() if isinstance(keys, dict) for key in keys] + list(FULL)
 
 
 @settings(deadline=None)
@@ -334,9 +311,7 @@ def test_a_valid_job_with_junk_anywhere_is_a_job_or_one_of_our_errors(junk: list
 
 
 @settings(deadline=None)
-@given(
-    st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass"))
-)
+@given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_no_bytes_make_the_loader_fail_otherwise(raw: bytes) -> None:
     path = Path(__file__).parent / "fuzz"
     try:
@@ -348,8 +323,7 @@ def test_no_bytes_make_the_loader_fail_otherwise(raw: bytes) -> None:
 
 @settings(deadline=None)
 @given(
-    st.integers(0, 2000),
-    st.sampled_from([b"", b"\x00", b"\t", b"- ", b"{", b"&a ", b"*a", b"!!int ", b": ", b"\xff"]),
+    st.integers(0, 2000), st.sampled_from([b"", b"\x00", b"\t", b"- ", b"{", b"&a ", b"*a", b"!!int ", b": ", b"\xff"])
 )
 def test_a_shipped_file_with_a_cut_or_a_stain_is_a_job_or_one_of_our_errors(
     tmp_path_factory: pytest.TempPathFactory, place: int, stain: bytes
@@ -392,11 +366,7 @@ def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_
 @pytest.mark.parametrize(
     ("framework", "search", "sentence"),
     [
-        (
-            "megatron-lm",
-            {"zero_stage": 3},
-            "search.zero_stage 3: megatron-lm has no .*; expected 0, 1, got 3",
-        ),
+        ("megatron-lm", {"zero_stage": 3}, "search.zero_stage 3: megatron-lm has no .*; expected 0, 1, got 3"),
         ("megatron-lm", {"zero_stage": [0, 2]}, "search.zero_stage 2: .* got 0, 2"),
         ("torchtitan", {"zero_stage": [1]}, "expected 0, 2, 3, got 1"),
         ("megatron-deepspeed", {"vpp": [1, 2]}, "search.vpp 2: .*; expected 1, got 1, 2"),

@@ -14,7 +14,7 @@ PLAIN = Model("plain", 2, 64, 256, 4, 4, 1000, 16)
 @pytest.mark.parametrize("name", model_names())
 def test_the_parts_of_a_model_add_up_to_its_parameters(name: str) -> None:
     m = load_model(name)
-    moe = m.router_parameters + m.shared_expert_parameters + m.num_experts * m.expert_parameters
+    moe = m.hidden_size * m.num_experts + (m.num_experts + m.num_shared_experts) * m.expert_parameters
     layers = m.num_layers * (m.attention_parameters + m.norm_bias_parameters)
     layers += m.num_plain_layers * m.dense_mlp_parameters + m.num_moe_layers * moe
     final = m.norm_parameters if m.final_norm else 0
@@ -41,9 +41,7 @@ def test_a_dense_model_uses_all_its_parameters() -> None:
 @given(st.integers(1, 16), st.integers(1, 16))
 def test_more_active_experts_never_use_fewer_parameters(first: int, second: int) -> None:
     counts = [
-        dataclasses.replace(
-            PLAIN, num_experts=16, moe_ffn_hidden_size=32, moe_router_topk=k
-        ).active_parameters
+        dataclasses.replace(PLAIN, num_experts=16, moe_ffn_hidden_size=32, moe_router_topk=k).active_parameters
         for k in sorted((first, second))
     ]
     assert counts[0] <= counts[1]
@@ -62,7 +60,5 @@ def test_grouped_queries_save_exactly_the_keys_and_values_left_out() -> None:
 
 def test_an_inline_shape_counts_as_its_catalogue_twin() -> None:
     keys = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32}
-    inline = inline_model(
-        keys | {"num_query_groups": 8, "vocab_size": 128256, "gated_mlp": True}, "llama-3-8b"
-    )
+    inline = inline_model(keys | {"num_query_groups": 8, "vocab_size": 128256, "gated_mlp": True}, "llama-3-8b")
     assert inline == load_model("llama-3-8b")

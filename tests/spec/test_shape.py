@@ -10,12 +10,7 @@ SHAPE = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "voca
 def test_the_four_required_keys_give_a_gpt() -> None:
     model = inline_model(SHAPE, "mine")
     assert (model.ffn_hidden_size, model.num_query_groups, model.head_dim) == (4096, 16, 64)
-    assert (model.gated_mlp, model.tied_embeddings, model.norm_bias, model.linear_bias) == (
-        False,
-        False,
-        True,
-        True,
-    )
+    assert (model.gated_mlp, model.tied_embeddings, model.norm_bias, model.linear_bias) == (False, False, True, True)
 
 
 def test_a_gated_mlp_brings_rmsnorm_and_no_biases() -> None:
@@ -35,9 +30,7 @@ def test_zeros_of_a_dense_model_may_be_written_out() -> None:
 
 
 def test_numbers_of_a_table_are_numbers_too() -> None:
-    assert inline_model({key: np.int64(value) for key, value in SHAPE.items()}, "mine") == inline_model(
-        SHAPE, "mine"
-    )
+    assert inline_model({key: np.int64(value) for key, value in SHAPE.items()}, "mine") == inline_model(SHAPE, "mine")
 
 
 @pytest.mark.parametrize("key", SHAPE)

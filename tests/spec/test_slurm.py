@@ -28,11 +28,7 @@ def test_a_file_without_the_section_has_the_usual_one() -> None:
 
 
 def test_one_line_stands_for_a_list_of_one() -> None:
-    assert (
-        slurm(setup="module load cuda").setup
-        == slurm(setup=["module load cuda"]).setup
-        == ("module load cuda",)
-    )
+    assert slurm(setup="module load cuda").setup == slurm(setup=["module load cuda"]).setup == ("module load cuda",)
 
 
 def test_a_job_file_is_read_back_as_it_was() -> None:

@@ -46,10 +46,7 @@ def state() -> dict[str, str]:
     """The last value set of each clock and limit."""
     calls = Path(os.environ["STAND_IN_NVML"]) / "calls"
     lines = calls.read_text().splitlines() if calls.exists() else []
-    return {
-        "limit " + gpu if what == "limit" else "clock " + gpu: value
-        for what, gpu, value in map(str.split, lines)
-    }
+    return {"limit " + gpu if what == "limit" else "clock " + gpu: value for what, gpu, value in map(str.split, lines)}
 
 
 first, step, signal_number = map(int, sys.argv[1:])

@@ -36,9 +36,7 @@ def error(predicted: pd.DataFrame) -> float:
 
 
 @pytest.mark.parametrize(("factor", "before"), [(1.3, 0.23), (0.75, 0.33)])
-def test_three_measured_runs_per_group_bring_a_new_cluster_from_a_third_to_a_twentieth(
-    synthetic_runs, factor, before
-):
+def test_three_measured_runs_per_group_bring_a_new_cluster_from_a_third_to_a_twentieth(synthetic_runs, factor, before):
     table = synthetic_runs(factor=factor, groups=(256, 512, 1024))
     measured = table.groupby("group").head(3)
     rest = table.drop(index=measured.index)
@@ -66,9 +64,7 @@ def test_more_measured_runs_never_hurt_much_and_intervals_narrow(synthetic_runs)
     runs = synthetic_runs(rows=30)
     test, pool = runs.groupby("group").tail(10), runs.groupby("group").head(20)
     found = [predict(test, "default", pool.groupby("group").head(n)) for n in (1, 5, 20)]
-    ratio = [
-        (f["predicted_iteration_time_s_high"] / f["predicted_iteration_time_s_low"]).median() for f in found
-    ]
+    ratio = [(f["predicted_iteration_time_s_high"] / f["predicted_iteration_time_s_low"]).median() for f in found]
     assert error(found[2]) <= error(found[0])
     assert ratio[0] > ratio[1] > ratio[2]
 

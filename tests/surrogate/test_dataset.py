@@ -23,8 +23,7 @@ def test_the_residual_of_physics_itself_is_zero_and_of_a_factor_its_logarithm(sy
     time_s = table["iteration_time_s"].to_numpy()[priced.rows]
     np.testing.assert_allclose(priced.residual(time_s), np.log(1.3), rtol=1e-9)
     np.testing.assert_allclose(
-        priced.physics["iteration_time_s"],
-        predict(table)["predicted_iteration_time_s"].to_numpy()[priced.rows],
+        priced.physics["iteration_time_s"], predict(table)["predicted_iteration_time_s"].to_numpy()[priced.rows]
     )
 
 
@@ -32,9 +31,7 @@ def test_every_array_follows_the_rows(synthetic_runs):
     priced = price(synthetic_runs())
     assert sorted(priced.rows.tolist()) == list(range(20))
     assert priced.runs.sensitivity.shape == (20, len(CONSTANTS))
-    assert all(
-        values.shape == (20,) and np.isfinite(values).all() for values in priced.runs.features.values()
-    )
+    assert all(values.shape == (20,) and np.isfinite(values).all() for values in priced.runs.features.values())
     assert len(priced.fitted) == len(priced.assumed) == len(priced.memory_limit_gib) == 20
 
 
@@ -113,9 +110,7 @@ def test_a_table_that_the_physics_refuses_altogether_is_refused_in_one_sentence(
 
 
 def test_results_are_numbers_and_a_blank_status_is_ok():
-    table = pd.DataFrame(
-        {"iteration_time_s": ["1.5", " ", None], "status": ["ok", None, "oom"]}, index=[7, 8, 9]
-    )
+    table = pd.DataFrame({"iteration_time_s": ["1.5", " ", None], "status": ["ok", None, "oom"]}, index=[7, 8, 9])
     read = with_results(table)
     np.testing.assert_array_equal(read["iteration_time_s"], [1.5, np.nan, np.nan])
     assert read["status"].tolist() == ["ok", "ok", "oom"]
@@ -124,15 +119,11 @@ def test_results_are_numbers_and_a_blank_status_is_ok():
 
 
 def test_text_for_a_time_is_named_with_its_row():
-    with pytest.raises(
-        TableError, match="Row 2 of the table: iteration_time_s must be a number or blank; got 'fast'"
-    ):
+    with pytest.raises(TableError, match="Row 2 of the table: iteration_time_s must be a number or blank; got 'fast'"):
         with_results(pd.DataFrame({"iteration_time_s": [1.0, "fast"]}))
 
 
 def test_timed_runs_are_those_that_finished():
-    table = pd.DataFrame(
-        {"iteration_time_s": [1.0, 2.0, np.nan, 0.0], "status": ["ok", "timeout", "ok", "ok"]}
-    )
+    table = pd.DataFrame({"iteration_time_s": [1.0, 2.0, np.nan, 0.0], "status": ["ok", "timeout", "ok", "ok"]})
     assert timed_runs(table)["iteration_time_s"].tolist() == [1.0]
     assert timed_runs(table.drop(columns="iteration_time_s")).empty

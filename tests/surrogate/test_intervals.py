@@ -18,9 +18,7 @@ from jointopt.surrogate.intervals import RESULTS, add_intervals, in_domain, outs
 
 def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
     cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8})
-    return Job(
-        "j", load_model("llama-3-8b"), Training(4096, 64, framework=load_framework(framework)), cluster
-    )
+    return Job("j", load_model("llama-3-8b"), Training(4096, 64, framework=load_framework(framework)), cluster)
 
 
 def columns(clock_mhz: float = 1e4, n: int = 2) -> Columns:

@@ -93,9 +93,7 @@ def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) 
     ratio = 1.4
     runs = measured_runs(job, 1.0)
     gib = [explain(job, plan, surrogate="none").peak_memory_gib for plan in PLANS]
-    moved = explain(
-        job, "dp=8 micro_batch_size=4", measured=runs.assign(peak_memory_gib=np.array(gib) * ratio)
-    )
+    moved = explain(job, "dp=8 micro_batch_size=4", measured=runs.assign(peak_memory_gib=np.array(gib) * ratio))
     assert moved.peak_memory_gib == pytest.approx(ratio * found.peak_memory_gib, rel=0.05)
     assert sum(moved.memory_gib.values()) == pytest.approx(moved.peak_memory_gib)
     front = propose(job, measured=runs.assign(peak_memory_gib=np.array(gib) * ratio), trials=0).front
@@ -123,9 +121,7 @@ def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layou
     physics = model.cost_model(layouts)
     rng = np.random.default_rng(0)
     index = rng.integers(0, len(layouts["pp"]), 3000)
-    clocks = np.where(
-        np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan
-    )
+    clocks = np.where(np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan)
     tried = physics.evaluate(index, clocks)
     better = [tried[n][:, None] < front[n] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
     assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
@@ -142,9 +138,7 @@ def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, tmp_
 
 
 def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathlib.Path) -> None:
-    runs = pd.concat(
-        [measured_runs(job, f, source=s) for f, s in ((1.3, "mine"), (1.25, "mine"), (1.0, "b"))]
-    )
+    runs = pd.concat([measured_runs(job, f, source=s) for f, s in ((1.3, "mine"), (1.25, "mine"), (1.0, "b"))])
     other = runs.assign(framework="nemo", source="c")
     pd.concat([runs, other]).to_csv(tmp_path / "runs.csv", index=False)
     jointopt.retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "own")
@@ -193,9 +187,7 @@ def test_a_front_on_corrected_power_is_a_front_of_the_same_plans(job: Job) -> No
     plain = propose(job, measured=runs, trials=0).front
     moved = propose(job, measured=runs.assign(avg_power_w=0.85 * watts), trials=0).front
     np.testing.assert_allclose(moved["iteration_time_s"], plain["iteration_time_s"])
-    np.testing.assert_allclose(
-        moved["energy_j"] / plain["energy_j"], moved["energy_j"][0] / plain["energy_j"][0]
-    )
+    np.testing.assert_allclose(moved["energy_j"] / plain["energy_j"], moved["energy_j"][0] / plain["energy_j"][0])
 
 
 def test_predict_learns_power_from_energy_as_explain_does(job: Job) -> None:

@@ -16,9 +16,7 @@ def evidence(table):
 
 
 def test_each_row_tells_by_its_status_and_readings(synthetic_runs):
-    table = synthetic_runs(rows=4, groups=(256,)).assign(
-        status=["ok", "ok", "oom", "failed"], peak_memory_gib=np.nan
-    )
+    table = synthetic_runs(rows=4, groups=(256,)).assign(status=["ok", "ok", "oom", "failed"], peak_memory_gib=np.nan)
     table.loc[0, "peak_memory_gib"] = 10.0
     found = evidence(table)
     counts = [len(v) for v in (found.log_ratio, found.ok_load, found.oom_load, found.failed_load)]

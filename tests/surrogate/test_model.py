@@ -101,9 +101,7 @@ def test_out_of_domain_is_said_of_features_never_seen_and_of_unknown_software(su
     assert not surrogate.predict(replace(middle, source=np.full(5, "b")), fitted=False)[2].any()
 
 
-def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measured(
-    surrogate: Surrogate,
-) -> None:
+def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measured(surrogate: Surrogate) -> None:
     new = runs(4)
     faster = replace(new, features={**{name: np.zeros(4) for name in NAMES}, "log2_peak": np.full(4, 1.5)})
     plain = replace(surrogate, trees=None)

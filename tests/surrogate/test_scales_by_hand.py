@@ -39,11 +39,7 @@ def test_power_is_trusted_by_fifteen_against_five_per_cent(n: int) -> None:
 
 def test_a_plan_is_a_point_of_doublings_half_doublings_and_octaves() -> None:
     one = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), np.array([1, 8]))
-    two = {
-        "zero_stage": np.array([0, 3]),
-        "recompute": np.array([0, 2]),
-        "sequence_parallel": np.array([0, 1]),
-    }
+    two = {"zero_stage": np.array([0, 3]), "recompute": np.array([0, 2]), "sequence_parallel": np.array([0, 1])}
     clocks = np.array([[1000.0, np.nan], [400.0, 600.0]])
     found = plan_features(one | two | {"stage_clock_mhz": clocks})
     assert found[1] - found[0] == pytest.approx([3.0] * 7 + [1.5, 1.0, 0.5, -2.0])
@@ -128,10 +124,7 @@ def test_learning_a_margin_counts_runs_failures_and_crashes() -> None:
 
 
 def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior() -> None:
-    start, fits = (
-        np.array([0.0, np.log(0.1), np.log(0.08), -2.0]),
-        np.array([PHI((0.1 - g) / 0.08) for g in GRID]),
-    )
+    start, fits = (np.array([0.0, np.log(0.1), np.log(0.08), -2.0]), np.array([PHI((0.1 - g) / 0.08) for g in GRID]))
     many = MemoryEvidence(ok_load=np.full(200, -0.1))
     prior = np.exp(-0.5 * (GRID / 0.1) ** 2)
     assert _loss(start, [many]) == pytest.approx(-marginal(prior, fits**200, 0.5))
@@ -141,9 +134,7 @@ def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior()
 
 def surrogate(support: Runs, residual: np.ndarray) -> Surrogate:
     kernel = default_kernel(1)
-    return Surrogate(
-        kernel, replace(kernel, source=0.3), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3)
-    )
+    return Surrogate(kernel, replace(kernel, source=0.3), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3))
 
 
 def rows(n: int, source: str, peak: float = 8.0) -> Runs:
@@ -152,8 +143,7 @@ def rows(n: int, source: str, peak: float = 8.0) -> Runs:
 
 
 @pytest.mark.parametrize(
-    ("source", "fitted", "factor", "variance"),
-    [("b", True, 1.2, 0.1**2), ("b", False, 1.3, 0.3**2)],
+    ("source", "fitted", "factor", "variance"), [("b", True, 1.2, 0.1**2), ("b", False, 1.3, 0.3**2)]
 )
 def test_half_a_90_percent_interval_is_1_645_deviations_times_its_factor(
     source: str, fitted: bool, factor: float, variance: float

@@ -8,9 +8,7 @@ from jointopt.core.errors import TableError
 from jointopt.workflows.calibrate import calibrate
 from tests.places import DATA
 
-recorded = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the recorded measurements are not beside the repository"
-)
+recorded = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded measurements are not beside the repository")
 CLOCKS = (855, 990, 1125, 1260, 1410)
 
 
@@ -73,11 +71,7 @@ def test_one_reading_of_a_stage_borrows_the_shape_of_another() -> None:
 
 @pytest.mark.parametrize(
     ("clocks", "advice"),
-    [
-        ((1290, 1410), "far below the knee"),
-        ((855, 1410), "the voltage begins"),
-        ((855, 1080), "maximum clock"),
-    ],
+    [((1290, 1410), "far below the knee"), ((855, 1410), "the voltage begins"), ((855, 1080), "maximum clock")],
 )
 def test_clocks_that_say_too_little_are_followed_by_the_one_to_measure_next(
     clocks: tuple[int, ...], advice: str
@@ -148,9 +142,7 @@ def test_a_reading_without_clock_and_limit_tells_nothing() -> None:
     without = calibrate(profile(), "a100-sxm4-80gb", query).predictions
     assert with_blank is not None
     assert without is not None
-    assert with_blank.predicted_time_s.to_numpy() == pytest.approx(
-        without.predicted_time_s.to_numpy(), rel=1e-9
-    )
+    assert with_blank.predicted_time_s.to_numpy() == pytest.approx(without.predicted_time_s.to_numpy(), rel=1e-9)
 
 
 def test_iterations_by_mean_clocks_get_wider_intervals_where_passes_had_other_clocks() -> None:

@@ -60,9 +60,7 @@ def test_what_is_missing_comes_with_what_to_install(no_gpu: None, monkeypatch: p
     assert "apt-get install slurm-client" in text
 
 
-def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(
-    tmp_path: Path, no_gpu: None
-) -> None:
+def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(tmp_path: Path, no_gpu: None) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     assert "will be made" in feature(diagnose(url, speeds=False), "database").what
     assert list(tmp_path.iterdir()) == []
@@ -74,9 +72,7 @@ def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(
 def test_speeds_are_measured_by_processes_that_talk_to_each_other() -> None:
     speeds = measured_speeds(2)
     assert speeds["processes"] == 2
-    assert (
-        min(speeds["matrix_tflops"]["fp32"], speeds["memory_gbytes_per_s"], speeds["link_gbytes_per_s"]) > 0
-    )
+    assert min(speeds["matrix_tflops"]["fp32"], speeds["memory_gbytes_per_s"], speeds["link_gbytes_per_s"]) > 0
     assert "gloo" in speeds["backends"]
 
 
@@ -88,9 +84,7 @@ def test_measured_speeds_are_comments_beside_the_catalogue(no_gpu: None) -> None
     assert "# measured memory, GB/s: 2.5, 50% of the catalogue's 5" in text
 
 
-def test_the_command_prints_text_or_one_document(
-    no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_text_or_one_document(no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = CliRunner().invoke(jointopt, ["doctor", "--quick"])
     document = json.loads(CliRunner().invoke(jointopt, ["doctor", "--quick", "--json"]).stdout)

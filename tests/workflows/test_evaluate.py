@@ -21,9 +21,7 @@ PREDICTED = "predicted_iteration_time_s"
 def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., evaluation.Evaluation]:
     """Judges predictions made by hand: times, intervals of ± 10 %, and what fits."""
 
-    def judged(
-        time_s: list[float], predicted: list[float], fits: list[bool] | None = None, **columns: object
-    ):
+    def judged(time_s: list[float], predicted: list[float], fits: list[bool] | None = None, **columns: object):
         table = pd.DataFrame({"iteration_time_s": time_s}).assign(**columns)
         middle = np.array(predicted, float)
         told = {PREDICTED: middle, f"{PREDICTED}_low": 0.9 * middle, f"{PREDICTED}_high": 1.1 * middle}
@@ -51,9 +49,7 @@ def test_figures_of_a_table_made_by_hand(judge):
 
 
 def test_a_reversed_order_has_tau_minus_one(judge):
-    assert judge([1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]).groups["kendall_tau"].tolist() == [
-        pytest.approx(-1.0)
-    ]
+    assert judge([1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]).groups["kendall_tau"].tolist() == [pytest.approx(-1.0)]
 
 
 def test_out_of_memory_is_judged_by_recall_and_precision(judge):
@@ -130,9 +126,7 @@ def test_rows_with_results_that_cannot_be_are_named_and_not_judged(synthetic_run
 
 
 def test_a_misspelt_column_of_times_is_named(synthetic_runs):
-    with pytest.raises(
-        TableError, match=r"no measured iteration_time_s .* \(did you mean 'iteration_time_ms'\?\)"
-    ):
+    with pytest.raises(TableError, match=r"no measured iteration_time_s .* \(did you mean 'iteration_time_ms'\?\)"):
         evaluate(synthetic_runs(rows=3).rename(columns={"iteration_time_s": "iteration_time_ms"}))
 
 

@@ -46,17 +46,7 @@ def start(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def command(shell: str, *words: str) -> subprocess.Popen[str]:
         program = f"bash -c {shlex.quote(shell.replace('{', '{{').replace('}', '}}'))} {{result}}"
-        told = [
-            "--launcher",
-            "slurm",
-            "--command",
-            program,
-            "--set",
-            "poll_s=0.5",
-            "--set",
-            "meter=false",
-            "--json",
-        ]
+        told = ["--launcher", "slurm", "--command", program, "--set", "poll_s=0.5", "--set", "meter=false", "--json"]
         asked = [sys.executable, "-m", "jointopt", words[0], "job.yaml", *words[1:], *told]
         with (tmp_path / "said").open("a") as said:
             started.append(subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=said, text=True))
@@ -103,9 +93,7 @@ def test_the_runs_of_a_round_are_in_the_queue_together_and_say_what_they_wait_fo
     assert [said.count(f"Slurm job {number} runs on n") for number in numbers] == [1, 1]
 
 
-def test_a_run_that_fails_is_stored_while_the_other_goes_on(
-    start: Start, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_run_that_fails_is_stored_while_the_other_goes_on(start: Start, cluster: Cluster, tmp_path: Path) -> None:
     process = start(FAIL_FIRST + WAIT + RESULT, *TWO)
     wait_for(lambda: (tmp_path / "jointopt.db").exists() and len(Store(URL).read()) == 1, "one is stored")
     assert Store(URL).read()["status"].tolist() == ["failed"]

@@ -56,9 +56,7 @@ def test_a_plan_with_blanks_is_the_same_plan_everywhere(framework, gpu, model, p
         assert getattr(work.job.training, name) == getattr(job.training, name)
     # a degree that the others imply is an assumption of a plan alone
     implied = {*DEGREES} & {*parsed.assumed}
-    assert {*work.assumed[0].split()} & {*LAYOUT_COLUMNS} - implied == {*parsed.assumed} & {
-        *LAYOUT_COLUMNS
-    } - implied
+    assert {*work.assumed[0].split()} & {*LAYOUT_COLUMNS} - implied == {*parsed.assumed} & {*LAYOUT_COLUMNS} - implied
 
 
 @settings(max_examples=25, deadline=None)

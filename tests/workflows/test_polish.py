@@ -70,18 +70,14 @@ def test_a_longer_iteration_that_is_allowed_saves_more() -> None:
 
 
 def test_lowtime_comes_near_the_linear_programme() -> None:
-    linear, lowtime = (
-        polish(JOB, PLAN, solver=solver, slowdown=0.01, seconds=2.0) for solver in ("linear", "lowtime")
-    )
+    linear, lowtime = (polish(JOB, PLAN, solver=solver, slowdown=0.01, seconds=2.0) for solver in ("linear", "lowtime"))
     assert lowtime.unit_s is not None
     assert lowtime.unit_s < 0.2 * lowtime.shortest_pass_s
     assert lowtime.chosen.energy_j <= 1.01 * linear.chosen.energy_j
 
 
 @pytest.mark.parametrize("solver", ["linear", "lowtime"])
-def test_many_micro_batches_are_solved_by_a_few_and_still_save(
-    solver: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_micro_batches_are_solved_by_a_few_and_still_save(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(polishing._MOST_INSTRUCTIONS, solver, 256)
     polished = polish(JOB, "dp=4 pp=8 mbs=2 clock=1980", solver=solver, seconds=1.0)
     assert polished.solved_micro_batches < polished.graph.num_micro_batches == 128
@@ -115,9 +111,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_memory() -> None:
         polish(shipped_job("llama-3-70b-4x8-h200"), "dp=8 pp=4 mbs=8", solver="linear")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"slowdown": -0.1}, {"slowdown": 5.0}, {"solver": "linaer"}, {"seconds": 0.0}]
-)
+@pytest.mark.parametrize("wrong", [{"slowdown": -0.1}, {"slowdown": 5.0}, {"solver": "linaer"}, {"seconds": 0.0}])
 def test_an_option_out_of_range_is_named(wrong) -> None:
     with pytest.raises(UsageError, match="must be"):
         polish(JOB, PLAN, **({"solver": "linear"} | wrong))

@@ -75,9 +75,7 @@ def test_a_plan_that_cannot_be_priced_is_refused(plan: str) -> None:
 
 def test_prediction_and_explanation_of_one_plan_agree() -> None:
     job = jointopt.load_job(JOB)
-    told = explain(
-        job, "dp=2 tp=2 pp=2 micro_batch_size=2 zero_stage=1 sequence_parallel=true clock_mhz=1200"
-    )
+    told = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2 zero_stage=1 sequence_parallel=true clock_mhz=1200")
     m, t = job.model, job.training
     row = {
         "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
@@ -115,12 +113,9 @@ def test_every_recorded_run_is_predicted_or_says_why_not(path: pathlib.Path) -> 
     assert found.predicted_energy_j[~known].isna().all()
 
 
-def test_a_storage_that_cannot_be_written_is_refused_before_the_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_storage_that_cannot_be_written_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "jointopt.workflows.propose.exact_front_of_profiles",
-        lambda problem: pytest.fail("the search was started"),
+        "jointopt.workflows.propose.exact_front_of_profiles", lambda problem: pytest.fail("the search was started")
     )
     with pytest.raises(UsageError, match="study storage"):
         propose(jointopt.load_job(JOB), storage="sqlite:////no/such/folder/x.db")

@@ -56,9 +56,7 @@ def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
     assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
     assert told["licences"] == ["a100: made up"]
     assert told["seed"] == 0
-    assert told["rebuild"] == (
-        "jointopt retrain --table runs.csv --licence 'a100: made up' --seed 0 --out surrogate"
-    )
+    assert told["rebuild"] == ("jointopt retrain --table runs.csv --licence 'a100: made up' --seed 0 --out surrogate")
     assert {"xgboost-cpu", "numpy", "jointopt"} <= told["versions"].keys()
     assert len(told["files_sha256"]["runs.csv"]) == 64
     assert told["error"]["mean"]["group out"] < told["error"]["mean"]["physics"]
@@ -143,9 +141,7 @@ def test_only_rows_that_both_had_held_out_are_compared(retrained):
 )  # fmt: skip
 def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retrained, rows):
     retrained(held_out(0.03), force=True)
-    with pytest.raises(
-        InfeasibleError, match=r"not comparable: fewer than 10 .* --force replaces the old one"
-    ):
+    with pytest.raises(InfeasibleError, match=r"not comparable: fewer than 10 .* --force replaces the old one"):
         retrained(rows)
     assert "not comparable" in retrained(rows, force=True)
 

@@ -121,9 +121,7 @@ def test_nothing_short_of_the_nearest_useful_bound_buys_a_thousandth(plans, limi
 
 
 @given(PLANS, LIMITS, OBJECTIVE)
-def test_limits_bind_together_where_none_does_alone_and_a_better_plan_is_stored(
-    plans, limits, objective
-) -> None:
+def test_limits_bind_together_where_none_does_alone_and_a_better_plan_is_stored(plans, limits, objective) -> None:
     found = chosen(plans, limits, objective)
     better = best(plans.plans, {}, objective) < score(found, found.row)
     assert found.binds_together == (better and not found.binding)
@@ -145,9 +143,7 @@ def test_a_plan_off_the_front_is_chosen_where_only_its_power_is_low_enough() -> 
 
 def test_the_closest_plan_and_every_broken_limit_are_named() -> None:
     plans = stored([1.0, 2.0, 4.0], [4000.0, 3000.0, 2000.0])
-    said = (
-        r"closest, dp=8 .* iteration_time_s by 25 % \(2 over a limit of 1\.6\) and energy_j by 25 % \(3,000"
-    )
+    said = r"closest, dp=8 .* iteration_time_s by 25 % \(2 over a limit of 1\.6\) and energy_j by 25 % \(3,000"
     with pytest.raises(InfeasibleError, match=said):
         choose(plans, {"iteration_time_s": 1.6, "energy_j": 2400.0}, "time")
 
@@ -175,9 +171,7 @@ def test_the_high_end_of_an_interval_is_kept_where_that_is_asked_for() -> None:
 
 def test_what_is_not_stored_is_not_guessed() -> None:
     plans = stored([1.0], [5e3])
-    bare = replace(
-        plans, plans={k: v for k, v in plans.plans.items() if "facility" not in k and "kw" not in k}
-    )
+    bare = replace(plans, plans={k: v for k, v in plans.plans.items() if "facility" not in k and "kw" not in k})
     with pytest.raises(UsageError, match="--at-high-end needs"):
         choose(plans, {"energy_j": 1e4}, "time", at_high_end=True)
     for limits, facility in (({"cluster_power_kw": 9.0}, False), ({}, True)):
@@ -197,9 +191,7 @@ def test_what_is_not_stored_is_not_guessed() -> None:
         ({"max_cluster_kw": 90.0}, "time"),
     ],
 )
-def test_the_limits_decide_what_is_best_unless_told(
-    limits: dict[str, float], objective: str, front_file: str
-) -> None:
+def test_the_limits_decide_what_is_best_unless_told(limits: dict[str, float], objective: str, front_file: str) -> None:
     assert select(front_file, **limits).objective == objective
     assert select(front_file, **limits, objective="edp").objective == "edp"
 

@@ -51,9 +51,7 @@ ENERGIES = [9000.0, 8000.0, 7000.0, 7500.0, 6500.0]
 
 def test_under_a_deadline_it_is_the_measured_plan_of_least_energy(study: Study, url: str) -> None:
     found = select(study(iteration_time_s=TIMES, energy_j=ENERGIES), storage=url, max_iteration_time_s=13.5)
-    chosen = {
-        name: float(found.plans[name][found.row]) for name in ("iteration_time_s", "energy_j", "avg_power_w")
-    }
+    chosen = {name: float(found.plans[name][found.row]) for name in ("iteration_time_s", "energy_j", "avg_power_w")}
     assert chosen == {"iteration_time_s": 12.5, "energy_j": 7000.0, "avg_power_w": pytest.approx(70.0)}
     assert found.measured
     assert found.to_dict()["measured"] is True
@@ -99,8 +97,6 @@ def test_measured_values_have_no_interval(study: Study, url: str) -> None:
 
 
 def test_the_site_pays_by_the_job_that_was_run(study: Study, url: str) -> None:
-    found = select(
-        study(iteration_time_s=TIMES, energy_j=ENERGIES), storage=url, facility=True, objective="energy"
-    )
+    found = select(study(iteration_time_s=TIMES, energy_j=ENERGIES), storage=url, facility=True, objective="energy")
     assert found.job is not None
     assert found.plans["facility_energy_j"][found.row] > found.plans["energy_j"][found.row]

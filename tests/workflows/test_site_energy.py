@@ -64,16 +64,11 @@ def test_a_bound_on_the_energy_of_the_site_is_kept_and_costs_nothing_else(front:
     limited = replace(JOB.constraints, facility_energy_j=bound)
     found = with_site(JOB, proposed(constraints=limited).front)
     assert (found["facility_energy_j"] <= bound).all()
-    assert (
-        found["iteration_time_s"].min()
-        <= front["iteration_time_s"][front["facility_energy_j"] <= bound].min()
-    )
+    assert found["iteration_time_s"].min() <= front["iteration_time_s"][front["facility_energy_j"] <= bound].min()
 
 
 def test_a_bound_that_no_plan_keeps_says_what_would_do() -> None:
-    with pytest.raises(
-        InfeasibleError, match=r"constraints\.facility_energy_j is 1 and no plan needs less than"
-    ):
+    with pytest.raises(InfeasibleError, match=r"constraints\.facility_energy_j is 1 and no plan needs less than"):
         proposed(constraints=replace(JOB.constraints, facility_energy_j=1.0))
 
 

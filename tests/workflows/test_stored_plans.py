@@ -113,9 +113,7 @@ def test_a_cell_that_makes_no_sense_is_named(folder: Path, column: str, cell: An
         ("llama-3.1-8b-1f0c3503", "There is no study 'llama-3.1-8b-1f0c3503'"),
     ],
 )
-def test_what_is_not_there_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str
-) -> None:
+def test_what_is_not_there_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str) -> None:
     monkeypatch.chdir(folder.parent)
     with pytest.raises(UsageError, match=words):
         stored_plans(source)
@@ -132,8 +130,7 @@ def test_a_study_of_another_kind_is_refused_and_a_wrong_name_corrected(tmp_path:
     with pytest.raises(UsageError, match="was not written to its end"):
         stored_plans("half", url)
     with pytest.raises(
-        UsageError,
-        match=r"no study 'othr' \(did you mean 'other'\?\); expected one of (half, other|other, half)",
+        UsageError, match=r"no study 'othr' \(did you mean 'other'\?\); expected one of (half, other|other, half)"
     ):
         stored_plans("othr", url)
 

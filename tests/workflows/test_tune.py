@@ -52,12 +52,7 @@ class Simulated:
         return None
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        time = (
-            1.0
-            + 0.1 * plan["tp"]
-            + 0.2 * plan["pp"]
-            + 100.0 / float(str(plan["stage_clock_mhz"]).split(";")[0])
-        )
+        time = 1.0 + 0.1 * plan["tp"] + 0.2 * plan["pp"] + 100.0 / float(str(plan["stage_clock_mhz"]).split(";")[0])
         return {"status": "ok", "iteration_time_s": time, "energy_j": 3.0 / time if self.energy else None}
 
 
@@ -91,9 +86,7 @@ def test_an_oom_is_a_run_without_results(make_runs, timed: Job) -> None:
 
 
 def test_what_a_table_says_of_the_software_is_what_is_predicted(make_runs, timed: Job) -> None:
-    said = {
-        name: tune(timed, "replay", 1, table=make_runs(framework=name)) for name in ("nanotron", "generic")
-    }
+    said = {name: tune(timed, "replay", 1, table=make_runs(framework=name)) for name in ("nanotron", "generic")}
     first = [tuned.runs[0].predicted["iteration_time_s"] for tuned in said.values()]
     assert first[0] != first[1]
 
@@ -104,9 +97,7 @@ def test_energy_counts_only_where_it_is_measured(make_runs, job: Job) -> None:
     assert tune(job, "replay", 3, table=both).objectives == job.objectives
 
 
-def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(
-    make_runs, job: Job, tmp_path: Path
-) -> None:
+def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(make_runs, job: Job, tmp_path: Path) -> None:
     thrifty = replace(job, objectives=("energy_j",))
     tuned = tune(thrifty, "replay", 4, table=make_runs(), storage=f"sqlite:///{tmp_path / 'runs.db'}")
     assert tuned.objectives == ("iteration_time_s",)
@@ -133,9 +124,7 @@ def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) ->
     assert stored["iteration_time_s"].tolist() == [run.result("iteration_time_s") for run in tuned.runs]
 
 
-def test_plans_that_the_store_has_measured_are_known_and_not_run_again(
-    make_runs, timed: Job, tmp_path
-) -> None:
+def test_plans_that_the_store_has_measured_are_known_and_not_run_again(make_runs, timed: Job, tmp_path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     tune(timed, "replay", 2, table=make_runs(), storage=url)
     again = tune(timed, "replay", 2, table=make_runs(), storage=url)
@@ -212,6 +201,4 @@ def test_volume_never_falls_and_a_failure_adds_none() -> None:
 
 
 def test_the_volume_of_one_objective_is_the_way_from_the_reference_to_the_best() -> None:
-    np.testing.assert_allclose(
-        volumes(np.array([[10.0], [5.0], [8.0]])), [1 - 1 / 1.1, 1 - 0.5 / 1.1, 1 - 0.5 / 1.1]
-    )
+    np.testing.assert_allclose(volumes(np.array([[10.0], [5.0], [8.0]])), [1 - 1 / 1.1, 1 - 0.5 / 1.1, 1 - 0.5 / 1.1])

@@ -103,9 +103,7 @@ class Both:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         return next(self.run_all(job, [plan], lambda place, text: None)).row
 
-    def run_all(
-        self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
-    ) -> Generator[Ended, None, None]:
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
         begun = list(plans)
         for seconds, place in enumerate(reversed(range(len(begun))), 1):
             yield Ended(place, {"status": "ok", "iteration_time_s": float(seconds), **self.results}, seconds)
@@ -120,9 +118,7 @@ def test_every_run_is_a_trial_with_what_was_expected_of_it(make_runs, timed: Job
     assert [trial.user_attrs["status"] for trial in trials] == [run.status for run in tuned.runs]
 
 
-def test_after_an_interrupt_the_same_call_spends_what_is_left_of_the_budget(
-    make_runs, timed: Job, url: str
-) -> None:
+def test_after_an_interrupt_the_same_call_spends_what_is_left_of_the_budget(make_runs, timed: Job, url: str) -> None:
     first = tune(timed, Ending(make_runs(), 2, KeyboardInterrupt()), 3, storage=url)
     second = tune(timed, "replay", 3, table=make_runs(), storage=url)
     assert (first.stopped, len(first.runs)) == ("interrupted", 2)
@@ -213,9 +209,7 @@ def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: J
     assert (again.stopped, again.spent.runs, len(again.runs)) == ("budget", 5, 5)
 
 
-def test_failures_for_one_cause_end_a_tune_and_the_next_one_is_told_how_to_repeat_them(
-    small: Job, url: str
-) -> None:
+def test_failures_for_one_cause_end_a_tune_and_the_next_one_is_told_how_to_repeat_them(small: Job, url: str) -> None:
     tuned = tune(small, Failing({}), 12, storage=url)
     assert (tuned.stopped, len(tuned.runs)) == ("failed", 3)
     assert "with --retry-failed" in tuned.reason

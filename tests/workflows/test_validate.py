@@ -106,9 +106,7 @@ def test_of_a_table_the_rows_that_are_predicted_best_are_run(make_runs, job: Job
     assert len(predicted) == 3
     assert predicted == sorted(predicted)
     document = found.to_dict()
-    assert document["measured"][0]["error_iteration_time_s"] == pytest.approx(
-        found.runs[0].error("iteration_time_s")
-    )
+    assert document["measured"][0]["error_iteration_time_s"] == pytest.approx(found.runs[0].error("iteration_time_s"))
 
 
 @pytest.mark.parametrize(("size", "count", "rows"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (9, 1, [0])])

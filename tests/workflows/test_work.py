@@ -69,11 +69,7 @@ def test_another_way_to_evaluate_is_another_study(url):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("a_simulator", "module:function"),
-        ("no_such:run", "cannot be imported"),
-        ("a_simulator:word", "no function"),
-    ],
+    [("a_simulator", "module:function"), ("no_such:run", "cannot be imported"), ("a_simulator:word", "no function")],
 )
 def test_what_is_no_function_is_one_sentence(url, name, reason):
     with pytest.raises(UsageError, match=reason):

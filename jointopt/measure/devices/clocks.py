@@ -121,9 +121,7 @@ class Held:
             gpus = Gpus()
             most = 1 + max(setting.index for setting in self._settings)
             if most > len(gpus):
-                raise DeviceError(
-                    f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}."
-                )
+                raise DeviceError(f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}.")
             ids = gpus.ids
             mine = {ids[s.index] for s in self._settings}
             for one in leftovers():  # so that "before" is what it was before them too

@@ -83,9 +83,7 @@ def unmetered(plan: Mapping[str, Any]) -> Iterator[Conditions]:
 
 
 @contextmanager
-def under_plan(
-    plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK
-) -> Iterator[Conditions]:
+def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK) -> Iterator[Conditions]:
     """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from jointopt.core.errors import CatalogError, LauncherError
-from jointopt.spec.catalog.gpu_sheet import fitting_gpus, gpu_sheet
+from jointopt.spec.catalog.gpus import fitting_gpus, gpu_sheet
 from jointopt.spec.job import Job
 
 # Of this project's tests, whose GPUs are stand-ins of a driver: what they train on cores counts as trained on those.

@@ -151,9 +151,7 @@ class Meter:
     Nothing here raises: a run without a meter counts for time.
     """
 
-    def __init__(
-        self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK
-    ) -> None:
+    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK) -> None:
         self._indices, self._period_s, self._clock = indices, period_s, clock
         self._reason = ""
         self._times: list[float] = []
@@ -261,9 +259,7 @@ def _open(visible: bool) -> Any:
     try:
         gpus = _never_shut_down(make)()
     except ValueError as error:
-        raise DeviceError(
-            f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}."
-        ) from error
+        raise DeviceError(f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}.") from error
     except _zeus_errors() as error:
         raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
     finally:

@@ -126,9 +126,7 @@ class Series:
         """Why a counter cannot be believed, blank where all can: it stands, falls, jumps, or contradicts the power."""
         seconds = self.time_s[-1] - self.time_s[0]
         if seconds < LEAST_WINDOW_S:
-            return (
-                f"{seconds:.1f} s are too short for energy counters; measure {LEAST_WINDOW_S:.0f} s or more"
-            )
+            return f"{seconds:.1f} s are too short for energy counters; measure {LEAST_WINDOW_S:.0f} s or more"
         for gpu, name in enumerate(self.gpus):
             wrong = _wrong(self.time_s, self.energy_j[:, gpu], self.power_w[:, gpu])
             if wrong:
@@ -163,9 +161,7 @@ class Series:
             arrays = {name: np.array(found[name], float) for name in ("time_s", *QUANTITIES)}
             return cls(tuple(found["gpus"]), **arrays, reason=str(found["reason"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(
-                f"{path} is no reading of a meter, which `jointopt exec --reading` writes."
-            ) from error
+            raise TableError(f"{path} is no reading of a meter, which `jointopt exec --reading` writes.") from error
 
 
 def no_series(reason: str) -> Series:
@@ -186,9 +182,7 @@ def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats) -> str:
         return ""  # nothing to compare with
     block = _most_in_a_block(time_s, energy_j)
     if block > 2 * power_w.max():
-        return (
-            f"jumped: {block:,.0f} W over a second where the sensor never saw more than {power_w.max():.0f} W"
-        )
+        return f"jumped: {block:,.0f} W over a second where the sensor never saw more than {power_w.max():.0f} W"
     counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
     allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
     if abs(counted - integrated) > allowed:

@@ -68,9 +68,7 @@ Report = Callable[[int, str], None]  # called with the place of a plan and the s
 class ManyAtOnce(Launcher, Protocol):
     """A launcher that does not own the machine of its runs, so that several are on their way at once."""
 
-    def run_all(
-        self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
-    ) -> Generator[Ended, None, None]:
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
         """Start runs of all ``plans``, and give each as it ends.
 
         Nothing more is started after a LauncherError, which is raised when all others have ended. KeyboardInterrupt and
@@ -130,9 +128,7 @@ def load_launcher(name: str, **options: Any) -> Launcher:
         if parameter.default is parameter.empty and key not in given:
             option = f"--{key.replace('_', '-')}"
             raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line {option}.")
-    return make(
-        **{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()}
-    )
+    return make(**{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()})
 
 
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -50,9 +50,7 @@ class Template:
         try:
             self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
         except ValueError as error:
-            raise UsageError(
-                f"--command cannot be split into words: {error}; got {command!r:.200}."
-            ) from error
+            raise UsageError(f"--command cannot be split into words: {error}; got {command!r:.200}.") from error
         if not self.words or not self.words[0].strip():
             raise UsageError("--command is empty; expected a program and its arguments.")
         named = {name for word in self.words for name in _fields(word)}
@@ -62,9 +60,7 @@ class Template:
                 "; a brace that is meant is written twice."
             )
         if _RESULT not in named:
-            raise UsageError(
-                "--command must hold {result}: the JSON file into which it writes what it measured."
-            )
+            raise UsageError("--command must hold {result}: the JSON file into which it writes what it measured.")
         self.fields = frozenset(named)
 
     def filled(self, values: Mapping[str, Any]) -> list[str]:
@@ -78,9 +74,7 @@ def _fields(word: str) -> Iterable[str]:
     try:
         parts = list(string.Formatter().parse(word))
     except ValueError as error:
-        raise UsageError(
-            f"--command: {error} in {word!r:.200}; a brace that is meant is written twice."
-        ) from error
+        raise UsageError(f"--command: {error} in {word!r:.200}; a brace that is meant is written twice.") from error
     for _, name, form, conversion in parts:
         if name is None:
             continue

@@ -18,9 +18,7 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 # lines of the kernel and Slurm about a process that they killed for its memory
-_KILLED = re.compile(
-    r"^.*(?:oom[-_ ]kill event|OOM Killed|Out of memory: Kill).*$", re.MULTILINE | re.IGNORECASE
-)
+_KILLED = re.compile(r"^.*(?:oom[-_ ]kill event|OOM Killed|Out of memory: Kill).*$", re.MULTILINE | re.IGNORECASE)
 _REMARK = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|Warning:")  # of a program that goes on
 _FULL = "No space left on device"
 _Cause = tuple[str, FailureKind, str]  # a pattern of the log, what it means, and that in words

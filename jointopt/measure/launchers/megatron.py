@@ -42,9 +42,7 @@ def megatron_arguments(job: Job, plan: Mapping[str, Any], iterations: int) -> li
 def _check(job: Job, plan: Mapping[str, Any]) -> None:
     model = job.model
     if model.kv_lora_rank:
-        raise LauncherError(
-            f"Command lines of multi-head latent attention ({model.name}) are not written yet."
-        )
+        raise LauncherError(f"Command lines of multi-head latent attention ({model.name}) are not written yet.")
     if int(plan["zero_stage"]) > 1:
         raise LauncherError(
             f"Megatron-LM shards the optimizer (ZeRO-1), not gradients or weights; the plan has zero_stage "

@@ -18,10 +18,7 @@ from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.job import DTYPES, Job
 
 # columns in which different runs differ: plan and workload, not the results, nor where a row is from
-_INPUTS = (
-    *(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"),
-    "clock_mhz",
-)
+_INPUTS = (*(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"), "clock_mhz")
 
 
 class ReplayLauncher:

@@ -23,13 +23,7 @@ WINDOW = ("measured_s", "iterations")
 
 def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The plan columns of ``plan`` that are not blank, as JSON has them; equal for equal plans, however written."""
-    plain: dict[str, Callable[[Any], Any]] = {
-        "int": int,
-        "bool": bool,
-        "float": float,
-        "str": str,
-        "clocks": _clocks,
-    }
+    plain: dict[str, Callable[[Any], Any]] = {"int": int, "bool": bool, "float": float, "str": str, "clocks": _clocks}
     kinds = {column.name: plain[column.dtype] for column in COLUMNS.values() if column.role == "plan"}
     return {name: kind(plan[name]) for name, kind in kinds.items() if not is_blank(plan.get(name))}
 

@@ -59,9 +59,7 @@ class SlurmLauncher:
         self.default_clocks, self.meter = default_clocks, meter
         self._delivered: Iterator[Ended] | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
-            raise UsageError(
-                f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold."
-            )
+            raise UsageError(f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold.")
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where nothing can be submitted from here, or the program cannot run the job."""
@@ -83,9 +81,7 @@ class SlurmLauncher:
         self._deliver(runs)
         return ended.row
 
-    def run_all(
-        self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
-    ) -> Generator[Ended, None, None]:
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
         """As `ManyAtOnce`: one job each, in the queue together; what Slurm does not take now follows as others end."""
         self.candidates(job)
         fleet = Fleet(self, job, enumerate(plans), report)
@@ -179,13 +175,9 @@ class SlurmLauncher:
 
     def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
         """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
-        log, end_of_log = (
-            read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole_log, tail_of)
-        )
+        log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole_log, tail_of))
         failure = why_failed(end, end_of_log, folder, self.limit_s)
-        row = with_log(
-            outcome(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True
-        )
+        row = with_log(outcome(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True)
         if self._metered(job):
             node_meters.check_settable(folder, end.code, end_of_log)
             row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
@@ -228,9 +220,7 @@ def _program(
     implied = "command" if command is not None else "megatron" if checkout is not None else "torchrun"
     name = program or implied
     if name not in PROGRAMS:
-        raise UsageError(
-            f"--program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}."
-        )
+        raise UsageError(f"--program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
     if name == "command":
         if command is None:
             raise UsageError("The launcher slurm needs --command for the program command.")

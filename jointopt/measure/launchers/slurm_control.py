@@ -98,9 +98,7 @@ def submit(script: Path) -> int:
         raise RefusedError(f"Slurm does not take the job ({script}): {_message(done)}.")
     number = re.search(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)  # a cluster's name may follow
     if number is None:
-        raise RefusedError(
-            f"sbatch answered {done.stdout.strip()!r:.200} for {script}; expected the number of a job."
-        )
+        raise RefusedError(f"sbatch answered {done.stdout.strip()!r:.200} for {script}; expected the number of a job.")
     return int(number[1])
 
 

@@ -171,9 +171,7 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
 
 
 # what slurmstepd writes into the log of a job that it ends
-_ENDED_BY = re.compile(
-    r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?"
-)
+_ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
 _STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
 
 

@@ -71,9 +71,7 @@ class TorchrunLauncher(LocalLauncher):
         default_clocks: bool = False,
     ) -> None:  # fmt: skip
         if importlib.util.find_spec("torch") is None:
-            raise LauncherError(
-                "The launcher torchrun needs PyTorch; install it with: pip install 'jointopt[torch]'."
-            )
+            raise LauncherError("The launcher torchrun needs PyTorch; install it with: pip install 'jointopt[torch]'.")
         super().__init__(TorchrunProgram(iterations, warmup_iterations), limit_s, logs, default_clocks)
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:

@@ -30,9 +30,7 @@ class Context:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of the queries held here to the keys of the whole sequence so far, (b, heads, s, d)."""
         if self.cp == 1:
-            return F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
-            )
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         k, v = (collectives.all_gather_tensor_autograd(t.contiguous(), 2, self.group) for t in (k, v))
         # of the kernels that take a mask none has grouped heads but the one that stores all scores
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))

@@ -55,9 +55,7 @@ class Experts(nn.Module):
         source = order // self.top_k
         count = torch.bincount(chosen.flatten(), minlength=self.total)
         routed = self._exchanged(tokens[source], count)
-        out = torch.zeros_like(tokens).index_add(
-            0, source, routed * weight.flatten()[order, None].to(routed.dtype)
-        )
+        out = torch.zeros_like(tokens).index_add(0, source, routed * weight.flatten()[order, None].to(routed.dtype))
         if self.shared is not None:
             out = out + self.shared(tokens)
         return out.view_as(x)

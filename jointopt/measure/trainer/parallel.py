@@ -80,9 +80,7 @@ def _split_tensors(stage: Stage, tp: DeviceMesh, sequence_parallel: bool) -> Non
     """Tensor parallelism of a stage; with sequence parallelism what lies between the products is split as well."""
     outside = Shard(1) if sequence_parallel else Replicate()
     for layer in stage.layers.values():
-        plan: dict[str, ParallelStyle] = {
-            f"attention.{n}": ColwiseParallel() for n in ("query", "key", "value")
-        }
+        plan: dict[str, ParallelStyle] = {f"attention.{n}": ColwiseParallel() for n in ("query", "key", "value")}
         plan["attention.out"] = RowwiseParallel(output_layouts=outside)
         plan |= _mlp_plan(layer, outside)
         if sequence_parallel:
@@ -103,9 +101,7 @@ def _mlp_plan(layer: Layer, outside: Replicate | Shard) -> dict[str, ParallelSty
     """Columns of up and gate, rows of down. Routed tokens have no order to split: experts see whole sequences."""
     split = {"up": ColwiseParallel(), "gate": ColwiseParallel()}
     routed = isinstance(layer.mlp, Experts)
-    gather = PrepareModuleInput(
-        input_layouts=(outside,), desired_input_layouts=(Replicate(),), use_local_output=routed
-    )
+    gather = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),), use_local_output=routed)
     if not isinstance(layer.mlp, Experts):
         return {
             **({"mlp": gather} if isinstance(outside, Shard) else {}),

@@ -33,11 +33,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     mesh = device_mesh(spec, device)
     parts = stages(spec, mesh, device)
     inputs, targets = _batch(spec, mesh, device)
-    step = (
-        _pipelined(spec, mesh, parts, inputs, targets)
-        if spec.pp > 1
-        else _plain(spec, parts[0], inputs, targets)
-    )
+    step = _pipelined(spec, mesh, parts, inputs, targets) if spec.pp > 1 else _plain(spec, parts[0], inputs, targets)
     parameters = [p for part in parts.values() for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, fused=device.type == "cuda")
     _forget_peak(device)
@@ -103,9 +99,7 @@ def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> St
     return step
 
 
-def _pipelined(
-    spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor
-) -> Step:
+def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
     count = spec.pp * spec.vpp
     group = mesh["pp"].get_group()
     built = [PipelineStage(part, i, count, inputs.device, group=group) for i, part in parts.items()]

@@ -10,8 +10,7 @@ from jointopt.core.errors import CatalogError
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.calibrate.tables import ResponseTable
 from jointopt.physics.clock_law import Shape, Work
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.power import response_figures
+from jointopt.spec.catalog.gpus import load_gpu, response_figures
 from jointopt.spec.cluster import Gpu
 
 _SHARED = 9  # parameters of the GPU

@@ -52,9 +52,7 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         server = make_server(HOST, port, app, _Server, _Quiet)
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(
-            f"--port: {port} cannot be listened on ({reason}); give another one, or 0 for any."
-        ) from error
+        raise UsageError(f"--port: {port} cannot be listened on ({reason}); give another one, or 0 for any.") from error
     with server:
         ready(name, f"http://{HOST}:{server.server_port}/dashboard/studies/{study_id}")
         server.serve_forever()

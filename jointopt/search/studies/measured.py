@@ -188,9 +188,7 @@ class MeasuredStudy:
 
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
         trial = self._storage.get_trial(trial_id)
-        set_attributes(
-            self._storage, self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id)
-        )
+        set_attributes(self._storage, self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
 
     def _draw(self) -> None:
         trials = [t.user_attrs | {"number": t.number} for t in self._study.get_trials(deepcopy=False)]
@@ -232,10 +230,7 @@ def _number(value: Any) -> float:
 
 def _trial_note(attributes: Mapping[str, Any], broken: tuple[str, ...]) -> str:
     """A run in words, in Markdown: what was expected beside what came out."""
-    lines = [
-        f"**{attributes['status']}**" + (f": {attributes['notes']}" if attributes.get("notes") else ""),
-        "",
-    ]
+    lines = [f"**{attributes['status']}**" + (f": {attributes['notes']}" if attributes.get("notes") else ""), ""]
     if broken:
         lines += [f"Beyond the job's bound on {', '.join(broken)}.", ""]
     lines += ["| | predicted | 90 % interval | measured | error |", "|---|---|---|---|---|"]

@@ -74,9 +74,7 @@ def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
 
 def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     """The fastest run of each plan, all results that it measured."""
-    runs = [
-        t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("status") == "ok" and _is_feasible(t)
-    ]
+    runs = [t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("status") == "ok" and _is_feasible(t)]
     runs.sort(key=lambda trial: float(trial.user_attrs["iteration_time_s"]))
     best: dict[str, FrozenTrial] = {}
     for trial in runs:

@@ -103,15 +103,7 @@ def _mapping(plans: Columns) -> dict[str, list[Any]]:
     return columns
 
 
-_LEFT_OUT = (
-    *LAYOUT_COLUMNS,
-    "stage_clock_mhz",
-    "layout_index",
-    "clock_index",
-    "clock_mhz",
-    "slack",
-    "violation",
-)
+_LEFT_OUT = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", "clock_mhz", "slack", "violation")
 
 
 def choose(plans: Columns, count: int, seed: int) -> Ints:

@@ -183,8 +183,4 @@ def _made_meanwhile(error: BaseException) -> bool:
     """Whether another process was faster at making the tables, or holds the lock while it does."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
     reason = str(getattr(cause, "orig", cause)).lower()
-    return (
-        isinstance(cause, (IntegrityError, AssertionError))
-        or "already exists" in reason
-        or "locked" in reason
-    )
+    return isinstance(cause, (IntegrityError, AssertionError)) or "already exists" in reason or "locked" in reason

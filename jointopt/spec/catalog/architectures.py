@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.core.schema import ATTENTIONS
 from jointopt.core.units import TERA
-from jointopt.spec.catalog.gpu_sheet import read_yaml
+from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.cluster import Gpu
 
 ALIGNMENTS = (1, 2, 4, 8, 16)  # elements; 16 and more are alike
@@ -16,6 +16,8 @@ ALIGNMENTS = (1, 2, 4, 8, 16)  # elements; 16 and more are alike
 
 @dataclass(frozen=True)
 class AttentionConstants:
+    """Speed of a flash kernel on one architecture."""
+
     forward: float  # share of the dense 16-bit peak, causal work only
     backward: float
     half_length: float  # tokens
@@ -66,8 +68,11 @@ def fp32_time_factor(gpu: Gpu) -> float | None:
     lanes = _row(gpu)["fp32_lanes_per_sm"]
     if lanes is None or gpu.sm_count is None or gpu.clock_max_mhz is None:
         return None
-    peak = float(gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
-    return peak * TERA / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
+    return (
+        gpu.need("peak_16_bit_tflops", "time its fp32 products")
+        * TERA
+        / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
+    )
 
 
 def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:

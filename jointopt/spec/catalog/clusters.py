@@ -7,13 +7,13 @@ No figure is silent.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from jointopt.core.errors import CatalogError, JobError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.spec.catalog.gpus import load_gpu, read_yaml
-from jointopt.spec.catalog.links import link_defaults
+from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
 
@@ -26,17 +26,11 @@ SITE = ("carbon_kg_per_kwh", "price_per_kwh", "currency")  # of the site's elect
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE)
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
-_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0, "inter_node_latency_us": 1e6}
-_MAY_BE_ZERO = (
-    "inter_node_latency_us", "intra_node_pj_per_bit", "inter_node_pj_per_bit", "host_power_w", "inlet_temperature_c",
-    "exhaust_rise_k",
-)  # fmt: skip
-_UNITS = {
+_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0}
+_UNITS = {  # of figures that may be zero, but for the PUE, which is 1 at the least
     "inter_node_latency_us": " µs", "intra_node_pj_per_bit": " pJ/bit", "inter_node_pj_per_bit": " pJ/bit",
     "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node", "pue": "",
 }  # fmt: skip
-
-_Open = tuple[float, str]  # the value, and the reason where it was assumed rather than looked up
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -59,16 +53,21 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     section = _with_entry(Section(mapping, where).only(KEYS))
     gpu = _gpu(section)
     nodes = section.whole("nodes", high=_MOST_NODES)
-    per_node, assumed = _gpus_per_node(section, gpu)
+    per_node, assumed = gpu.usual_gpus_per_node or 0, []
+    if section.has("gpus_per_node") or not per_node:
+        per_node = section.whole("gpus_per_node", high=_MOST_GPUS_PER_NODE)
+    else:
+        reason = f"gpus_per_node is not given; the usual {per_node} of {gpu.id} are assumed"
+        assumed.append(Assumption("gpus_per_node", per_node, reason))
     figures: dict[str, Any] = {}
     for key in FIGURES:
         figures[key], reason = _figure(section, key, gpu, nodes, per_node)
-        assumed += (Assumption(key, figures[key], reason),) if reason else ()
-    _check_power_limit(section, gpu)
-    name = section.text("name", "") if section.has("name") else ""
-    return Cluster(
-        gpu=gpu, nodes=nodes, gpus_per_node=per_node, name=name, assumed=assumed, **figures, **_site(section)
-    )
+        assumed += [Assumption(key, figures[key], reason)] if reason else []
+    lowest, highest = gpu.power_limit_span_w
+    if section.has("power_limit_w") and not lowest < figures["power_limit_w"] <= highest:
+        raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
+    figures |= _site(section) | {"name": section.text("name", "")}
+    return Cluster(gpu=gpu, nodes=nodes, gpus_per_node=per_node, assumed=tuple(assumed), **figures)
 
 
 def _site(section: Section) -> dict[str, Any]:
@@ -109,49 +108,35 @@ def _gpu(section: Section) -> Gpu:
     return dataclasses.replace(gpu, memory_gib=section.number("memory_gib", _MOST_MEMORY_GIB))
 
 
-def _gpus_per_node(section: Section, gpu: Gpu) -> tuple[int, tuple[Assumption, ...]]:
-    usual = gpu.usual_gpus_per_node
-    if section.has("gpus_per_node") or usual is None:
-        return section.whole("gpus_per_node", high=_MOST_GPUS_PER_NODE), ()
-    reason = f"gpus_per_node is not given; the usual {usual} of {gpu.id} are assumed"
-    return usual, (Assumption("gpus_per_node", usual, reason),)
-
-
-def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
+def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
+    """(a figure, the reason where it was assumed rather than stated or looked up)."""
     if not section.has(key):
-        look_up = _LOOKED_UP.get(key)
-        return look_up(gpu, nodes, per_node) if look_up else _stand_in(key, gpu, nodes, per_node)
-    value = section.number(key, _HIGHEST.get(key, 1e6), zero=key in _MAY_BE_ZERO)
+        return _left_open(key, gpu, nodes, per_node)
+    value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
     return value, ""
 
 
-def _stand_in(key: str, gpu: Gpu, nodes: int, per_node: int) -> _Open:
-    """A figure that no catalogue has; silent only where it is one of a network that a single node lacks."""
+def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
+    """A figure that a mapping leaves open; silent where it is one of a link that the cluster does not have."""
+    if key == "inter_node_gbytes_per_s":
+        return _inter_bandwidth(gpu, nodes)
+    if key == "intra_node_gbytes_per_s":
+        alone = per_node == 1 and gpu.intra_node_gbytes_per_s is None  # no second GPU to talk to
+        return _inter_bandwidth(gpu, nodes)[0] if alone else gpu.need(key, "time collectives inside a node"), ""
+    if key == "power_limit_w" and gpu.is_cpu:  # nothing here caps its power, and nothing says what it is
+        reason = "only times are predicted, and time is the only objective"
+        return math.inf, f"nothing is known of the power of a {gpu.id}; {reason}"
+    if key == "power_limit_w":
+        return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
     value, source = link_defaults(gpu, per_node)[key]
     if nodes == 1 and key.startswith("inter_node"):
         return value, ""
     return value, f"{key} is not given; {value:g}{_UNITS[key]} is assumed ({source})"
 
 
-def _check_power_limit(section: Section, gpu: Gpu) -> None:
-    """JobError for a limit outside the span that a board of this GPU can be set to."""
-    lowest, highest = gpu.power_limit_span_w
-    if section.has("power_limit_w") and not lowest < section.number("power_limit_w") <= highest:
-        raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
-
-
-# --- figures that a mapping leaves open
-
-
-def _intra_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
-    if gpu.intra_node_gbytes_per_s is None and per_node == 1:
-        return _inter_bandwidth(gpu, nodes, per_node)[0], ""  # no second GPU to talk to
-    return gpu.need("intra_node_gbytes_per_s", "time collectives inside a node"), ""
-
-
-def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
+def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, str]:
     usual = gpu.usual_inter_node_gbytes_per_s
     if nodes == 1:  # no link between nodes is ever used
         return usual or gpu.intra_node_gbytes_per_s or 1.0, ""
@@ -161,23 +146,41 @@ def _inter_bandwidth(gpu: Gpu, nodes: int, per_node: int) -> _Open:
             f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
             f"(without a job file: --inter-node-gbytes-per-s)."
         )
-    return usual, (
-        f"inter_node_gbytes_per_s is not given; {usual:g} GB/s per GPU are assumed, as in the reference "
-        f"system of {gpu.id}"
-    )
+    known = f"{usual:g} GB/s per GPU are assumed, as in the reference system of {gpu.id}"
+    return usual, f"inter_node_gbytes_per_s is not given; {known}"
 
 
-def _power_limit(gpu: Gpu, nodes: int, per_node: int) -> _Open:
-    if gpu.is_cpu:  # nothing here caps its power, and nothing says what it is
-        return (
-            float("inf"),
-            f"nothing is known of the power of a {gpu.id}; only times are predicted, and time is the only objective",
-        )
-    return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
+# --- figures of links, hosts and air that no catalogue of GPUs has
 
 
-_LOOKED_UP: dict[str, Callable[[Gpu, int, int], _Open]] = {
-    "intra_node_gbytes_per_s": _intra_bandwidth,
-    "inter_node_gbytes_per_s": _inter_bandwidth,
-    "power_limit_w": _power_limit,
-}
+class StandIn(NamedTuple):
+    """A value for what a cluster does not state, and its source."""
+
+    value: float
+    source: str
+
+
+def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, StandIn]:
+    """The fields of `jointopt.spec.cluster.Cluster` that no catalogue of GPUs has, by field name.
+
+    ``host_power_w`` is per node of ``gpus_per_node`` GPUs (the GPU's usual node, else 8). Energies are of the link
+    alone, in pJ per bit and hop; the latency is per step of a ring between nodes, in microseconds.
+    """
+    facts, link = read_yaml("links.yaml"), link_of(gpu)
+    hosts = facts["host_power_w_per_gpu"]
+    host = _stand_in(hosts.get(gpu.id, hosts["other"]))
+    node_gpus = gpus_per_node or gpu.usual_gpus_per_node or 8
+    by_link = {key: _stand_in(facts[key][link]) for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
+    of_all = ("inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "pue")
+    of_host = {"host_power_w": StandIn(host.value * node_gpus, host.source)}
+    return by_link | of_host | {key: _stand_in(facts[key]) for key in of_all}
+
+
+def link_of(gpu: Gpu) -> str:
+    """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
+    links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
+    return next((link for link, gpus in links.items() if gpu.id in gpus), "nvlink")
+
+
+def _stand_in(cell: list[Any]) -> StandIn:
+    return StandIn(float(cell[0]), cite(cell, "links.yaml"))

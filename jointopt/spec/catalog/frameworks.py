@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from jointopt.core.errors import CatalogError, nearest
-from jointopt.spec.catalog.gpu_sheet import read_yaml
+from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
 
 
@@ -25,6 +25,7 @@ def _profiles() -> dict[str, Framework]:
 
 
 def framework_names() -> tuple[str, ...]:
+    """Every framework name of the catalogue."""
     return tuple(_profiles())
 
 
@@ -47,9 +48,7 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
     return load_framework("generic"), False
 
 
-_DENIED = re.compile(
-    r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$"
-)
+_DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")
 
 
 def _says(text: str, alias: str) -> bool:

@@ -1,16 +1,45 @@
-"""GPUs as the rest of the package gets them: the figures of ``gpus.yaml`` with the power model of ``power.yaml``."""
+"""GPUs: the figures of ``gpus.yaml`` with the power model of ``power.yaml``, as frozen `jointopt.spec.cluster.Gpu`.
+
+A figure in a file is ``[value, source]``, the source a key of the file's own ``sources`` (a third entry is a remark).
+Power constants are measured, or scaled from a named relative. What no source states is ``None``.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import SequenceMatcher
+from importlib import resources
+from typing import Any
 
-from jointopt.core.errors import CatalogError
-from jointopt.spec.catalog.gpu_sheet import FIGURES, cite, gpu_ids, gpu_sheet, read_yaml
-from jointopt.spec.catalog.power import power_constants
-from jointopt.spec.cluster import Gpu
+import yaml
 
-__all__ = ["FIGURES", "cite", "gpu_id", "gpu_ids", "load_gpu", "read_yaml"]
+from jointopt.core.errors import CatalogError, nearest
+from jointopt.core.facts import Assumption
+from jointopt.spec.cluster import Gpu, PowerConstants
+
+# The C parser is 8 times faster; PyYAML is built without it on some platforms.
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_IDENTITY = ("id", "name", "vendor", "architecture")
+_NOT_TELLING = {"nvidia", "amd", "instinct", "tesla"}
+FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in (*_IDENTITY, "peak_tflops", "power", "sources"))
+POWER_FIGURES = tuple(f.name for f in fields(PowerConstants) if f.name != "assumed")
+
+
+@functools.cache
+def read_yaml(file_name: str) -> Mapping[str, Any]:
+    """One YAML file of the catalogue, parsed once per process."""
+    text = resources.files("jointopt.spec.catalog").joinpath(file_name).read_text(encoding="utf-8")
+    parsed: dict[str, Any] = yaml.load(text, Loader=_YAML_LOADER)
+    return parsed
+
+
+def gpu_ids() -> tuple[str, ...]:
+    """Every GPU id of the catalogue, in the order of the file (by vendor and generation)."""
+    return tuple(read_yaml("gpus.yaml")["gpus"])
 
 
 def load_gpu(name: str) -> Gpu:
@@ -21,15 +50,160 @@ def load_gpu(name: str) -> Gpu:
     return _with_power(gpu_sheet(name).id)
 
 
+def known_gpu(name: object) -> Gpu | None:
+    """`load_gpu`, or None where the name means no GPU or several."""
+    try:
+        return load_gpu(str(name))
+    except CatalogError:
+        return None
+
+
 def gpu_id(name: object) -> str:
     """The catalogue id that ``name`` means, blank where it means none."""
-    try:
-        return gpu_sheet(str(name)).id
-    except CatalogError:
-        return ""
+    gpu = known_gpu(name)
+    return gpu.id if gpu else ""
 
 
 @functools.cache
 def _with_power(name: str) -> Gpu:
     gpu = gpu_sheet(name)
-    return dataclasses.replace(gpu, power=power_constants(gpu))
+    return replace(gpu, power=power_constants(gpu))
+
+
+def gpu_sheet(name: str) -> Gpu:
+    """The GPU that `load_gpu` returns, without its power model."""
+    found, known = fitting_gpus(str(name)), _known_words()
+    if len(found) == 1:
+        return _gpu(found[0])
+    if found:
+        raise CatalogError(
+            f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
+        )
+    raise CatalogError(
+        f"The GPU {name!r} is not in the catalogue{nearest(name, _near(_words(str(name))))}; "
+        f"`jointopt catalog gpus` lists the {len(known)} known ones."
+    )
+
+
+def fitting_gpus(name: str) -> tuple[str, ...]:
+    """Ids of the GPUs that a driver's name, or a shorter one, may mean; none where the catalogue knows no such GPU."""
+    words, known = _words(name), _known_words()
+    exact = tuple(gpu_id for gpu_id, names in known.items() if words in names)
+    return exact or tuple(gpu_id for gpu_id in known if words and set(words) <= set(_words(gpu_id)))
+
+
+def _near(words: tuple[str, ...]) -> set[str]:
+    """The ids, and what they begin with, of GPUs whose model number ``words`` hold in a slightly different spelling.
+
+    Another number, or another letter before it, is another GPU and no slip: an A10 is no A100, a P100 no V100.
+    """
+    spelled = (*words, "".join(words[:2]))  # h 100
+    kin = {i: _words(i)[0] for i in gpu_ids() if any(_alike(word, _words(i)[0]) for word in spelled)}
+    return {*kin, *kin.values()}
+
+
+def _alike(word: str, model: str) -> bool:
+    same_number = re.findall(r"\d+", word)[:1] == re.findall(r"\d+", model)[:1]
+    lettered = word[:1].isalpha()
+    return lettered and same_number and (word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8)
+
+
+@functools.cache
+def _known_words() -> Mapping[str, tuple[tuple[str, ...], ...]]:
+    """Per GPU the words of its id, of the name the driver gives it, and of its aliases."""
+    gpus = read_yaml("gpus.yaml")["gpus"]
+    return {i: tuple(_words(n) for n in (i, e["name"], *e.get("aliases", ()))) for i, e in gpus.items()}
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """The words that tell GPUs apart; the generation of the SXM socket does not, the vendor does not."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return tuple(re.sub(r"^sxm\d$", "sxm", w) for w in words if w not in _NOT_TELLING)
+
+
+@functools.cache
+def _gpu(gpu_id: str) -> Gpu:
+    entry = read_yaml("gpus.yaml")["gpus"][gpu_id]
+    peaks = entry["peak_tflops"]
+    cells = {f"peak_tflops.{d}": c for d, c in peaks.items()} | {f: entry[f] for f in FIGURES if f in entry}
+    known: dict[str, Any] = {key: entry[key] for key in _IDENTITY[1:]}
+    known |= {figure: entry[figure][0] if figure in entry else None for figure in FIGURES}
+    return Gpu(
+        id=gpu_id,
+        peak_tflops={dtype: float(cell[0]) for dtype, cell in peaks.items()},
+        sources={figure: cite(cell, "gpus.yaml") for figure, cell in cells.items()},
+        **known,
+    )
+
+
+def cite(cell: list[Any], file_name: str) -> str:
+    """Where a catalogue cell ``[value, source key, remark]`` was found, as one sentence."""
+    citation = str(read_yaml(file_name)["sources"][cell[1]])
+    return f"{citation}; {cell[2]}" if len(cell) > 2 else citation
+
+
+# --- power
+
+
+def power_constants(gpu: Gpu) -> PowerConstants | None:
+    """Constants of the GPU, or ``None`` where no figure scales to it (no TDP, no 16-bit peak).
+
+    Where none were measured they are a relative's: unchanged for the same chip, else watts by TDP and pJ per flop by
+    TDP over peak. ``assumed`` has an entry by figure, or ``power`` with the GPU that stands in for all of them.
+    """
+    if gpu.id in read_yaml("power.yaml")["measured"]:
+        return _measured(gpu.id)
+    same_chip = read_yaml("power.yaml")["like"].get(gpu.id)
+    if same_chip:
+        reason = f"{gpu.id}: power constants are those of {same_chip} (same chip)"
+        return _with_own_readings(gpu, _measured(same_chip), same_chip, reason)
+    references = read_yaml("power.yaml")["reference"]
+    return _scaled(gpu, str(references.get(gpu.architecture, references["other"])))
+
+
+@functools.cache
+def _measured(gpu_id: str) -> PowerConstants:
+    entry = read_yaml("power.yaml")["measured"][gpu_id]
+    values: dict[str, Any] = {figure: float(entry[figure][0]) for figure in POWER_FIGURES}
+    remarks: dict[str, str] = {}  # by the first figure that each is about
+    for figure, cell in entry.items():
+        if cell[1] == "assumption" and cell[2] not in remarks.values():
+            remarks[figure] = cell[2]
+    assumed = (Assumption(figure, values[figure], f"{gpu_id}: {text}") for figure, text in remarks.items())
+    return PowerConstants(**values, assumed=tuple(assumed))
+
+
+def _scaled(gpu: Gpu, reference_id: str) -> PowerConstants | None:
+    base, reference, peak = _measured(reference_id), gpu_sheet(reference_id), gpu.peak_16_bit_tflops
+    if gpu.tdp_w is None or peak is None:
+        return None
+    why = "scale its power constants to other GPUs"
+    watts = gpu.tdp_w / reference.need("tdp_w", why)
+    constants = replace(
+        base,
+        **{figure: getattr(base, figure) * watts for figure in ("static_w", "wait_w", "active_w")},
+        pj_per_flop=base.pj_per_flop * watts * reference.need("peak_16_bit_tflops", why) / peak,
+    )
+    reason = (
+        f"{gpu.id}: no power measurement; watts of {reference_id} scaled by TDP, pJ per flop by TDP over peak, "
+        f"voltage curve and pJ per byte as there"
+    )
+    return _with_own_readings(gpu, constants, reference_id, reason)
+
+
+def response_figures(gpu: Gpu) -> dict[str, float]:
+    """Knee, voltage ratio and static power where a fit of new measurements of that GPU starts; empty: not measured."""
+    response, same_chip = read_yaml("power.yaml")["response"], read_yaml("power.yaml")["like"].get(gpu.id)
+    entry = response.get(gpu.id) or response.get(same_chip) or {}
+    return {figure: float(cell[0]) for figure, cell in entry.items()}
+
+
+def _with_own_readings(gpu: Gpu, constants: PowerConstants, stand_in: str, reason: str) -> PowerConstants:
+    """The GPU's own idle and waiting power in place of scaled ones, where the catalogue has them."""
+    static_w = constants.static_w if gpu.idle_w is None else gpu.idle_w
+    scaled_w = max(constants.wait_w, static_w * constants.wait_w / constants.static_w)
+    wait_w = scaled_w if gpu.wait_w is None else gpu.wait_w
+    own = [name for name in ("idle_w", "wait_w") if getattr(gpu, name) is not None]
+    note = f"{reason}; its own {' and '.join(own)} measured" if own else reason
+    assumed = (*constants.assumed, Assumption("power", stand_in, note))
+    return replace(constants, static_w=static_w, wait_w=wait_w, assumed=assumed)

@@ -34,6 +34,12 @@ def load_model(name: str) -> Model:
     return published_model(name).model
 
 
+def known_model(name: str) -> Model | None:
+    """`load_model`, or None where no catalogue entry has that name."""
+    found = _names().get(name.lower())
+    return _published(found).model if found else None
+
+
 def published_model(name: str) -> PublishedModel:
     """The catalogue entry of that name or alias; `CatalogError` names the nearest known one."""
     known = _names()
@@ -56,9 +62,5 @@ def _names() -> dict[str, str]:
 @functools.cache
 def _published(name: str) -> PublishedModel:
     entry = read_yaml("models.yaml")[name]
-    return PublishedModel(
-        model=model_from_config(entry["config"], name),
-        published_parameters=entry["published_parameters"],
-        published_active_parameters=entry.get("published_active_parameters"),
-        source=entry["source"],
-    )
+    counts = entry["published_parameters"], entry.get("published_active_parameters")
+    return PublishedModel(model_from_config(entry["config"], name), *counts, entry["source"])

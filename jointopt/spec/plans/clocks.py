@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +40,6 @@ def format_stage_clocks(clocks_mhz: Iterable[float]) -> str:
     return ";".join(plain_number(clock) for clock in clocks_mhz if clock == clock)
 
 
-def stage_clocks_from_text(cells: Sequence[Any], where: str = "stage_clock_mhz") -> Floats:
-    """A table's column of clock texts as (n, longest row), NaN beyond a row's stages and in blank cells."""
-    rows = [parse_stage_clocks(cell, f"{where} of row {i + 1}") for i, cell in enumerate(cells)]
-    out = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
-
-
 def stage_clocks_to_text(stage_clock_mhz: npt.ArrayLike) -> list[str]:
     """The column of clock texts for a table, one per row of (n, S)."""
     return [format_stage_clocks(row) for row in np.asarray(stage_clock_mhz, np.float64).tolist()]
@@ -59,19 +50,19 @@ def plain_number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
+def number_in(value: object) -> float:
+    """The number that a value or its text is; NaN for a bool and for other text."""
+    try:
+        return math.nan if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        return math.nan
+
+
 def _run(part: object, where: str) -> list[float]:
     """One clock, or as many as a part such as ``1800×7`` says."""
-    run = (
-        re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
-    )
-    return [_clock(run[1], where)] * int(run[2]) if run else [_clock(part, where)]
-
-
-def _clock(part: object, where: str) -> float:
-    try:
-        clock = float("nan") if isinstance(part, bool) else float(str(part))
-    except ValueError:
-        clock = float("nan")
+    run = re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
+    one, count = (run[1], int(run[2])) if run else (part, 1)
+    clock = number_in(one)
     if not 0 < clock < 1e6:
-        raise PlanError(f"{where} must be MHz such as 1410, or 1410;1395 with one per stage; got {part!r}.")
-    return clock
+        raise PlanError(f"{where} must be MHz such as 1410, or 1410;1395 with one per stage; got {one!r}.")
+    return [clock] * count

@@ -15,24 +15,15 @@ import numpy as np
 
 from jointopt.core.errors import PlanError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import (
-    COLUMNS,
-    DEGREES,
-    LAYOUT_COLUMNS,
-    RECOMPUTE_CODES,
-    RECOMPUTE_NAMES,
-    SHORT_NAMES,
-    Columns,
-    Floats,
-)
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, ONE_CLOCK, RECOMPUTE_CODES, Columns, Floats
 from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import format_stage_clocks, parse_stage_clocks, plain_number
+from jointopt.spec.plans.clocks import format_stage_clocks, number_in, parse_stage_clocks, plain_number
 
 PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
 _LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_ALIASES = {short.lower(): name for name, short in SHORT_NAMES.items()} | {"clock": "clock_mhz"}
+_ALIASES = {c.short.lower(): c.name for c in (*COLUMNS.values(), ONE_CLOCK) if c.short}
 _SHORT_WORDS = {
     "sequence_parallel": {"y": "true", "n": "false", "-": "false"},
     "recompute": {"-": "none", "sel": "selective", "all": "full"},
@@ -53,8 +44,7 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     """Read one plan for ``job``; PlanError names the key, what it must be, and what was given.
 
     Absent keys take the defaults of `jointopt.spec.defaults.default_plan` and are listed in ``assumed``; the clock is
-    the highest of the job's. The result is in canonical form (see `jointopt.spec.plans.space.enumerate_layouts`);
-    whether it is a point of the job's space is for `jointopt.spec.plans.check.check_plan` to judge.
+    the highest of the job's. The result is canonical, and maybe no point of the job's space (`rules.check_plan`).
     """
     given = _read(plan)
     row = {key: _value(key, value) for key, value in given.items() if key in LAYOUT_COLUMNS}
@@ -62,9 +52,7 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     layouts = canonical(job.training, default.layouts)
     pp = int(layouts["pp"][0])
     clocks = _clocks(given, pp, job)
-    absent = [
-        name for name in LAYOUT_COLUMNS if name not in row and (name in DEGREES or default.assumed[name][0])
-    ]
+    absent = [name for name in LAYOUT_COLUMNS if name not in row and (name in DEGREES or default.assumed[name][0])]
     if not {"clock_mhz", "stage_clock_mhz"} & given.keys():
         absent.append("stage_clock_mhz")
     return ParsedPlan(layouts | _power_limits(given, pp), clocks, tuple(absent))
@@ -75,15 +63,11 @@ def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     words = {key: _word(value) for key, value in record.items()}
     words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
-    return tuple(
-        Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed
-    )
+    return tuple(Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed)
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
-    """The plan in row ``index`` as text that `parse_plan` reads; a clock common to all stages is written
-    once.
-    """
+    """The plan in row ``index`` as text that `parse_plan` reads; a clock common to all stages is written once."""
     record = plan_records(layouts, stage_clock_mhz, [index])[0]
     clocks = record.pop("stage_clock_mhz")
     words = [f"{key}={_word(value)}" for key, value in record.items()]
@@ -104,7 +88,7 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
 def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
     record: dict[str, Any] = {name: layouts[name][i].item() for name in LAYOUT_COLUMNS}
     record["sequence_parallel"] = bool(record["sequence_parallel"])
-    record["recompute"] = RECOMPUTE_NAMES[record["recompute"]]
+    record["recompute"] = list(RECOMPUTE_CODES)[record["recompute"]]
     record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
     if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
         record["power_limit_w"] = float(layouts["power_limit_w"][i])
@@ -123,11 +107,11 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
         pairs = [_pair(word) for word in words if word]
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
-    for key, _ in pairs:
+    given = dict(pairs)
+    for key in given:
         if key not in PLAN_KEYS:
             known = ", ".join(PLAN_KEYS)
             raise PlanError(f"A plan has no key {key!r}{nearest(key, PLAN_KEYS)}; the keys are {known}.")
-    given = dict(pairs)
     if len(given) < len(pairs):
         raise PlanError(f"A plan gives each key once; got {' '.join(str(key) for key, _ in pairs)}.")
     return given
@@ -150,10 +134,8 @@ def _json_pairs(text: str) -> list[tuple[str, Any]]:
 
 def _value(key: str, value: Any) -> int | bool:
     """One layout value in its column's type; ``recompute`` as its code."""
-    if key == "sequence_parallel":
-        return _choice(key, value, _WORDS)
-    if key == "recompute":
-        return _choice(key, value, RECOMPUTE_CODES)
+    if key in _SHORT_WORDS:
+        return _choice(key, value, _WORDS if key == "sequence_parallel" else RECOMPUTE_CODES)
     lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, _LARGEST))
     try:
         number = lowest - 1 if isinstance(value, bool) else int(str(value))
@@ -179,11 +161,12 @@ def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
         raise PlanError("A plan gives either clock_mhz (one for all stages) or stage_clock_mhz; got both.")
     key = "clock_mhz" if "clock_mhz" in given else "stage_clock_mhz"
     clocks = parse_stage_clocks(given.get(key), key)
-    if key in given and len(clocks) not in (1, pp):
-        raise PlanError(f"{key} must have one clock, or one for each of the {pp} stages; got {given[key]!r}.")
-    if key not in given:
-        clocks = [_highest_clock(job)]
     gpu = job.cluster.gpu
+    if key not in given:
+        why = "choose the clock of a plan that gives none"
+        clocks = [max(job.search.clock_mhz) if job.search.clock_mhz else gpu.need("clock_max_mhz", why)]
+    elif len(clocks) not in (1, pp):
+        raise PlanError(f"{key} must have one clock, or one for each of the {pp} stages; got {given[key]!r}.")
     low, high = gpu.clock_span_mhz
     for clock in clocks:
         if not low <= clock <= high:
@@ -192,18 +175,10 @@ def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
     return np.broadcast_to(np.asarray([clocks], np.float64), (1, pp)).copy()
 
 
-def _highest_clock(job: Job) -> float:
-    if job.search.clock_mhz:
-        return max(job.search.clock_mhz)
-    return job.cluster.gpu.need("clock_max_mhz", "choose the clock of a plan that gives none")
-
-
 def _power_limits(given: Mapping[str, Any], pp: int) -> Columns:
     """``power_limit_w`` (1,) or ``stage_power_limit_w`` (1, pp), whichever the plan states."""
     if {"power_limit_w", "stage_power_limit_w"} <= given.keys():
-        raise PlanError(
-            "A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both."
-        )
+        raise PlanError("A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both.")
     if "power_limit_w" in given:
         return {"power_limit_w": np.asarray([_watts(given["power_limit_w"], "power_limit_w")])}
     if "stage_power_limit_w" not in given:
@@ -216,10 +191,7 @@ def _power_limits(given: Mapping[str, Any], pp: int) -> Columns:
 
 
 def _watts(value: Any, key: str) -> float:
-    try:
-        watts = 0.0 if isinstance(value, bool) else float(str(value))
-    except ValueError:
-        watts = 0.0
+    watts = number_in(value)
     if not 0 < watts < 1e6:
         raise PlanError(f"The {key} of a plan must be watts per GPU, above 0; got {value!r}.")
     return watts

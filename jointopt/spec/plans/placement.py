@@ -20,17 +20,14 @@ class Group(NamedTuple):
     """One kind of group for n plans: members, and how many of them share a domain in the worst place."""
 
     size: Ints
-    local: Ints
+    local: Ints  # fewest members in any domain that a group touches: their links carry its traffic into it
 
 
 def placement(layouts: Columns, domain: int) -> dict[str, Group]:
-    """Groups ``tp, cp, dp, dp_cp, ep, expert_dp, pp`` of n layouts on domains of ``domain`` GPUs.
+    """Groups ``tp, cp, dp, dp_cp, ep, expert_dp, pp`` of n layouts on domains of ``domain`` GPUs; arrays are (n,).
 
-    Arrays are (n,). ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts.
-    ``local`` is the smallest number of members that any such group has in any domain it touches: those
-    members' links carry its traffic into that domain, so the worst-off place sets the pace. It equals
-    ``size`` where every group lies in one domain. ``pp`` is the pair of neighbouring stages: size 2 (1
-    without pipeline), local 2 only where all boundaries are inside a domain.
+    ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts. ``pp`` is the pair of
+    neighbouring stages: size 2 (1 without pipeline), local 2 only where all boundaries are inside a domain.
     """
     degrees = np.stack([np.asarray(layouts[name], np.int64) for name in ("tp", "cp", "dp", "pp", "ep")])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
@@ -44,18 +41,10 @@ def placement(layouts: Columns, domain: int) -> dict[str, Group]:
 def _groups(tp: Ints, cp: Ints, dp: Ints, pp: Ints, ep: Ints, domain: int) -> dict[str, Group]:
     gpus, shards = tp * cp * dp * pp, dp * cp
     strides = {
-        "tp": (tp, np.ones_like(tp)),
-        "cp": (cp, tp),
-        "dp": (dp, tp * cp),
-        "dp_cp": (shards, tp),
-        "ep": (ep, tp),
-        "expert_dp": (shards // ep, tp * ep),
-        "pp": (pp, tp * shards),
-    }
-    groups = {
-        name: Group(size, members_per_domain(size, stride, gpus, domain))
-        for name, (size, stride) in strides.items()
-    }
+        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp), "ep": (ep, tp),
+        "expert_dp": (shards // ep, tp * ep), "pp": (pp, tp * shards),
+    }  # fmt: skip
+    groups = {name: Group(n, members_per_domain(n, stride, gpus, domain)) for name, (n, stride) in strides.items()}
     chain = groups["pp"]
     pair_local = np.where((chain.size > 1) & (chain.local == chain.size), 2, 1)
     return groups | {"pp": Group(np.minimum(pp, 2), pair_local)}

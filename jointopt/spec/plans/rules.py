@@ -1,6 +1,6 @@
 """The rules that a layout must keep, each once: a mask over arrays, a reason to count it by, a sentence for one plan.
 
-`jointopt.spec.plans.space` sieves the product of all columns by them, `jointopt.spec.plans.check` judges one plan, and
+`jointopt.spec.plans.space` sieves the product of all columns by them, `check_plan` judges one plan, and
 `check_abilities` holds a job's search against what its framework can do.
 """
 
@@ -24,16 +24,14 @@ _SEARCH = "search."  # begins the names of the rules that the job itself sets
 class Rule:
     """One rule of the joint space.
 
-    ``broken`` takes the ``columns`` as arrays that broadcast and is true where they break the rule. ``counted`` is the
-    reason by which dropped combinations are counted, and ``sentence`` what one plan is refused with, a format of its
-    columns and of the figures in `plan_figures`; either is empty where another rule covers that use.
+    ``counted`` or ``sentence`` is empty where another rule covers that use.
     """
 
     name: str
     columns: tuple[str, ...]
-    broken: Callable[[Columns], Any]
-    counted: str = ""
-    sentence: str = ""
+    broken: Callable[[Columns], Any]  # takes the columns as arrays that broadcast; true where they break the rule
+    counted: str = ""  # reason by which dropped combinations are counted
+    sentence: str = ""  # what one plan is refused with: a format of its columns and of `_plan_figures`
 
     @property
     def of_search(self) -> bool:
@@ -50,7 +48,25 @@ def layout_rules(job: Job) -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
+def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
+    """Sentences that name the rules that ``plan`` breaks for ``job``; empty for a point of the job's space.
+
+    ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
+    `jointopt.spec.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
+    """
+    columns = {name: np.asarray([RECOMPUTE_CODES.get(plan[name], plan[name])]) for name in LAYOUT_COLUMNS}
+    broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
+    broken.sort(key=lambda rule: rule.of_search)
+    figures, most = {**plan, **_plan_figures(job, plan)}, job.cluster.power_limit_w
+    limits = {"power_limit_w": [plan.get("power_limit_w")], "stage_power_limit_w": plan.get("stage_power_limit_w", [])}
+    return [rule.sentence.format(**figures) for rule in broken] + [
+        f"{key} is above the {most:g} W that a GPU of the cluster may draw (cluster.power_limit_w)."
+        for key, stated in limits.items()
+        if any(watts is not None and watts > most for watts in stated)
+    ]
+
+
+def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Figures that the sentences of rules name beside the columns of ``plan``."""
     step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
     return {
@@ -103,9 +119,7 @@ def _searched(job: Job, column: str, where: Callable[[Columns], Any] | None = No
     return (Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
 
 
-def _not_in(
-    column: str, values: list[int], where: Callable[[Columns], Any] | None = None
-) -> Callable[[Columns], Any]:
+def _not_in(column: str, values: list[int], where: Callable[[Columns], Any] | None = None) -> Callable[[Columns], Any]:
     def broken(c: Columns) -> Bools:
         outside = ~np.isin(c[column], values)
         return outside if where is None else np.asarray(outside & where(c))
@@ -275,9 +289,3 @@ def _zero_rules(job: Job) -> list[Rule]:
 def _literal(text: str) -> str:
     """Text within a format that stands for itself."""
     return text.replace("{", "{{").replace("}", "}}")
-
-
-def plan_columns(plan: Mapping[str, Any]) -> Columns:
-    """The layout columns of one plan, whose ``recompute`` is a name, as arrays of length 1."""
-    row = {name: plan[name] for name in LAYOUT_COLUMNS}
-    return {name: np.asarray([RECOMPUTE_CODES.get(value, value)]) for name, value in row.items()}

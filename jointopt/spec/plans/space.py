@@ -1,20 +1,18 @@
 """Every layout that a job allows, enumerated once as masks over the product of all layout columns.
 
-The product is built a column at a time and sieved after each, so that memory stays near the size of the
-answer. A combination dropped early stands for all its continuations: it counts with the number of values that
-the later columns would have had, and so the dropped and the kept combinations add up to the whole product.
+The product is built a column at a time and sieved after each, so that memory stays near the size of the answer. A
+combination dropped early counts for all its continuations, so that dropped and kept ones add up to the whole product.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.job import Job
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 
@@ -24,21 +22,16 @@ _EXPANDED = ("ep", "micro_batch_size", "vpp", "sequence_parallel", "recompute", 
 
 @dataclass(frozen=True)
 class Space:
-    """The layouts that a job allows, and why the others are not among them.
+    """The layouts that a job allows, and why the others are not among them."""
 
-    ``layouts`` has the columns `LAYOUT_COLUMNS`, one row per distinct layout; ``considered`` counts the
-    combinations of all columns; ``dropped`` maps a reason to the combinations whose first broken rule it is,
-    so that ``considered == size + sum(dropped.values())``. ``clocks_mhz`` are the SM clocks to choose from,
-    ascending.
-    """
-
-    layouts: Columns
-    considered: int
-    dropped: dict[str, int] = field(default_factory=dict)
-    clocks_mhz: Floats = field(default_factory=lambda: np.empty(0))
+    layouts: Columns  # of `LAYOUT_COLUMNS`, one row per distinct layout
+    considered: int  # combinations of all columns: size + sum(dropped.values())
+    dropped: dict[str, int] = field(default_factory=dict)  # combinations by the reason of their first broken rule
+    clocks_mhz: Floats = field(default_factory=lambda: np.empty(0))  # SM clocks to choose from, ascending
 
     @property
     def size(self) -> int:
+        """Number of layouts."""
         return len(self.layouts["dp"])
 
     def top_reasons(self, count: int = 3) -> list[str]:
@@ -50,33 +43,16 @@ class Space:
 def enumerate_layouts(job: Job) -> Space:
     """All layouts that ``job`` allows, each once and in canonical form, in lexicographic order.
 
-    Canonical: a choice without effect has one value, so ``sequence_parallel`` is false where tp = 1,
-    ``zero_stage`` is 0 where dp*cp = 1, and ``recompute`` is none instead of selective under flash attention
-    (which never stores what selective recompute drops). ``job.search`` is read in the same form:
-    ``zero_stage: [1]`` keeps dp*cp = 1, as ZeRO 0; whether the framework has a listed value at all is checked
-    when the job is loaded (`jointopt.spec.plans.rules.check_abilities`). Nothing is raised where nothing is
-    left: the space is then empty and its ``dropped`` has the reasons.
+    A choice without effect has one value (`jointopt.spec.defaults.canonical`). ``job.search`` is read in the same form:
+    ``zero_stage: [1]`` keeps dp*cp = 1, as ZeRO 0. Where nothing is left, the reasons are in ``dropped``.
     """
     rules = [rule for rule in layout_rules(job) if rule.counted]
     candidates = {name: _candidates(job, name) for name in _EXPANDED}
     sieve = _Sieve(_factorisations(job.cluster.num_gpus), candidates, rules)
-    sieve.keep()
     for name in _EXPANDED:
         sieve.expand(name)
-    layouts = {
-        name: sieve.columns[name].astype(COLUMNS[name].array_dtype, copy=False) for name in LAYOUT_COLUMNS
-    }
+    layouts = {name: sieve.columns[name].astype(COLUMNS[name].array_dtype, copy=False) for name in LAYOUT_COLUMNS}
     return Space(layouts, sieve.considered, sieve.dropped, np.asarray(job.search.clock_mhz, dtype=np.float64))
-
-
-def unused_search_values(job: Job, space: Space) -> list[str]:
-    """A sentence for each value in ``job.search`` that no layout of ``space`` has, with the main reason."""
-    sentences = []
-    for column in (name for name in LAYOUT_COLUMNS if COLUMNS[name].dtype == "int"):
-        for value in getattr(job.search, column) or ():
-            if not np.any(space.layouts[column] == value):
-                sentences += _why_unused(job, column, value)
-    return sentences
 
 
 def divisors(number: int) -> list[int]:
@@ -89,12 +65,13 @@ class _Sieve:
     """Columns of the combinations still alive, and how many were dropped for which reason."""
 
     def __init__(self, columns: Columns, candidates: dict[str, Ints], rules: Sequence[Rule]) -> None:
-        self.columns = columns
         self.rules = list(rules)  # those to come; each is applied as soon as its columns are there
         self.candidates = candidates
         self.weight = math.prod(len(values) for values in candidates.values())
         self.considered = len(columns["dp"]) * self.weight
         self.dropped: dict[str, int] = {}
+        alive = self.alive(columns, columns["dp"].shape)
+        self.columns = {name: column[alive] for name, column in columns.items()}
 
     def alive(self, columns: Columns, shape: tuple[int, ...]) -> Bools:
         """Which combinations break no rule on ``columns``; the first broken rule takes the blame."""
@@ -108,11 +85,6 @@ class _Sieve:
                 self.dropped[rule.counted] = self.dropped.get(rule.counted, 0) + hits * self.weight
                 alive &= ~broken
         return alive
-
-    def keep(self) -> None:
-        """Drop the rows that break a rule."""
-        alive = self.alive(self.columns, self.columns["dp"].shape)
-        self.columns = {name: column[alive] for name, column in self.columns.items()}
 
     def expand(self, name: str) -> None:
         """Cross all rows, as (n, 1), with the (k,) candidates of a new column and sieve the (n, k)."""
@@ -140,34 +112,9 @@ def _factorisations(num_gpus: int) -> Columns:
 
 def _candidates(job: Job, column: str) -> Ints:
     """The values of one column that enter the product: what could fit, and whatever the job lists."""
-    zero = COLUMNS["zero_stage"]
-    stages = range(int(zero.low), int(zero.high) + 1)
-    fixed = {
-        "sequence_parallel": (0, 1),
-        "recompute": tuple(RECOMPUTE_CODES.values()),
-        "zero_stage": tuple(stages),
-    }
-    if column in fixed:
-        return np.asarray(fixed[column], dtype=np.int64)
-    whole = {
-        "ep": max(job.model.num_experts, 1),
-        "micro_batch_size": job.training.global_batch_size,
-        "vpp": job.model.num_layers,
-    }[column]
-    listed = getattr(job.search, column) or ()
-    return np.asarray(sorted({*divisors(whole), *listed}), dtype=np.int64)
-
-
-def _why_unused(job: Job, column: str, value: int) -> list[str]:
-    """Why one searched value occurs in no layout: enumerate that value alone and read the main reason."""
-    gpus = job.cluster.num_gpus
-    head = f"search.{column} {value} is in no layout"
-    if column in DEGREES and gpus % value:
-        close = sorted(divisors(gpus), key=lambda d: abs(d - value))[:2]
-        fitting = " and ".join(str(d) for d in sorted(close))
-        return [f"{head}: {column} must divide the {gpus} GPUs (nearest: {fitting})."]
-    only: dict[str, Any] = {column: (value,)}
-    alone = enumerate_layouts(replace(job, search=replace(job.search, **only)))
-    if alone.size:  # the value stands for its canonical form, which the space has
-        return []
-    return [f"{head}: {reason}." for reason in alone.top_reasons(1)]
+    most = {"sequence_parallel": 1, "recompute": len(RECOMPUTE_CODES) - 1, "zero_stage": COLUMNS["zero_stage"].high}
+    if column in most:
+        return np.arange(int(most[column]) + 1, dtype=np.int64)
+    experts, batch = max(job.model.num_experts, 1), job.training.global_batch_size
+    whole = {"ep": experts, "micro_batch_size": batch, "vpp": job.model.num_layers}[column]
+    return np.asarray(sorted({*divisors(whole), *(getattr(job.search, column) or ())}), dtype=np.int64)

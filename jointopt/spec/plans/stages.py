@@ -14,14 +14,10 @@ from jointopt.core.schema import Floats, Ints
 def layers_per_stage(
     num_layers: int, pp: Ints, vpp: Ints, embedding_layers: float = 0.0, head_layers: float = 0.0
 ) -> Floats:
-    """Layers per pipeline rank, shape (n, max pp), 0 beyond each plan's pp; PlanError where pp >
-    ``num_layers``.
+    """Layers per pipeline rank, shape (n, max pp), 0 beyond each plan's pp; PlanError where pp > ``num_layers``.
 
-    Equal where pp divides the layers. Where it does not, the integers that make the heaviest stage lightest,
-    the first stage carrying ``embedding_layers`` and the last ``head_layers`` on top (costs in units of one
-    layer; the idea of Megatron-LM's account-for-embedding and account-for-loss). Interleaved plans (``vpp`` >
-    1) whose layers do not divide occur only in tables of measurements; a rank then holds chunks from all over
-    the model, and its share is taken as equal, hence a fraction.
+    Where pp does not divide them, the integers that make the heaviest stage lightest: the first carries
+    ``embedding_layers`` on top, the last ``head_layers`` (in units of one layer, as in Megatron-LM's account-for-loss).
     """
     pp = np.asarray(pp, np.int64)
     equal = np.zeros((int(pp.max(initial=0)) + 1, int(pp.max(initial=0))))
@@ -32,6 +28,7 @@ def layers_per_stage(
         if num_layers % degree:
             uneven[degree, :degree] = _uneven_split(num_layers, degree, embedding_layers, head_layers)
     layers = uneven[pp]
+    # such interleaved plans occur in tables alone: chunks from all over the model, taken as equal shares
     fractional = (np.asarray(vpp) > 1) & (num_layers % pp != 0)
     layers[fractional] = equal[pp[fractional]]
     return layers
@@ -39,11 +36,10 @@ def layers_per_stage(
 
 @functools.lru_cache(maxsize=4096)
 def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
-    """Layers per pipeline rank as nanotron gives them out: a rank takes blocks until it has more than its share.
+    """Layers per rank as nanotron's `build_model` gives them out: a rank takes blocks until it exceeds its share.
 
-    Costs are multiplications per token of a layer and of the head, the embedding is free; the share of rank i ends at
-    (i + 1) / pp of their sum (`build_model` in nanotron's models/base.py). The head counts as the last rank's: where it
-    follows layers on an earlier rank, those stand there too, and ranks with neither hold nothing.
+    Costs are multiplications per token, the embedding is free; the share of rank i ends at (i + 1) / pp of the sum.
+    The head counts as the last rank's: where it follows layers on an earlier rank, those stand there too.
     """
     total = num_layers * layer_cost + head_cost
     layers, rank, done = [0] * pp, 0, 0
@@ -60,10 +56,8 @@ def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) ->
 def _uneven_split(num_layers: int, pp: int, embedding_layers: float, head_layers: float) -> tuple[int, ...]:
     """The integer split, at least one layer per stage, whose sorted loads are lexicographically smallest.
 
-    Giving each further layer to the lightest stage is optimal because all layers weigh the same. Among
-    equally light stages the later one comes first (1F1B keeps fewer micro-batches alive there), and the two
-    ends come last, as in the 126 layers of Llama 3 405B (arXiv:2407.21783, section 3.3.2: one layer less on
-    the first and last stage).
+    Each further layer goes to the lightest stage. Of equals the later comes first (1F1B keeps fewer micro-batches alive
+    there) and the two ends last, as in the 126 layers of Llama 3 405B (arXiv:2407.21783, section 3.3.2).
     """
     if pp > num_layers:
         raise PlanError(f"The pp of a plan must be at most the model's {num_layers} layers; got {pp}.")

@@ -131,9 +131,7 @@ def test_signals_put_clocks_and_limits_back(driver, number: int) -> None:
 
 
 @pytest.mark.parametrize(("step", "number"), [(61, signal.SIGINT), (23, signal.SIGTERM)])
-def test_a_signal_at_any_line_of_locking_and_restoring_leaves_nothing_set(
-    driver, step: int, number: int
-) -> None:
+def test_a_signal_at_any_line_of_locking_and_restoring_leaves_nothing_set(driver, step: int, number: int) -> None:
     """Some lines, to be quick; ``step`` 1 tries all."""
     program = [sys.executable, EVERYWHERE, "7", str(step), str(int(number))]
     ran = subprocess.run(program, env=driver.environment, capture_output=True, text=True, timeout=300)
@@ -148,9 +146,7 @@ def test_after_sigkill_the_next_start_offers_what_restore_undoes(driver) -> None
     program.wait()
     assert "clocks of 4 GPUs set; put them back with: jointopt clocks restore" in clocks.restore_offer()
     sentences = clocks.restore()
-    assert sentences[0].startswith(
-        "The clock of GPU 0 (NVIDIA H100 80GB HBM3) is the driver's again, its power"
-    )
+    assert sentences[0].startswith("The clock of GPU 0 (NVIDIA H100 80GB HBM3) is the driver's again, its power")
     assert (driver.held(), clocks.restore_offer(), clocks.restore()) == ({}, "", [])
     assert driver.calls().count("limit 2 700000") == 1
 

@@ -22,11 +22,7 @@ PLAN = {
     "dp": 1, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
     "recompute": "none", "zero_stage": 0, "stage_clock_mhz": [1410.0, 1200.0],
 }  # fmt: skip
-NOTHING = dict.fromkeys(RESULTS, math.nan) | {
-    "status": "ok",
-    "iteration_time_s": 1.0,
-    "notes": "10 iterations",
-}
+NOTHING = dict.fromkeys(RESULTS, math.nan) | {"status": "ok", "iteration_time_s": 1.0, "notes": "10 iterations"}
 
 
 @pytest.fixture
@@ -114,11 +110,7 @@ def test_what_a_run_tells_of_itself_stays(clock) -> None:
     with under_plan(PLAN, True, clock) as conditions:
         clock.sleep(0.3)
     row = conditions.added_to(NOTHING | {"energy_j": 5.0, "peak_power_w": math.nan})
-    assert (row["energy_j"], round(row["peak_power_w"]), row["notes"]) == (
-        5.0,
-        690,
-        "10 iterations; at default clocks",
-    )
+    assert (row["energy_j"], round(row["peak_power_w"]), row["notes"]) == (5.0, 690, "10 iterations; at default clocks")
 
 
 def test_a_gpu_that_did_not_hold_its_clock_is_told(clock) -> None:
@@ -142,9 +134,7 @@ def test_without_a_gpu_nothing_is_set_and_nothing_said(driver, monkeypatch) -> N
     assert conditions.added_to(NOTHING, (0.0, 9.0), 10) == NOTHING
 
 
-def test_gpus_that_cannot_be_spoken_to_stop_a_run_unless_clocks_are_left_alone(
-    driver, monkeypatch, tmp_path
-) -> None:
+def test_gpus_that_cannot_be_spoken_to_stop_a_run_unless_clocks_are_left_alone(driver, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("STAND_IN_NVML")
     monkeypatch.setattr("jointopt.measure.devices.conditions._DRIVERS", (tmp_path,))
     with pytest.raises(Exception, match="Or go on at default clocks: --default-clocks"), under_plan(PLAN):
@@ -157,9 +147,6 @@ def test_gpus_that_cannot_be_spoken_to_stop_a_run_unless_clocks_are_left_alone(
 
 
 def test_a_power_limit_that_the_gpus_do_not_take_is_the_plans_fault(driver) -> None:
-    with (
-        pytest.raises(PlanError, match="takes no power limit of 10 W"),
-        under_plan(PLAN | {"power_limit_w": 10.0}),
-    ):
+    with pytest.raises(PlanError, match="takes no power limit of 10 W"), under_plan(PLAN | {"power_limit_w": 10.0}):
         pass
     assert driver.held() == {}

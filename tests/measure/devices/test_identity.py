@@ -54,9 +54,7 @@ def test_a_gpu_that_the_catalogue_does_not_know_is_told_and_so_is_a_precision_th
     assert remarks("cpu-core", "bf16", "") == ["cores train in fp32, not bf16"]
 
 
-@pytest.mark.parametrize(
-    "make", [TorchrunLauncher, lambda: MegatronLauncher(Path(__file__).parents[1] / "launchers")]
-)
+@pytest.mark.parametrize("make", [TorchrunLauncher, lambda: MegatronLauncher(Path(__file__).parents[1] / "launchers")])
 def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], job: Job, torch: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("PyTorch sees a GPU here")

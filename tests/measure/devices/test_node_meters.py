@@ -77,11 +77,7 @@ def test_a_plan_of_a_table_is_written_as_exec_reads_it(tmp_path: Path) -> None:
     }
     write_plan(PLAN | cells | {"power_limit_w": float("nan"), "gpu": "x"}, tmp_path)
     told = json.loads((tmp_path / "plan.json").read_text())
-    assert told == PLAN | {
-        "stage_clock_mhz": [1410.0, 1200.0],
-        "sequence_parallel": True,
-        "recompute": "none",
-    }
+    assert told == PLAN | {"stage_clock_mhz": [1410.0, 1200.0], "sequence_parallel": True, "recompute": "none"}
 
 
 def test_a_gpu_of_another_node_that_did_not_hold_its_clock_is_told(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ def with_energy(series: Series, energy_j: np.ndarray) -> Series:
 
 
 @given(st.floats(0, 5), st.floats(2.5, 5), st.floats(50, 1000), st.integers(1, 8))
-def test_energy_is_power_times_time_of_all_gpus(
-    offset: float, length: float, watts: float, gpus: int
-) -> None:
+def test_energy_is_power_times_time_of_all_gpus(offset: float, length: float, watts: float, gpus: int) -> None:
     start = 1e9 + offset
     reading = steady(watts=watts, gpus=gpus).between(start, start + length)
     assert reading.reason == ""
@@ -72,9 +70,7 @@ def test_a_counter_that_goes_backwards_is_refused() -> None:
 @pytest.mark.parametrize("factor", [0.5, 1.6])
 def test_a_counter_that_contradicts_the_power_sensor_is_refused(factor: float) -> None:
     series = steady()
-    assert (
-        "where its power adds up to 4,000 J" in with_energy(series, series.energy_j * factor).between().reason
-    )
+    assert "where its power adds up to 4,000 J" in with_energy(series, series.energy_j * factor).between().reason
 
 
 @pytest.mark.parametrize("factor", [0.85, 1.15])

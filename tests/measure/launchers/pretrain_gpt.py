@@ -23,9 +23,7 @@ if __name__ == "__main__":
     rank, how = int(os.environ["RANK"]), os.environ.get("MEGATRON_FAKE", "")
     for n in range(1, told.train_iters + 1):
         if how == "oom" and n == 3 and rank == 1:
-            sys.exit(
-                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has 79.11 GiB."
-            )
+            sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has 79.11 GiB.")
         if how == "hang" and n == 2:
             time.sleep(600)
         if rank == int(os.environ["WORLD_SIZE"]) - 1:

@@ -73,9 +73,7 @@ def test_an_option_of_another_launcher_is_refused(installed: None) -> None:
         ("logs", 7, "a path"),
     ],
 )
-def test_a_value_of_another_type_is_refused_before_anything_starts(
-    option: str, value: object, expected: str
-) -> None:
+def test_a_value_of_another_type_is_refused_before_anything_starts(option: str, value: object, expected: str) -> None:
     with pytest.raises(UsageError, match=f"{option} of the launcher 'megatron' must be {expected}; got"):
         load_launcher("megatron", checkout=Path(__file__).parent, **{option: value})
 

@@ -177,15 +177,11 @@ def test_a_run_that_failed_says_where_its_log_is_or_what_would_keep_it(job: Job,
     assert "log" not in run(job, "sys.exit('CUDA out of memory')")["notes"]
 
 
-def test_gpus_of_this_machine_are_set_and_metered_over_the_window_that_the_command_tells(
-    job: Job, driver: Any
-) -> None:
+def test_gpus_of_this_machine_are_set_and_metered_over_the_window_that_the_command_tells(job: Job, driver: Any) -> None:
     one = replace(job, cluster=replace(job.cluster, nodes=1))
     told = "json.dump({'iteration_time_s': 1, 'measured_s': [t, time.time()], 'iterations': 3}, open(sys.argv[1], 'w'))"
     row = run(
-        one,
-        f"import time; t = time.time(); time.sleep(3); {told}",
-        plan=PLAN | {"dp": 2, "stage_clock_mhz": "1410"},
+        one, f"import time; t = time.time(); time.sleep(3); {told}", plan=PLAN | {"dp": 2, "stage_clock_mhz": "1410"}
     )
     assert row["energy_j"] > 0, row["notes"]
     assert {call.split()[2] for call in driver.calls() if call.startswith("lock")} == {"1410"}

@@ -45,10 +45,7 @@ def test_words_of_short_memory_are_oom(log: str) -> None:
     ("before", "error"),
     [
         ("INFO guard against CUDA out of memory is on", "ValueError: bad flag"),
-        (
-            "guard against CUDA out of memory is on",
-            "Traceback (most recent call last):\nValueError: bad flag",
-        ),
+        ("guard against CUDA out of memory is on", "Traceback (most recent call last):\nValueError: bad flag"),
         ("WARNING OutOfMemoryError: CUDA out of memory; batch 3 is skipped", "ValueError: bad flag"),
         ("[INFO] oom_kill guard: on", "exit"),
         ("UserWarning: CUDA out of memory was near", "train.py: bad flag"),
@@ -77,16 +74,10 @@ def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
     [
         (NCCL, "communication failed"),
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
-        (
-            "ModuleNotFoundError: No module named 'apex'",
-            "a Python module is missing: ModuleNotFoundError: No module",
-        ),
+        ("ModuleNotFoundError: No module named 'apex'", "a Python module is missing: ModuleNotFoundError: No module"),
         ("exitcode  : -9 (pid: 7)", "a process was killed"),
         ("Fatal: \x00\x01\x02", "exit code 7"),
-        (
-            "0: /usr/bin/python: can't open file '/mlm/x.py': [Errno 2] No",
-            "exit code 7: can't open file '/mlm/x.py'",
-        ),
+        ("0: /usr/bin/python: can't open file '/mlm/x.py': [Errno 2] No", "exit code 7: can't open file '/mlm/x.py'"),
     ],
 )
 def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
@@ -150,9 +141,7 @@ def test_lines_of_ranks_in_any_mixture_name_the_same_error(random) -> None:
 def test_what_torchrun_read_from_an_error_file_is_enough() -> None:
     text = (LOGS / "error_recorded.txt").read_text()
     only = text[text.index("ChildFailedError") :]
-    assert (
-        failure_of(only, 1, False, 60).detail == "exit code 1: ValueError: micro batch 3 does not divide 16"
-    )
+    assert failure_of(only, 1, False, 60).detail == "exit code 1: ValueError: micro batch 3 does not divide 16"
 
 
 def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
@@ -163,10 +152,7 @@ def test_words_that_every_run_on_gpus_prints_are_no_cause() -> None:
     assert failure_of(log, 1, False, 60).detail == "exit code 1: KeyError: 'layers'"
 
 
-@given(
-    st.text()
-    | st.lists(st.sampled_from((LOGS / "error_recorded.txt").read_text().splitlines())).map("\n".join)
-)
+@given(st.text() | st.lists(st.sampled_from((LOGS / "error_recorded.txt").read_text().splitlines())).map("\n".join))
 def test_any_log_is_one_failure_with_one_line(log: str) -> None:
     failure = failure_of(log, 1, False, 60)
     assert failure.status in ("failed", "oom")

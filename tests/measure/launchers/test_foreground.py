@@ -32,9 +32,7 @@ def started(grace_s: float, shell: str) -> tuple[subprocess.Popen[str], str]:
     return program, program.stdout.readline().strip()
 
 
-@pytest.mark.parametrize(
-    ("shell", "code"), [("exit 0", 0), ("exit 77", 77), ("kill -9 $$", 137), ("kill $$", 143)]
-)
+@pytest.mark.parametrize(("shell", "code"), [("exit 0", 0), ("exit 77", 77), ("kill -9 $$", 137), ("kill $$", 143)])
 def test_the_exit_code_is_that_of_the_program(shell: str, code: int) -> None:
     assert run_in_foreground(["sh", "-c", shell], 1) == code
 

@@ -51,20 +51,13 @@ def test_a_plan_becomes_megatrons_own_flags(llama: Job) -> None:
     assert option(said, "--pipeline-model-parallel-size") == "4"
     assert option(said, "--num-virtual-stages-per-pipeline-rank") == "2"
     assert option(said, "--num-query-groups") == str(llama.model.num_query_groups)
-    assert {"--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16", "--mock-data"} <= set(
-        said
-    )
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16", "--mock-data"} <= set(said)
     assert option(said, "--recompute-granularity") == "full"
 
 
 def test_a_plain_plan_says_nothing_of_what_it_does_not_use(llama: Job) -> None:
     said = megatron_arguments(llama, PLAN | {"sequence_parallel": False}, 20)
-    unused = {
-        "--sequence-parallel",
-        "--use-distributed-optimizer",
-        "--recompute-granularity",
-        "--num-experts",
-    }
+    unused = {"--sequence-parallel", "--use-distributed-optimizer", "--recompute-granularity", "--num-experts"}
     assert not unused & set(said)
     assert "--expert-model-parallel-size" not in said
 
@@ -96,9 +89,7 @@ def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
     log = read_log(text, dropped=1)
     assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
     row = measured(log, num_gpus=8)
-    assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx(
-        (0.8123, 15940, 647.8)
-    )
+    assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx((0.8123, 15940, 647.8))
 
 
 def test_lines_that_are_cut_or_mixed_up_are_left_out() -> None:
@@ -135,9 +126,7 @@ def run(job: Job, monkeypatch: pytest.MonkeyPatch, how: str, checkout: Path = HE
     return MegatronLauncher(checkout, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
 
 
-def test_the_emitted_line_runs_and_is_measured(
-    small: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_emitted_line_runs_and_is_measured(small: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row = run(small, monkeypatch, "", logs=tmp_path)
     assert row["status"] == "ok"
     assert row["iteration_time_s"] == pytest.approx(0.8085, abs=0.001)
@@ -169,9 +158,7 @@ def test_without_a_folder_for_its_log_no_run_starts(
     small: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(
-        LauncherError, match=r"taken.* cannot be written: .*let TMPDIR or --logs name a folder"
-    ):
+    with pytest.raises(LauncherError, match=r"taken.* cannot be written: .*let TMPDIR or --logs name a folder"):
         run(small, monkeypatch, "", logs=tmp_path / "taken")
 
 
@@ -182,9 +169,7 @@ def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path:
 
 def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:
     text = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 5))
-    (tmp_path / "log.txt").write_text(
-        text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000
-    )
+    (tmp_path / "log.txt").write_text(text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000)
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
     row = launcher.row(llama, PLAN, tmp_path, End(None, Written(0, 60)))
     assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))

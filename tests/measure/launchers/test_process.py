@@ -35,9 +35,7 @@ def test_a_program_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("jointopt.measure.launchers.process._POLITE_S", 0.5)
-    child = (
-        "import subprocess, sys; p = subprocess.Popen(['sleep', '600'], start_new_session=True); print(p.pid)"
-    )
+    child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600'], start_new_session=True); print(p.pid)"
     deaf = f"import signal; signal.signal(15, signal.SIG_IGN); {child}; sys.stdout.flush(); p.wait()"
     ended = run_program([PYTHON, "-c", deaf], tmp_path / "log", limit_s=3)
     assert ended.timed_out
@@ -61,9 +59,7 @@ def test_a_program_ends_when_the_tool_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.kill(tool.pid, signal.SIGKILL)
     tool.wait()
-    psutil.wait_procs(
-        [psutil.Process(int(log.read_text()))] if alive(int(log.read_text())) else [], timeout=20
-    )
+    psutil.wait_procs([psutil.Process(int(log.read_text()))] if alive(int(log.read_text())) else [], timeout=20)
     assert not alive(int(log.read_text()))
 
 

@@ -66,9 +66,7 @@ def test_a_plan_that_is_no_row_cannot_be_run(make_runs, job: Job) -> None:
 
 
 def test_a_plan_record_with_a_list_of_clocks_finds_its_row(make_runs, job: Job) -> None:
-    runs = make_runs().assign(
-        stage_clock_mhz=lambda t: ["1410;1200" if pp == 2 else "1410" for pp in t["pp"]]
-    )
+    runs = make_runs().assign(stage_clock_mhz=lambda t: ["1410;1200" if pp == 2 else "1410" for pp in t["pp"]])
     piped = runs[runs["pp"] == 2].iloc[0]
     plan = {"dp": piped["dp"], "tp": piped["tp"], "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
     assert ReplayLauncher(runs).run(job, plan)["pp"] == 2
@@ -100,9 +98,7 @@ def test_gpus_go_by_any_name_that_the_catalogue_knows(make_runs, job: Job) -> No
 
 
 @pytest.mark.parametrize("spell", [str.upper, lambda status: f" {status.title()} "])
-def test_statuses_are_read_in_any_case_and_a_blank_one_is_what_the_time_says(
-    make_runs, job: Job, spell
-) -> None:
+def test_statuses_are_read_in_any_case_and_a_blank_one_is_what_the_time_says(make_runs, job: Job, spell) -> None:
     runs = make_runs()
     spelled = runs.assign(status=runs["status"].map(spell))
     spelled.loc[spelled["iteration_time_s"].notna(), "status"] = None

@@ -75,9 +75,7 @@ def test_a_run_on_two_nodes_is_a_row_that_names_its_job(make: Make, job: Job) ->
     assert "on n[0-1]" in row["notes"]
 
 
-def test_asking_for_a_plan_twice_runs_it_twice_and_keeps_both_logs(
-    make: Make, job: Job, tmp_path: Path
-) -> None:
+def test_asking_for_a_plan_twice_runs_it_twice_and_keeps_both_logs(make: Make, job: Job, tmp_path: Path) -> None:
     launcher = make("echo here;" + RESULT)
     first, second = launcher.run(job, PLAN), launcher.run(job, PLAN)
     assert first["notes"] != second["notes"]
@@ -96,9 +94,7 @@ def test_asking_for_a_plan_twice_runs_it_twice_and_keeps_both_logs(
     ],
     ids=["one rank crashes, the other hangs", "memory", "garbage", "nothing", "disk full", "crash"],
 )
-def test_a_run_that_fails_is_a_row_that_says_how(
-    make: Make, job: Job, shell: str, status: str, words: str
-) -> None:
+def test_a_run_that_fails_is_a_row_that_says_how(make: Make, job: Job, shell: str, status: str, words: str) -> None:
     row = make(shell).run(job, PLAN)
     assert row["status"] == status, row["notes"]
     assert words in row["notes"]
@@ -145,9 +141,7 @@ def test_a_run_survives_a_node_that_vanishes(make: Make, job: Job, cluster: Clus
     assert "requeued 1 times" in row["notes"]
 
 
-def test_without_a_requeue_a_vanished_node_is_named(
-    make: Make, job: Job, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_without_a_requeue_a_vanished_node_is_named(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:
     once = replace(job, slurm=replace(job.slurm, requeue=False))
     thread, row = in_background(make(UP + "sleep 600"), once)
     running(cluster, tmp_path)
@@ -217,9 +211,7 @@ def test_a_job_is_found_by_its_name_where_the_tool_died_before_it_noted_the_numb
     thread.join(60)
     assert row["status"] == "ok"
     assert len(list(tmp_path.glob("runs/*/*/log.txt"))) == 1
-    assert (
-        row["notes"] == "" or f"Slurm job {number} " in row["notes"]
-    )  # over before it was looked for, or after
+    assert row["notes"] == "" or f"Slurm job {number} " in row["notes"]  # over before it was looked for, or after
 
 
 def test_a_result_is_fetched_although_the_number_of_its_job_is_lost_and_the_job_over(
@@ -259,12 +251,8 @@ def test_a_controller_that_stays_away_is_an_error_and_the_job_is_found_again_lat
     assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
 
 
-def test_that_slurm_does_not_answer_is_said_at_once(
-    make: Make, job: Job, tmp_path: Path, instead: Instead
-) -> None:
-    instead(
-        "squeue", f"[ -e {tmp_path}/back ] || {{ touch {tmp_path}/back; echo away >&2; exit 1; }}; exec REAL"
-    )
+def test_that_slurm_does_not_answer_is_said_at_once(make: Make, job: Job, tmp_path: Path, instead: Instead) -> None:
+    instead("squeue", f"[ -e {tmp_path}/back ] || {{ touch {tmp_path}/back; echo away >&2; exit 1; }}; exec REAL")
     said: list[str] = []
     (ended,) = make().run_all(job, [PLAN], lambda place, text: said.append(text))
     assert ended.row["status"] == "ok"
@@ -310,16 +298,11 @@ def test_a_run_asked_for_while_its_cancelled_job_still_ends_is_a_new_one(make: M
 def test_a_job_that_could_not_be_cancelled_is_told_and_found_again(
     make: Make, job: Job, cluster: Cluster, tmp_path: Path, instead: Instead
 ) -> None:
-    instead(
-        "scancel",
-        f"[ ! -e {tmp_path}/away ] || {{ echo 'scancel: error: no answer' >&2; exit 1; }}; exec REAL",
-    )
+    instead("scancel", f"[ ! -e {tmp_path}/away ] || {{ echo 'scancel: error: no answer' >&2; exit 1; }}; exec REAL")
     (tmp_path / "away").touch()
     said: list[str] = []
     launcher = make(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
-    runs = launcher.run_all(
-        job, [PLAN], lambda place, text: said.append(text) or interrupt_when_it_runs(place, text)
-    )
+    runs = launcher.run_all(job, [PLAN], lambda place, text: said.append(text) or interrupt_when_it_runs(place, text))
     with pytest.raises(KeyboardInterrupt):
         list(runs)
     number = cluster.run("squeue", "--noheader", "--format=%A")
@@ -329,9 +312,7 @@ def test_a_job_that_could_not_be_cancelled_is_told_and_found_again(
 
 
 @pytest.mark.parametrize(
-    "shell",
-    ["REAL > /dev/null; exit 1", "echo Welcome to the 2nd cluster; exec REAL"],
-    ids=["lost", "banner"],
+    "shell", ["REAL > /dev/null; exit 1", "echo Welcome to the 2nd cluster; exec REAL"], ids=["lost", "banner"]
 )
 def test_a_job_is_known_whatever_becomes_of_the_answer_of_sbatch(
     make: Make, job: Job, tmp_path: Path, instead: Instead, shell: str
@@ -364,9 +345,7 @@ def test_an_interrupt_cancels_what_goes_on_and_keeps_what_has_ended(
     make: Make, job: Job, cluster: Cluster, tmp_path: Path
 ) -> None:
     one = replace(job, cluster=replace(job.cluster, nodes=1))
-    turns = "".join(
-        f"mkdir {tmp_path}/{turn} 2> /dev/null && {{ {does}; exit 0; }}; " for turn, does in TURNS
-    )
+    turns = "".join(f"mkdir {tmp_path}/{turn} 2> /dev/null && {{ {does}; exit 0; }}; " for turn, does in TURNS)
     plans = [PLAN | {"dp": 4, "micro_batch_size": size} for size in (1, 2, 4)]
     runs = make(turns.replace("GO", f"{tmp_path}/go")).run_all(one, plans, NOBODY)
     assert next(runs).row["status"] == "ok"
@@ -422,9 +401,7 @@ def test_the_controller_may_restart_meanwhile(make: Make, job: Job, cluster: Clu
     assert row["status"] == "ok"
 
 
-def test_a_job_that_can_never_start_is_an_error_and_leaves_nothing(
-    make: Make, job: Job, cluster: Cluster
-) -> None:
+def test_a_job_that_can_never_start_is_an_error_and_leaves_nothing(make: Make, job: Job, cluster: Cluster) -> None:
     asked = replace(job, slurm=replace(job.slurm, partition="short", time_limit_min=30))
     with pytest.raises(LauncherError, match="PartitionTimeLimit"):
         make().run(asked, PLAN)
@@ -440,9 +417,7 @@ def test_what_slurm_refuses_is_told_in_its_words(make: Make, job: Job, key: str)
 def test_a_full_shared_folder_is_named(make: Make, job: Job, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True
-    ).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
         row = make('head -c 1000000 /dev/zero > "$0"', folder=small).run(job, PLAN)

@@ -31,31 +31,23 @@ RUNNING = (
 
 
 def directives(job: Job, **slurm: Any) -> list[str]:
-    text = SlurmLauncher(Path("/shared/50% runs"), limit_s=601).script(
-        replace(job, slurm=Slurm(**slurm)), PLAN
-    )
+    text = SlurmLauncher(Path("/shared/50% runs"), limit_s=601).script(replace(job, slurm=Slurm(**slurm)), PLAN)
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 
 def test_nodes_and_gpus_are_those_of_the_cluster(job: Job) -> None:
-    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", "--exclusive", "--requeue"} <= set(
-        directives(job)
-    )
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", "--exclusive", "--requeue"} <= set(directives(job))
 
 
 def test_what_the_job_file_says_is_asked_for(job: Job) -> None:
     asked = {"account": "llm", "partition": "gpu", "qos": "high", "constraint": "[a|b]", "reservation": "r1"}
     lines = directives(job, **asked, sbatch=("--mail-type=END",), exclusive=False, requeue=False)
-    assert {f"--{key}={value}" for key, value in asked.items()} | {"--mail-type=END", "--no-requeue"} <= set(
-        lines
-    )
+    assert {f"--{key}={value}" for key, value in asked.items()} | {"--mail-type=END", "--no-requeue"} <= set(lines)
     assert "--exclusive" not in lines
 
 
 @pytest.mark.parametrize(
-    ("request_", "line"),
-    [("--gres=gpu:h100:{gpus}", "--gres=gpu:h100:4"), ("none", None)],
-    ids=["gres", "none"],
+    ("request_", "line"), [("--gres=gpu:h100:{gpus}", "--gres=gpu:h100:4"), ("none", None)], ids=["gres", "none"]
 )
 def test_gpus_are_asked_for_in_the_words_of_the_site(job: Job, request_: str, line: str | None) -> None:
     gpus = [word for word in directives(job, gpu_request=request_) if "gpu" in word and "output" not in word]
@@ -89,16 +81,10 @@ def test_setup_lines_come_before_the_run(job: Job) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(
-    st.lists(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=3
-    )
-)
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=3))
 def test_words_reach_the_program_as_they_are(words: list[str]) -> None:
     line = " ".join(map(_quoted, [*words, "$(id)", "`id`", "$HOME", "--rank=${NODE_RANK}"]))
-    ran = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {line}"], env={"NODE_RANK": "3 4"}, capture_output=True
-    )
+    ran = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], env={"NODE_RANK": "3 4"}, capture_output=True)
     assert ran.stdout.decode().split("\0")[:-1] == [*words, "$(id)", "`id`", "$HOME", "--rank=3 4"]
 
 
@@ -110,13 +96,7 @@ def test_what_slurm_says_of_a_job_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("state", "ended"),
-    [
-        ("PENDING", False),
-        ("COMPLETING", False),
-        ("SUSPENDED", False),
-        ("CANCELLED", True),
-        ("OUT_OF_MEMORY", True),
-    ],
+    [("PENDING", False), ("COMPLETING", False), ("SUSPENDED", False), ("CANCELLED", True), ("OUT_OF_MEMORY", True)],
 )
 def test_jobs_that_come_back_by_themselves_are_not_over(state: str, ended: bool) -> None:
     assert parse_job(RUNNING.replace("RUNNING", state)).ended == ended
@@ -157,9 +137,7 @@ def test_how_long_a_job_ran_is_read(text: str, seconds: float) -> None:
 
 def test_a_signal_counts_as_an_exit_code_and_unknown_times_as_none() -> None:
     job = parse_job(
-        RUNNING.replace("ExitCode=0:0", "ExitCode=0:9").replace(
-            "StartTime=2026-03-01T13:20:34", "StartTime=Unknown"
-        )
+        RUNNING.replace("ExitCode=0:0", "ExitCode=0:9").replace("StartTime=2026-03-01T13:20:34", "StartTime=Unknown")
     )
     assert job.exit_code == 137
     assert job.queued_s != job.queued_s
@@ -172,11 +150,7 @@ def test_a_job_that_somebody_must_release_is_not_waited_for(state: str) -> None:
 
 @pytest.mark.parametrize(
     ("due", "status"),
-    [
-        (" DUE TO TIME LIMIT", "timeout"),
-        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG", "failed"),
-        ("", "failed"),
-    ],
+    [(" DUE TO TIME LIMIT", "timeout"), (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG", "failed"), ("", "failed")],
 )
 def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_told_by_its_log(
     tmp_path: Path, due: str, status: str
@@ -188,11 +162,7 @@ def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_told_by_its_log(
 
 @pytest.mark.parametrize(
     ("state", "kind"),
-    [
-        ("TIMEOUT", FailureKind.TIMEOUT),
-        ("OUT_OF_MEMORY", FailureKind.OOM),
-        ("NODE_FAIL", FailureKind.CLUSTER),
-    ],
+    [("TIMEOUT", FailureKind.TIMEOUT), ("OUT_OF_MEMORY", FailureKind.OOM), ("NODE_FAIL", FailureKind.CLUSTER)],
 )
 def test_the_end_that_slurm_states_is_the_failure(tmp_path: Path, state: str, kind: FailureKind) -> None:
     end = End(parse_job(RUNNING.replace("RUNNING", state)), None)
@@ -207,20 +177,8 @@ def test_only_the_same_run_is_picked_up_again_after_a_kill(job: Job, tmp_path: P
         words = ["python", str(mended), argument, "{result}"]
         return SlurmLauncher(tmp_path, **({"command": words} | options)).job_name(job, PLAN)
 
-    assert (
-        name() == name(limit_s=7.0) == name(job=replace(job, slurm=Slurm(account="other", time_limit_min=9)))
-    )
-    assert (
-        len(
-            {
-                name(),
-                name("222"),
-                name(default_clocks=True),
-                name(job=replace(job, slurm=Slurm(setup=("a",)))),
-            }
-        )
-        == 4
-    )
+    assert name() == name(limit_s=7.0) == name(job=replace(job, slurm=Slurm(account="other", time_limit_min=9)))
+    assert len({name(), name("222"), name(default_clocks=True), name(job=replace(job, slurm=Slurm(setup=("a",))))}) == 4
     before = name()
     mended.write_text("2")
     assert name() != before

@@ -41,9 +41,7 @@ def job(tmp_path: Path) -> Job:
     return load_job(tmp_path / "job.yaml")
 
 
-def test_a_run_is_timed_and_learns_and_energy_without_a_meter_is_unknown_not_zero(
-    job: Job, tmp_path: Path
-) -> None:
+def test_a_run_is_timed_and_learns_and_energy_without_a_meter_is_unknown_not_zero(job: Job, tmp_path: Path) -> None:
     row = TorchrunLauncher(iterations=4, warmup_iterations=1, logs=tmp_path / "logs").run(job, PLAN)
     assert row["status"] == "ok"
     assert 0 < row["iteration_time_s"] < 60
@@ -68,9 +66,7 @@ def test_a_run_whose_memory_does_not_suffice_is_out_of_memory(job: Job) -> None:
     assert (row["status"], math.isnan(row["iteration_time_s"])) == ("oom", True)
 
 
-def test_without_room_for_its_files_no_run_starts(
-    job: Job, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_for_its_files_no_run_starts(job: Job, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(small_disk))
     (small_disk / "taken").write_bytes(bytes(65_536))
     with pytest.raises(LauncherError, match="cannot be written: No space left on device; make room there"):
@@ -109,9 +105,7 @@ def test_more_than_one_machine_and_unknown_attention_are_refused(job: Job) -> No
 
 
 def test_a_model_that_is_built_otherwise_says_what_is_missing(job: Job, tmp_path: Path) -> None:
-    gpt = replace(
-        job.model, tied_embeddings=True, position_embedding="learned", rmsnorm=False, linear_bias=True
-    )
+    gpt = replace(job.model, tied_embeddings=True, position_embedding="learned", rmsnorm=False, linear_bias=True)
     found = {"iteration_s": [1.0], "loss": [5.0], "peak_memory_gib": 1.0, "measured_s": [0.0, 1.0]}
     (tmp_path / "result.json").write_text(json.dumps(found))
     exact, other = (read_result(tmp_path / "result.json", model) for model in (job.model, gpt))

@@ -132,9 +132,7 @@ def test_savings_are_over_the_maximum_clock() -> None:
     assert found["least_energy_saving_percent"] == pytest.approx(saved.max(), abs=0.5)
     for percent in (1, 5, 10):
         best = saved[time <= 1 + percent / 100].max()
-        assert found[f"saving_percent_at_{percent}_percent_slowdown"] == pytest.approx(
-            best, rel=0.05, abs=0.5
-        )
+        assert found[f"saving_percent_at_{percent}_percent_slowdown"] == pytest.approx(best, rel=0.05, abs=0.5)
 
 
 @pytest.mark.parametrize(("sd", "stated"), [(0.079, True), (0.081, False)])
@@ -144,9 +142,7 @@ def test_a_board_limit_is_stated_where_readings_left_less_than_four_fifths_of_it
     # the prior of this board's limit has a deviation of 0.1
     board = Board("x", 1000.0, 10.0, ResponsePrior(limit_sd=0.1))
     none, one = Estimate(*[np.ones(1)] * 3), np.array([0])
-    told = StageFit(
-        Hierarchy(one, 1), np.log(np.full(16, 2.0)), np.full(16, sd), Fit(one, one), none, none, none
-    )
+    told = StageFit(Hierarchy(one, 1), np.log(np.full(16, 2.0)), np.full(16, sd), Fit(one, one), none, none, none)
     table = response_table(sweep())
     found = calibration_of(table, board, [Fitted(told, CLOCKS / 1000, {"time": 1.0}, ["work"])])
     assert found.constants.board_limit_w == (2.0 if stated else None)

@@ -25,6 +25,4 @@ def test_equal_plans_of_two_pipelines_are_two_iterations() -> None:
 
 
 def test_numbers_are_keys_however_they_are_spelled() -> None:
-    assert keys_of(pd.DataFrame({"stage": [1.0]}), ["stage"]) == keys_of(
-        pd.DataFrame({"stage": ["1"]}), ["stage"]
-    )
+    assert keys_of(pd.DataFrame({"stage": [1.0]}), ["stage"]) == keys_of(pd.DataFrame({"stage": ["1"]}), ["stage"])

@@ -18,9 +18,7 @@ def profile(x: Floats, known: Floats, limit_w: float = 450.0) -> StageRows:
     seen = np.isin(x, known)
     one = np.zeros(len(x), np.int64)
     blank = np.full(len(x), np.nan)
-    return StageRows(
-        one, np.zeros(1, np.int64), x, blank, np.where(seen, time, np.nan), np.where(seen, power, np.nan)
-    )
+    return StageRows(one, np.zeros(1, np.int64), x, blank, np.where(seen, time, np.nan), np.where(seen, power, np.nan))
 
 
 def test_three_clocks_tell_the_others() -> None:

@@ -7,13 +7,7 @@ from jointopt.core.errors import TableError
 from jointopt.physics.calibrate.tables import check_results, response_table
 
 PROFILE = pd.DataFrame(
-    {
-        "stage": 0,
-        "instruction": "forward",
-        "clock_mhz": [1410, 1095, 855],
-        "time_s": [1.0, 1.2, 1.4],
-        "energy_j": 300.0,
-    }
+    {"stage": 0, "instruction": "forward", "clock_mhz": [1410, 1095, 855], "time_s": [1.0, 1.2, 1.4], "energy_j": 300.0}
 )
 
 
@@ -30,9 +24,7 @@ def test_milliseconds_and_millijoules_are_converted() -> None:
 
 
 def test_iterations_and_ranks_are_told_apart_by_their_columns() -> None:
-    iteration = pd.DataFrame(
-        {"clock_mhz": [1410], "iteration_time_s": [2.0], "energy_j": [900.0], "num_gpus": [4]}
-    )
+    iteration = pd.DataFrame({"clock_mhz": [1410], "iteration_time_s": [2.0], "energy_j": [900.0], "num_gpus": [4]})
     assert response_table(iteration).kind == "iterations"
     assert response_table(iteration).rows.power_w.tolist() == [112.5]
     assert response_table(iteration.assign(rank=0)).kind == "ranks"

@@ -49,9 +49,7 @@ FLASH = attention_constants(_A100, "flash2")
 # 4 layers; a layer has 1024·64·(16 + 2·4) + 1024·1024 weights in attention, 3·1024·4096 in its MLP, two norms
 DENSE = Model("dense", 4, 1024, 4096, 16, 4, 32000, 64)
 MOE = replace(DENSE, num_experts=16, moe_router_topk=2, moe_ffn_hidden_size=512)
-LATENT = replace(
-    DENSE, q_lora_rank=384, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=48
-)
+LATENT = replace(DENSE, q_lora_rank=384, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=48)
 ATTENTION_WEIGHTS = 1024 * 64 * (16 + 2 * 4) + 1024 * 1024
 LAYER_WEIGHTS = ATTENTION_WEIGHTS + 3 * 1024 * 4096 + 2 * 1024
 # outputs and inputs of its matrices
@@ -138,17 +136,8 @@ def physics(
         inter_node_latency_us=WIRE_S * 1e6,
     )  # fmt: skip
     habits = Framework(**({"dp_overlap": 0.0, "cp_overlap": 0.0} | (framework or {})))
-    settings: dict[str, Any] = {
-        "seq_length": SEQ,
-        "global_batch_size": batches * plan["dp"] * plan["micro_batch_size"],
-    }
-    job = Job(
-        "hand",
-        model,
-        Training(**(settings | training), framework=habits),
-        cluster,
-        Search(clock_mhz=(TOP_MHZ,)),
-    )
+    settings: dict[str, Any] = {"seq_length": SEQ, "global_batch_size": batches * plan["dp"] * plan["micro_batch_size"]}
+    job = Job("hand", model, Training(**(settings | training), framework=habits), cluster, Search(clock_mhz=(TOP_MHZ,)))
     return CostModel(job, _columns(plan), machine)
 
 

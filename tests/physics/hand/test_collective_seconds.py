@@ -38,9 +38,7 @@ def test_inside_a_node_it_takes_a_latency_and_the_ring_s_bytes_over_the_bus(kind
 def test_each_size_of_group_has_its_own_bus_bandwidth_and_each_member_adds_latency() -> None:
     # (n - 1)/n of 64 MB over 100, 200, 400 GB/s; 10 us of two members and 3 us for each further one
     found = [taken_s("all_gather", n, n, one_protocol(100, 200, 400)) for n in (2, 4, 8)]
-    assert found == pytest.approx(
-        [10e-6 + 32e6 / 100e9, 10e-6 + 6e-6 + 48e6 / 200e9, 10e-6 + 18e-6 + 56e6 / 400e9]
-    )
+    assert found == pytest.approx([10e-6 + 32e6 / 100e9, 10e-6 + 6e-6 + 48e6 / 200e9, 10e-6 + 18e-6 + 56e6 / 400e9])
 
 
 def test_a_domain_of_more_than_eight_keeps_the_bus_of_eight_and_adds_latency_by_the_logarithm() -> None:
@@ -68,9 +66,7 @@ def test_two_equal_protocols_together_beat_each_by_the_eighth_root_of_two() -> N
 
 @pytest.mark.parametrize(("size", "local"), [(16, 8), (64, 8), (16, 4), (4, 1)])
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_across_nodes_a_ring_pays_every_hop_and_sends_through_every_nic(
-    kind: str, size: int, local: int
-) -> None:
+def test_across_nodes_a_ring_pays_every_hop_and_sends_through_every_nic(kind: str, size: int, local: int) -> None:
     assert taken_s(kind, size, local) == pytest.approx(across_s(kind, M, size, local))
 
 

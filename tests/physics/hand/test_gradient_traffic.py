@@ -260,9 +260,7 @@ def test_the_stage_with_most_parameters_sets_the_optimizer_step() -> None:
 
 
 @pytest.mark.parametrize(("zero", "copies"), [(0, 0), (1, 7), (2, 7), (3, 0)])
-def test_weights_put_together_slice_by_slice_cost_a_copy_per_layer_and_other_rank(
-    zero: int, copies: int
-) -> None:
+def test_weights_put_together_slice_by_slice_cost_a_copy_per_layer_and_other_rank(zero: int, copies: int) -> None:
     habits = {"zero_slice_s": 1e-3}
     found = seconds(dp=2, cp=4, zero_stage=zero, machine=NOTHING_COMPUTES, framework=habits)["optimizer"]
     assert found == pytest.approx(4 * copies * 1e-3, abs=1e-12)

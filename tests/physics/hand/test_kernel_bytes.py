@@ -32,9 +32,7 @@ GPT = replace(DENSE, num_query_groups=16, gated_mlp=False, position_embedding="l
 
 def test_products_in_fp8_read_one_byte_per_operand_and_write_two() -> None:
     shapes = [(SEQ * n + SEQ * k + n * k, SEQ * n) for n, k in LAYER_SHAPES]
-    moved = sum(
-        all_of_it + written for all_of_it, written in shapes
-    )  # one byte each, one more of each output
+    moved = sum(all_of_it + written for all_of_it, written in shapes)  # one byte each, one more of each output
     narrow, wide = (middle(machine=MOVING, dtype=d)["forward_memory_s"] for d in ("fp8", "bf16"))
     saved = operands_s(*LAYER_SHAPES) - moved / (0.8 * HBM_BYTES_PER_S) * IN_TRAINING
     assert wide - narrow == pytest.approx(saved)
@@ -63,9 +61,7 @@ def test_a_plain_mlp_without_rotary_embedding_moves_less() -> None:
     inner = SEQ * 4096 * 2
     shapes = ((3 * 1024, 1024), (1024, 1024), (4096, 1024), (1024, 4096))
     found = middle(machine=MOVING, model=GPT)
-    assert found["forward_memory_s"] == pytest.approx(
-        operands_s(*shapes) + streamed_s(10 * STREAM + 2 * inner)
-    )
+    assert found["forward_memory_s"] == pytest.approx(operands_s(*shapes) + streamed_s(10 * STREAM + 2 * inner))
     backward = 2 * operands_s(*shapes) + streamed_s(12 * STREAM + 3 * inner)
     assert found["backward_memory_s"] == pytest.approx(backward)
 
@@ -77,9 +73,7 @@ def test_latent_attention_rotates_the_queries_of_all_its_heads() -> None:
     assert middle(machine=MOVING, model=LATENT)["forward_memory_s"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("habits", "fused", "factor"), [({}, False, 1.5), ({"elementwise_factor": 1.6}, True, 1.6)]
-)
+@pytest.mark.parametrize(("habits", "fused", "factor"), [({}, False, 1.5), ({"elementwise_factor": 1.6}, True, 1.6)])
 def test_unfused_norms_and_frameworks_stretch_elementwise_kernels_alone(
     habits: dict[str, Any], fused: bool, factor: float
 ) -> None:
@@ -183,9 +177,7 @@ def test_the_embedding_moves_its_rows_three_times_forward_and_six_backward() -> 
 @pytest.mark.parametrize("passes", [6.0, 9.0])
 def test_the_head_moves_its_logits_as_often_as_the_framework_s_loss(passes: float) -> None:
     # two thirds of the passes over 4-byte logits forward, one backward
-    costs = stages(
-        pp=3, machine=MOVING, tp=2, model=replace(DENSE, num_layers=3), framework={"loss_passes": passes}
-    )
+    costs = stages(pp=3, machine=MOVING, tp=2, model=replace(DENSE, num_layers=3), framework={"loss_passes": passes})
     forward, backward = costs.forward_memory_s[0], costs.backward_memory_s[0]
     product, logits = operands_s((16000, 1024)), 4 * SEQ * 16000
     assert forward[2] - forward[1] == pytest.approx(product + streamed_s(passes * 2 / 3 * logits))

@@ -44,17 +44,12 @@ LATENT_WEIGHTS = {  # queries, keys and values down and up, output
         (GPT, 4 * 1024**2 + 2 * 1024 * 4096),
         (DENSE, ATTENTION_WEIGHTS + 3 * 1024 * 4096),
         (replace(DENSE, gated_mlp=False), ATTENTION_WEIGHTS + 2 * 1024 * 4096),
-        (
-            MOE,
-            ATTENTION_WEIGHTS + 16 * 1024 + 2 * 3 * 1024 * 512,
-        ),  # a router and two of sixteen experts per token
+        (MOE, ATTENTION_WEIGHTS + 16 * 1024 + 2 * 3 * 1024 * 512),  # a router and two of sixteen experts per token
         (replace(MOE, num_shared_experts=2), ATTENTION_WEIGHTS + 16 * 1024 + 4 * 3 * 1024 * 512),
     ],
     ids=["gpt", "grouped queries, gated", "grouped queries", "experts", "shared experts"],
 )
-def test_each_matrix_costs_two_flops_per_weight_forward_and_four_backward(
-    model: Model, weights: float
-) -> None:
+def test_each_matrix_costs_two_flops_per_weight_forward_and_four_backward(model: Model, weights: float) -> None:
     core, found = flash_s(SQUARE), middle(model=model)
     assert found["forward_sm_s"] == pytest.approx(products_s(weights) + core[0])
     assert found["backward_sm_s"] == pytest.approx(2 * products_s(weights) + core[1])
@@ -134,17 +129,13 @@ def test_the_least_aligned_width_slows_a_product(width: int, index: int) -> None
 
 
 def test_a_vocabulary_is_padded_and_never_unaligned() -> None:
-    found = [
-        stages(pp=3, model=replace(DENSE, num_layers=3, vocab_size=v)).forward_sm_s[0] for v in (32000, 31999)
-    ]
+    found = [stages(pp=3, model=replace(DENSE, num_layers=3, vocab_size=v)).forward_sm_s[0] for v in (32000, 31999)]
     assert found[1][2] - found[1][1] == pytest.approx(products_s(31999 * 1024))
     assert found[0][2] - found[0][1] == pytest.approx(products_s(32000 * 1024))
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [("fp8", 0.5), ("fp4", 0.25), ("fp16", 1.0)])
-def test_narrow_products_take_their_share_and_the_scores_and_the_head_do_not(
-    dtype: str, factor: float
-) -> None:
+def test_narrow_products_take_their_share_and_the_scores_and_the_head_do_not(dtype: str, factor: float) -> None:
     core = flash_s(SQUARE)
     costs = stages(pp=3, model=replace(DENSE, num_layers=3), dtype=dtype)
     layer = factor * products_s(ATTENTION_WEIGHTS + 3 * 1024 * 4096)
@@ -195,9 +186,7 @@ def test_leading_dense_layers_are_as_wide_as_the_dense_mlp() -> None:
 def test_flash_kernels_reach_less_with_narrow_heads_and_as_much_with_wide_ones() -> None:
     narrow, wide = (replace(DENSE, num_attention_heads=heads, head_dim=1024 // heads) for heads in (16, 4))
     weights = [1024 * d * (a + 8) + 1024**2 + 3 * 1024 * 4096 for a, d in ((16, 64), (4, 256))]
-    cores = [
-        middle(model=m)["forward_sm_s"] - products_s(w) for m, w in ((narrow, weights[0]), (wide, weights[1]))
-    ]
+    cores = [middle(model=m)["forward_sm_s"] - products_s(w) for m, w in ((narrow, weights[0]), (wide, weights[1]))]
     assert cores == pytest.approx([flash_s(SQUARE, widths=128)[0], flash_s(SQUARE, widths=512)[0]])
     assert cores[0] / cores[1] == pytest.approx(2**0.3)
     assert FLASH.forward != FLASH.backward

@@ -92,9 +92,7 @@ def test_context_parallelism_divides_what_tensor_parallelism_reduces() -> None:
 
 def test_tensor_parallelism_over_two_nodes_runs_a_ring_through_eight_nics() -> None:
     once = across_s("all_reduce", STREAM, 16, 8)
-    assert seconds(tp=16, model=replace(DENSE, num_query_groups=16))["tp_comm"] == pytest.approx(
-        PASSES * 4 * once
-    )
+    assert seconds(tp=16, model=replace(DENSE, num_query_groups=16))["tp_comm"] == pytest.approx(PASSES * 4 * once)
 
 
 def test_network_efficiency_slows_the_bytes_between_nodes() -> None:

@@ -74,9 +74,7 @@ def test_what_a_pipeline_overlaps_leaves_the_rest_exposed() -> None:
     assert found == pytest.approx(2 * BATCHES * 0.25 * NEAR_S)
 
 
-@pytest.mark.parametrize(
-    "plan", [{"pp": 2, "tp": 8}, {"pp": 4, "dp": 4}], ids=["every boundary", "some boundaries"]
-)
+@pytest.mark.parametrize("plan", [{"pp": 2, "tp": 8}, {"pp": 4, "dp": 4}], ids=["every boundary", "some boundaries"])
 def test_stages_on_different_nodes_send_through_one_nic(plan: dict[str, int]) -> None:
     # one boundary between nodes sets the pace of all
     found = seconds(**plan)["pp_comm"]
@@ -156,12 +154,9 @@ def test_layers_that_do_not_divide_go_where_the_head_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "layer_s"),
-    [({}, 5e-3), ({"tp": 2}, 5e-3), ({"pp": 2}, 2e-3 + 1e-3), ({"pp": 2, "tp": 4}, 2e-3 + 4e-3)],
+    ("plan", "layer_s"), [({}, 5e-3), ({"tp": 2}, 5e-3), ({"pp": 2}, 2e-3 + 1e-3), ({"pp": 2, "tp": 4}, 2e-3 + 4e-3)]
 )
-def test_the_host_needs_its_time_per_layer_with_and_without_a_pipeline(
-    plan: dict[str, int], layer_s: float
-) -> None:
+def test_the_host_needs_its_time_per_layer_with_and_without_a_pipeline(plan: dict[str, int], layer_s: float) -> None:
     habits = {"host_floor_s": 5e-3, "host_floor_pp_s": 2e-3, "host_floor_pp_tp_s": 1e-3}
     found = stages(framework=habits, **plan).host_s[0]
     assert found == pytest.approx(4 / plan.get("pp", 1) * layer_s)

@@ -13,9 +13,7 @@ from jointopt.spec.kernels import GemmConstants, TileKind
 from tests.physics.hand.plain_machine import gpu_constants
 
 # 100 SMs that together run 1e14 flop/s; a tile of 100 x 200 sustains half of that
-TILED = replace(
-    gpu_constants(1e14).gemm, sm_count=100, tiles=(TileKind(100, 200, 0.5),), wave_quantisation=1.0
-)
+TILED = replace(gpu_constants(1e14).gemm, sm_count=100, tiles=(TileKind(100, 200, 0.5),), wave_quantisation=1.0)
 WAVE_S = 2 * 100 * 200 * 100 / (0.5 * 1e14)  # per unit of k
 
 

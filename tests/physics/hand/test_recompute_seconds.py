@@ -28,9 +28,7 @@ def test_full_recompute_repeats_the_layer_s_forward_pass() -> None:
     for machine in ({}, {"machine": MOVING}, {"machine": LAUNCHING}):
         none, full = middle(**machine), middle(recompute=FULL, **machine)
         for kind in ("sm_s", "memory_s"):
-            assert full[f"backward_{kind}"] == pytest.approx(
-                none[f"backward_{kind}"] + none[f"forward_{kind}"]
-            )
+            assert full[f"backward_{kind}"] == pytest.approx(none[f"backward_{kind}"] + none[f"forward_{kind}"])
             assert full[f"forward_{kind}"] == pytest.approx(none[f"forward_{kind}"])
 
 

@@ -93,9 +93,7 @@ def test_latent_attention_keeps_its_heads_and_both_latents(held: Held, llama: Ma
 
 
 def test_an_moe_layer_keeps_each_routed_copy_before_and_after_its_permutation(held: Held, moe: Make) -> None:
-    routed = 2 * (2 * 3 * 32) + 2 * (
-        2 * 2 * 64
-    )  # two copies, each two widths of 64 and its expert's three of 32
+    routed = 2 * (2 * 3 * 32) + 2 * (2 * 2 * 64)  # two copies, each two widths of 64 and its expert's three of 32
     assert per_token(held, {}, moe()) == ATTENTION + NORM + routed
 
 

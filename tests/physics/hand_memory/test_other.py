@@ -47,9 +47,7 @@ def test_zero_3_holds_two_gathered_layers_in_16_bit(stage: int, gathered: int, h
     assert found == [gathered * 2 * layer]
 
 
-def test_the_peak_is_the_sum_of_parts_on_the_heaviest_stage(
-    hand_job: Jobs, layouts_of: Callable[..., Columns]
-) -> None:
+def test_the_peak_is_the_sum_of_parts_on_the_heaviest_stage(hand_job: Jobs, layouts_of: Callable[..., Columns]) -> None:
     # weights, gradients and Adam: bytes per parameter, one layer and the vocabulary on either end
     job = hand_job(framework={"activation_factor": 0.0, "logits_bytes": 2.0})
     plans = layouts_of(pp=4)
@@ -58,9 +56,7 @@ def test_the_peak_is_the_sum_of_parts_on_the_heaviest_stage(
 
 
 @pytest.mark.parametrize(("own", "share"), [(None, 0.9), (0.5, 0.5)])
-def test_the_limit_is_a_share_of_the_gpu_that_the_job_may_set(
-    own: float | None, share: float, hand_job: Jobs
-) -> None:
+def test_the_limit_is_a_share_of_the_gpu_that_the_job_may_set(own: float | None, share: float, hand_job: Jobs) -> None:
     job = hand_job(framework={"memory_fraction": 0.9})
     gpu = replace(job.cluster.gpu, memory_gib=40.0)
     bounds = Constraints(memory_fraction=own)

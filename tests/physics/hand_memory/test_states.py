@@ -78,9 +78,7 @@ def test_learned_positions_stand_whole_on_the_first_stage(held: Held, llama: Mak
     model = llama(position_embedding="learned", max_position_embeddings=300)
     extra = [
         a - b
-        for a, b in zip(
-            held("weights", {"pp": 2, "tp": 2}, model), held("weights", {"pp": 2, "tp": 2}), strict=True
-        )
+        for a, b in zip(held("weights", {"pp": 2, "tp": 2}, model), held("weights", {"pp": 2, "tp": 2}), strict=True)
     ]
     assert extra == [2 * 300 * 64, 0]
 

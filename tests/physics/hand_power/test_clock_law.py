@@ -16,9 +16,7 @@ WORK = Work(np.log(np.array(2.0)), np.array(0.7), np.array(50.0), np.array(300.0
 FREE = np.array(5000.0)
 
 
-@pytest.mark.parametrize(
-    ("x", "shape"), [(0.3, 0.3 * 0.64), (0.6, 0.6 * 0.64), (0.8, 0.8 * 0.81), (1.0, 1.0)]
-)
+@pytest.mark.parametrize(("x", "shape"), [(0.3, 0.3 * 0.64), (0.6, 0.6 * 0.64), (0.8, 0.8 * 0.81), (1.0, 1.0)])
 def test_switching_power_over_that_at_the_top(x: float, shape: float) -> None:
     assert float(switching_shape(np.array(x), 0.6, 0.25)) == pytest.approx(shape)
     assert float(np.exp(log_power_w(SHARP, WORK, np.array(x), FREE))) == pytest.approx(50 + 300 * shape)

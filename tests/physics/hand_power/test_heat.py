@@ -76,9 +76,7 @@ def test_leakage_is_a_line_in_power(cool: Cool) -> None:
 
 
 @pytest.mark.parametrize(("air_c", "left"), [(50.0, 400 - 0.5 * 30), (25.0, 400 - 0.5 * 5), (15.0, 400.0)])
-def test_a_limit_leaves_to_kernels_what_the_hottest_gpu_does_not_leak(
-    air_c: float, left: float, cool: Cool
-) -> None:
+def test_a_limit_leaves_to_kernels_what_the_hottest_gpu_does_not_leak(air_c: float, left: float, cool: Cool) -> None:
     # 400 W drawn heat a GPU 40 K above its air; below 60 °C it leaks less, which a limit does not count on
     found = electrical_limit_w(np.array([[400.0]]), cool(inlet_temperature_c=air_c))
     assert float(found[0, 0]) == pytest.approx(left)

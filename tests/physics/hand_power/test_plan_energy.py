@@ -120,8 +120,7 @@ def test_rereads_are_the_activations_beyond_a_half_of_those_without_tensor_paral
 
 def test_each_link_costs_its_own_energy_per_bit(plan_of: Plan) -> None:
     cheap, dear = (
-        communication_j(plan_of({"dp": 16}, 16, inter_node_pj_per_bit=pj), 0)["dp_comm"]
-        for pj in (10.0, 30.0)
+        communication_j(plan_of({"dp": 16}, 16, inter_node_pj_per_bit=pj), 0)["dp_comm"] for pj in (10.0, 30.0)
     )
     assert float(dear["inter_node"][0]) == pytest.approx(3 * float(cheap["inter_node"][0]))
     assert float(cheap["inter_node"][0]) > 0

@@ -39,13 +39,7 @@ KNOWN = ResponsePrior(knee=0.6, rise=0.25, static_w=50.0, wait_w=80.0, limit_w=4
 def stage_rows(x: list[float], limit_w: list[float], curve: list[int], mixed: bool = False) -> StageRows:
     n = len(x)
     return StageRows(
-        np.array(curve),
-        np.array([0, 0]),
-        np.array(x),
-        np.array(limit_w),
-        np.full(n, 2.0),
-        np.full(n, 200.0),
-        mixed,
+        np.array(curve), np.array([0, 0]), np.array(x), np.array(limit_w), np.full(n, 2.0), np.full(n, 200.0), mixed
     )
 
 
@@ -158,19 +152,14 @@ def test_first_guesses_of_a_rank_take_its_busy_power() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "time", "energy", "noise"),
-    [
-        (NAN, (18e-6, 9e-6), (32e-6, 16e-6), (0.004, 0.006)),
-        (300.0, (6e-4, 2e-4), (1.5e-4, 0.5e-4), (0.025, 0.01)),
-    ],
+    [(NAN, (18e-6, 9e-6), (32e-6, 16e-6), (0.004, 0.006)), (300.0, (6e-4, 2e-4), (1.5e-4, 0.5e-4), (0.025, 0.01))],
 )
 def test_departures_and_noise_of_ranks(
     limit: float, time: tuple[float, float], energy: tuple[float, float], noise: tuple[float, float]
 ) -> None:
     rows = ranks(2, rank=np.array([0, 1]), limit_w=np.full(2, limit))
     found = rank_readings(rows)
-    for block, (own, other) in zip(
-        (slice(0, 2), slice(2, 4), slice(4, 6)), (time, time, energy), strict=True
-    ):
+    for block, (own, other) in zip((slice(0, 2), slice(2, 4), slice(4, 6)), (time, time, energy), strict=True):
         assert found.departure[block, block] == pytest.approx(np.array([[own, other], [other, own]]))
     assert found.noise.tolist() == [noise[0]] * 4 + [noise[1]] * 2
 
@@ -226,9 +215,7 @@ def test_energy_is_as_unsure_as_law_waiting_and_unmeasured_passes(limit: float, 
     assert found == pytest.approx([np.sqrt(0.017**2 + (late_w * 0.1 / 500) ** 2 + passes**2)])
 
 
-@pytest.mark.parametrize(
-    ("limit", "floor", "beyond"), [(NAN, 0.002, 0.006 * np.sqrt(0.1)), (300.0, 0.035, 0.006)]
-)
+@pytest.mark.parametrize(("limit", "floor", "beyond"), [(NAN, 0.002, 0.006 * np.sqrt(0.1)), (300.0, 0.035, 0.006)])
 def test_an_iteration_is_as_unsure_as_its_slowest_rank_and_what_lies_beyond(
     limit: float, floor: float, beyond: float
 ) -> None:

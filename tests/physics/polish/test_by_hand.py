@@ -79,9 +79,7 @@ def test_a_window_holds_two_instructions_per_rank_and_micro_batch(most: int, bat
     assert window(long, most).graph.num_micro_batches == batches
 
 
-@pytest.mark.parametrize(
-    ("pace", "pair"), [(3.0, (1.0, 2.0)), (4.0, (2.0, 2.0)), (5.9, (2.0, 2.0)), (6.0, (2.0, 4.0))]
-)
+@pytest.mark.parametrize(("pace", "pair"), [(3.0, (1.0, 2.0)), (4.0, (2.0, 2.0)), (5.9, (2.0, 2.0)), (6.0, (2.0, 4.0))])
 def test_the_middle_keeps_the_pace_at_the_least_energy(pace: float, pair: tuple[float, float]) -> None:
     # of 20 micro-batches the first 2 and the last 2 are the window's
     long = Problem(schedule_graph(2, 1, 20), PAIR.options)

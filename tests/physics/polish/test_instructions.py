@@ -18,9 +18,7 @@ PLANS = (
 
 
 @pytest.mark.parametrize(("name", "plan"), PLANS)
-def test_energy_of_passes_explains_how_the_energy_of_an_iteration_follows_its_clock(
-    name: str, plan: str
-) -> None:
+def test_energy_of_passes_explains_how_the_energy_of_an_iteration_follows_its_clock(name: str, plan: str) -> None:
     job = shipped_job(name)
     parsed = parse_plan(plan, job)
     physics, pp = CostModel(job, parsed.layouts), int(parsed.layouts["pp"][0])
@@ -34,9 +32,7 @@ def test_energy_of_passes_explains_how_the_energy_of_an_iteration_follows_its_cl
 
 
 @pytest.mark.parametrize(("name", "plan"), PLANS)
-def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_stage(
-    name: str, plan: str
-) -> None:
+def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_stage(name: str, plan: str) -> None:
     job = shipped_job(name)
     parsed = parse_plan(plan, job)
     physics = CostModel(job, parsed.layouts)

@@ -22,12 +22,7 @@ PLAN: dict[str, Any] = {
     "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [1410.0],
 }  # fmt: skip
 OK = {"status": "ok", "iteration_time_s": 2.5, "energy_j": 900.0, "notes": "10 iterations"}
-PREDICTED = {
-    "iteration_time_s": 2.0,
-    "iteration_time_s_low": 1.5,
-    "iteration_time_s_high": 2.4,
-    "energy_j": math.nan,
-}
+PREDICTED = {"iteration_time_s": 2.0, "iteration_time_s_low": 1.5, "iteration_time_s_high": 2.4, "energy_j": math.nan}
 BOTH = ("iteration_time_s", "energy_j")
 
 
@@ -37,9 +32,7 @@ def url(tmp_path: Path) -> str:
 
 
 def opened(url: str, objectives: tuple[str, ...] = BOTH) -> MeasuredStudy:
-    plans = {name: np.array([1, 8]) for name in LAYOUT_COLUMNS} | {
-        "stage_clock_mhz": np.array([[1200.0], [1410.0]])
-    }
+    plans = {name: np.array([1, 8]) for name in LAYOUT_COLUMNS} | {"stage_clock_mhz": np.array([[1200.0], [1410.0]])}
     return MeasuredStudy(url, "job", "0123456789", objectives, plans, "# job\n")
 
 
@@ -60,12 +53,7 @@ def test_a_run_is_a_running_trial_and_then_one_with_predicted_and_measured_side_
     (done,) = trials(url, study.name)
     assert (done.state, done.values) == (TrialState.COMPLETE, [2.5, 900.0])
     assert done.params["dp"] == 4
-    told = {
-        "predicted_iteration_time_s": 2.0,
-        "iteration_time_s": 2.5,
-        "notes": "10 iterations",
-        "run_seconds": 3.0,
-    }
+    told = {"predicted_iteration_time_s": 2.0, "iteration_time_s": 2.5, "notes": "10 iterations", "run_seconds": 3.0}
     assert told.items() <= done.user_attrs.items()
     assert "predicted_energy_j" not in done.user_attrs
 
@@ -81,9 +69,7 @@ def test_the_dashboard_finds_a_note_per_trial_and_a_figure(url: str) -> None:
     trial = study.begin(PLAN, PREDICTED)
     study.end(trial, OK)
     shown = system_attributes(url, study.name)
-    assert (
-        "| iteration_time_s (s) | 2 | 1.5 to 2.4 | 2.5 | -20.0% |" in shown[f"dashboard:{trial}:note_str:0"]
-    )
+    assert "| iteration_time_s (s) | 2 | 1.5 to 2.4 | 2.5 | -20.0% |" in shown[f"dashboard:{trial}:note_str:0"]
     figure = json.loads(shown["dashboard:plot_data:measured:0"])
     assert [trace["y"] for trace in figure["data"]] == [[2.0], [2.5], [2.5]]
     assert shown["study:metric_names"] == list(BOTH)
@@ -117,9 +103,7 @@ def test_the_same_job_continues_its_study_and_other_objectives_make_another(url:
     assert not again.holds({**PLAN, "tp": 1})
 
 
-def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_known(
-    url: str, tmp_path: Path
-) -> None:
+def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_known(url: str, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
         "s.go({'spent': 3}); s.begin(t.PLAN, {}); import os; os.kill(os.getpid(), 9)"
@@ -133,9 +117,7 @@ def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_kno
     assert study.going["spent"] == 3
 
 
-def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_again(
-    url: str, tmp_path: Path
-) -> None:
+def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_again(url: str, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
         "s.begin(t.PLAN, {}, origin='tune'); s.lose(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'), 'why');"

@@ -25,11 +25,7 @@ def plans():
     found = search(problem, trials=300, seed=0)
     table = problem.describe(concat([found.front, found.plans]))
     rank = np.arange(len(table["slack"]))
-    return table | {
-        "avg_power_w": 300.0 + rank,
-        "in_domain": rank % 2 == 0,
-        "unknown": np.full(len(rank), np.nan),
-    }
+    return table | {"avg_power_w": 300.0 + rank, "in_domain": rank % 2 == 0, "unknown": np.full(len(rank), np.nan)}
 
 
 @pytest.fixture
@@ -115,10 +111,7 @@ def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, url):
     row = choose(plans, 8, 0)[0]
     [plan] = plan_records(plans, plans["stage_clock_mhz"], [row])
     assert json.loads(trial.user_attrs["plan"]) == plan
-    assert (
-        trial.params.items()
-        <= {**plan, "clock_mhz": plans["clock_mhz"][row], "slack": plans["slack"][row]}.items()
-    )
+    assert trial.params.items() <= {**plan, "clock_mhz": plans["clock_mhz"][row], "slack": plans["slack"][row]}.items()
     assert trial.user_attrs["avg_power_w"] == plans["avg_power_w"][row]
     assert list(trial.constraints.values()) == trial.system_attrs["constraints"] == [plans["violation"][row]]
 
@@ -187,9 +180,7 @@ def test_two_processes_may_make_one_new_database_at_once(tmp_path, _):
     url = f"sqlite:///{tmp_path}/new.db"
     pipe = subprocess.PIPE
     runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", FIRST_RUN, url], stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", FIRST_RUN, url], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         for _ in range(2)
     ]
     assert [run.stdout.readline() for run in runs] == ["ready\n"] * 2
@@ -206,9 +197,7 @@ def test_tables_that_another_process_makes_meanwhile_are_tried_again(plans, url,
     def late(url, *more):
         calls.append(url)
         if len(calls) < 3:
-            raise sa.exc.OperationalError(
-                "CREATE", {}, sqlite3.OperationalError("table studies already exists")
-            )
+            raise sa.exc.OperationalError("CREATE", {}, sqlite3.OperationalError("table studies already exists"))
         return get(url, *more)
 
     monkeypatch.setattr("jointopt.search.studies.storage.RDBStorage", late)

@@ -37,9 +37,7 @@ def problem():
 
 
 def work(problem, url, trials=16, **changes):
-    return share(
-        problem, url, **({"name": "s", "identity": IDENTITY, "trials": trials, "batch": 4} | changes)
-    )
+    return share(problem, url, **({"name": "s", "identity": IDENTITY, "trials": trials, "batch": 4} | changes))
 
 
 def process(url, trials):

@@ -106,9 +106,7 @@ def test_a_mistyped_profile_names_the_nearest() -> None:
 def test_a_relative_shares_habits_and_neither_names_nor_measurements() -> None:
     parent, child = load_framework("generic"), load_framework("deepspeed")
     assert not child.fitted
-    kept = replace(
-        child, name=parent.name, aliases=parent.aliases, source=parent.source, fitted=parent.fitted
-    )
+    kept = replace(child, name=parent.name, aliases=parent.aliases, source=parent.source, fitted=parent.fitted)
     differing = {f.name for f in fields(Framework) if getattr(kept, f.name) != getattr(parent, f.name)}
     assert child.aliases == ("deepspeed",)
     assert "compute_factor" not in differing

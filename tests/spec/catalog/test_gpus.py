@@ -128,9 +128,7 @@ def test_rack_scale_parts_share_one_link_domain_of_72(gpu_id: str) -> None:
     assert load_gpu(gpu_id).scale_up_gpus == 72
 
 
-@pytest.mark.parametrize(
-    "name", ["V100", "A40", "NVIDIA H100 80GB HBM3", "A100-SXM4-80GB", "h200", "B200", "MI300X"]
-)
+@pytest.mark.parametrize("name", ["V100", "A40", "NVIDIA H100 80GB HBM3", "A100-SXM4-80GB", "h200", "B200", "MI300X"])
 def test_a_name_that_fits_one_gpu_is_resolved(name: str) -> None:
     assert load_gpu(name).id in gpu_ids()
 
@@ -163,9 +161,7 @@ def test_a_slip_is_told_what_was_meant_and_another_gpu_nothing(name: str, meant:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one_and_the_listing() -> None:
-    with pytest.raises(
-        CatalogError, match=r"'a100-sxm4-90gb'.*did you mean 'a100-sxm4-80gb'.*jointopt catalog gpus"
-    ):
+    with pytest.raises(CatalogError, match=r"'a100-sxm4-90gb'.*did you mean 'a100-sxm4-80gb'.*jointopt catalog gpus"):
         load_gpu("a100-sxm4-90gb")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jointopt.spec.catalog.clusters import link_defaults, link_of
 from jointopt.spec.catalog.gpus import gpu_ids, load_gpu, read_yaml
-from jointopt.spec.catalog.links import link_defaults, link_of
 from jointopt.spec.cluster import Cluster
 
 
@@ -19,9 +19,7 @@ def test_every_stand_in_is_a_field_of_the_cluster_with_a_source(gpu_id: str) -> 
 
 def test_a_bit_between_racks_costs_fifteen_times_a_bit_over_nvlink() -> None:
     facts = link_defaults(load_gpu("gh200-96gb"))
-    assert facts["inter_node_pj_per_bit"].value / facts["intra_node_pj_per_bit"].value == pytest.approx(
-        15, rel=0.05
-    )
+    assert facts["inter_node_pj_per_bit"].value / facts["intra_node_pj_per_bit"].value == pytest.approx(15, rel=0.05)
 
 
 def test_an_h100_node_draws_what_was_measured() -> None:
@@ -42,7 +40,5 @@ def test_the_link_of_a_node_is_known(gpu_id: str, link: str) -> None:
 
 def test_the_file_names_only_gpus_of_the_catalogue() -> None:
     facts = read_yaml("links.yaml")
-    named = {g for gpus in facts["links"].values() for g in gpus} | set(facts["host_power_w_per_gpu"]) - {
-        "other"
-    }
+    named = {g for gpus in facts["links"].values() for g in gpus} | set(facts["host_power_w_per_gpu"]) - {"other"}
     assert named <= set(gpu_ids())

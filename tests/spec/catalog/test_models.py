@@ -21,9 +21,7 @@ def test_every_moe_model_has_the_published_active_parameters_with_or_without_its
     assert 0.975 * (active - entry.model.embedding_parameters) <= published <= 1.025 * active
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-3-8b", "opt-350m", "qwen3-30b-a3b", "bloom-176b", "deepseek-v2", "mpt-7b"]
-)
+@pytest.mark.parametrize("name", ["llama-3-8b", "opt-350m", "qwen3-30b-a3b", "bloom-176b", "deepseek-v2", "mpt-7b"])
 def test_counts_that_are_published_to_the_last_digit_are_met_to_the_last_digit(name: str) -> None:
     assert published_model(name).model.parameters == published_model(name).published_parameters
 

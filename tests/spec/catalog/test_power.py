@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from jointopt.spec.catalog.gpus import gpu_ids, load_gpu, read_yaml
-from jointopt.spec.catalog.power import FIGURES, power_constants
+from jointopt.spec.catalog.gpus import POWER_FIGURES, gpu_ids, load_gpu, power_constants, read_yaml
 
 MEASURED = tuple(read_yaml("power.yaml")["measured"])
 
@@ -22,7 +21,7 @@ def test_constants_of_every_gpu_are_physical(gpu_id):
 def test_every_figure_names_a_source_that_the_file_has():
     catalogue = read_yaml("power.yaml")
     for entry in catalogue["measured"].values():
-        assert tuple(entry) == FIGURES
+        assert tuple(entry) == POWER_FIGURES
         assert all(cell[1] in catalogue["sources"] for cell in entry.values())
 
 

@@ -61,9 +61,7 @@ def _state(job, plan):
     framework, flash = training.framework, training.selective_is_none
     if mode == "selective" and flash:
         return False
-    if mode not in framework.recomputes and not (
-        mode == "none" and flash and "selective" in framework.recomputes
-    ):
+    if mode not in framework.recomputes and not (mode == "none" and flash and "selective" in framework.recomputes):
         return False
     if plan["dp"] * plan["cp"] == 1:
         return stage == 0
@@ -77,11 +75,7 @@ def _searched(job, plan):
     active -= {"zero_stage"} if plan["dp"] * plan["cp"] == 1 else set()
     for column in active:
         listed = getattr(job.search, column)
-        also = (
-            {"none"}
-            if job.training.selective_is_none and "selective" in (job.search.recompute or ())
-            else set()
-        )
+        also = {"none"} if job.training.selective_is_none and "selective" in (job.search.recompute or ()) else set()
         if listed is not None and plan[column] not in {*listed, *(also if column == "recompute" else ())}:
             return False
     return True

@@ -17,18 +17,7 @@ from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
 
 
 def layout(**cells: int) -> Columns:
-    names = (
-        "dp",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "vpp",
-        "micro_batch_size",
-        "zero_stage",
-        "recompute",
-        "sequence_parallel",
-    )
+    names = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage", "recompute", "sequence_parallel")
     return {name: np.array([cells.get(name, int(name not in names[-3:]))]) for name in names}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.check import check_plan
+from jointopt.spec.plans.rules import check_plan
 
 GOOD = {
     "dp": 2,
@@ -27,14 +27,8 @@ GOOD = {
         ({"tp": 1, "dp": 4}, "sequence_parallel needs tp > 1."),
         ({"vpp": 3}, "pp*vpp is 6, which does not divide the 8 layers as interleaving needs."),
         ({"vpp": 2, "pp": 1, "dp": 4}, "vpp 2 needs pp > 1."),
-        (
-            {"vpp": 2, "micro_batch_size": 4},
-            "pp 2 does not divide the 3 micro-batches as interleaving needs.",
-        ),
-        (
-            {"micro_batch_size": 5},
-            "dp*micro_batch_size is 10, which does not divide the global batch of 24 sequences.",
-        ),
+        ({"vpp": 2, "micro_batch_size": 4}, "pp 2 does not divide the 3 micro-batches as interleaving needs."),
+        ({"micro_batch_size": 5}, "dp*micro_batch_size is 10, which does not divide the global batch of 24 sequences."),
         (
             {"power_limit_w": 2000.0},
             "power_limit_w is above the 400 W that a GPU of the cluster may draw (cluster.power_limit_w).",
@@ -65,11 +59,7 @@ def test_a_broken_rule_is_one_sentence_with_its_figures(make_job, change, senten
         ),
         (Framework("f", recomputes=("full",)), {}, "f has no recompute none."),
         (Framework("f", zero_stages=(0,)), {}, "f has no zero_stage 1."),
-        (
-            Framework("f", sequence_parallel=(False,)),
-            {},
-            "f does not train with sequence_parallel True where tp > 1.",
-        ),
+        (Framework("f", sequence_parallel=(False,)), {}, "f does not train with sequence_parallel True where tp > 1."),
     ],
 )
 def test_what_a_framework_cannot_do_is_said_by_its_name(make_job, framework, change, sentence):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.parse import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
+from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL = (
@@ -97,10 +97,7 @@ def test_one_clock_serves_all_stages(make_job):
         ("tp=0", "got '0'"),
         ("dp=99999999999999999999", "got '99999999999999999999'"),
         ("zero_stage=4", "The zero_stage of a plan must be a whole number 0 to 3; got '4'"),
-        (
-            "recompute=selectiv",
-            r"one of none, selective, full; got 'selectiv' \(did you mean 'selective'\?\)",
-        ),
+        ("recompute=selectiv", r"one of none, selective, full; got 'selectiv' \(did you mean 'selective'\?\)"),
         ("sequence_parallel=2", "must be one of true, 1, yes, false, 0, no; got '2'"),
         ("pp=2 stage_clock_mhz=600;700;800", "one for each of the 2 stages; got '600;700;800'"),
         ("clock_mhz=600 stage_clock_mhz=600", "got both"),
@@ -129,12 +126,7 @@ def test_a_clock_that_no_source_states_must_be_given(make_job):
 
 
 WORDS = st.sampled_from(PLAN_KEYS) | st.text(max_size=6)
-VALUES = (
-    st.text(max_size=8)
-    | st.integers().map(str)
-    | st.floats().map(str)
-    | st.sampled_from(["true", "full", "1;2"])
-)
+VALUES = st.text(max_size=8) | st.integers().map(str) | st.floats().map(str) | st.sampled_from(["true", "full", "1;2"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
 
 

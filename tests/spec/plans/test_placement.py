@@ -91,9 +91,7 @@ def test_a_bigger_domain_of_whole_domains_never_has_fewer_members(size, stride, 
     assert members_per_domain(*columns, 2 * domain)[0] >= small[0]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected"), [(1, 4), (16, 64), (18, 72), (36, 72), (128, 64), (19, 40), (25, 52)]
-)
+@pytest.mark.parametrize(("nodes", "expected"), [(1, 4), (16, 64), (18, 72), (36, 72), (128, 64), (19, 40), (25, 52)])
 def test_racks_are_filled_evenly(make_job, nodes, expected):
     cluster = make_job(nodes, 4).cluster
     racks = replace(cluster, gpu=replace(cluster.gpu, scale_up_gpus=72))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
-from jointopt.spec.plans.check import check_plan
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.parse import plan_records
-from jointopt.spec.plans.space import divisors, enumerate_layouts, unused_search_values
+from jointopt.spec.plans.rules import check_plan
+from jointopt.spec.plans.space import divisors, enumerate_layouts
 from tests.spec.plans.brute_force import allowed_plans, is_allowed
 
 LLAMA_405B = Model("llama-3-405b", 126, 16384, 53248, 128, 8, 128256, 128)
@@ -131,29 +131,6 @@ def test_a_restricted_search_is_the_matching_part_of_the_whole_space(make_job, t
     search = {"tp": tuple(tp), "micro_batch_size": tuple(mbs)}
     part = records(enumerate_layouts(make_job(search=search)))
     assert part == [plan for plan in whole if plan["tp"] in tp and plan["micro_batch_size"] in mbs]
-
-
-@pytest.mark.parametrize(
-    ("search", "sentence"),
-    [
-        ({"tp": (2, 3)}, "search.tp 3 is in no layout: tp must divide the 8 GPUs (nearest: 2 and 4)."),
-        ({"tp": (8, 1)}, "search.tp 8 is in no layout: tp does not divide the 4 KV groups."),
-        ({"ep": (1, 2)}, "search.ep 2 is in no layout: ep > 1 needs experts and dense is a dense model."),
-        (
-            {"micro_batch_size": (1, 7)},
-            "search.micro_batch_size 7 is in no layout: "
-            "dp*micro_batch_size does not divide the global batch of 24 sequences.",
-        ),
-    ],
-)
-def test_a_searched_value_that_fits_nowhere_is_explained(make_job, search, sentence):
-    job = make_job(search=search)
-    assert unused_search_values(job, enumerate_layouts(job)) == [sentence]
-
-
-def test_searched_values_that_occur_need_no_explanation(make_job):
-    job = make_job(search={"tp": (1, 2), "zero_stage": (1,), "vpp": (1, 2)})
-    assert unused_search_values(job, enumerate_layouts(job)) == []
 
 
 def test_an_empty_space_says_what_emptied_it(make_job):

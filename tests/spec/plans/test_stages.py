@@ -74,12 +74,8 @@ def test_no_plans_have_no_stages():
     assert layers_per_stage(4, none, none).shape == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("pp", "stages"), [(1, [16]), (2, [11, 5]), (4, [6, 5, 5, 0]), (8, [3, 3, 2, 3, 2, 3, 0, 0])]
-)
-def test_nanotron_gives_blocks_out_by_their_flops_and_the_head_may_stand_alone(
-    pp: int, stages: list[int]
-) -> None:
+@pytest.mark.parametrize(("pp", "stages"), [(1, [16]), (2, [11, 5]), (4, [6, 5, 5, 0]), (8, [3, 3, 2, 3, 2, 3, 0, 0])])
+def test_nanotron_gives_blocks_out_by_their_flops_and_the_head_may_stand_alone(pp: int, stages: list[int]) -> None:
     # 16 layers of 67,108,864 multiplications and a head of four layers' worth, through `build_model` of models/base.py
     assert layers_by_cost(16, pp, 67_108_864, 4 * 67_108_864) == tuple(stages)
 

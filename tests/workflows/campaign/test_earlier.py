@@ -25,8 +25,6 @@ def test_a_stored_cell_that_cannot_be_is_no_silence_about_the_other_rows(
 
 def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(synthetic_runs) -> None:
     asked = synthetic_runs(rows=4, groups=(256,))
-    stored = asked.assign(
-        gpu="NVIDIA A100-SXM4-80GB" if "80gb" in asked["gpu"][0] else "NVIDIA A100-SXM4-40GB"
-    )
+    stored = asked.assign(gpu="NVIDIA A100-SXM4-80GB" if "80gb" in asked["gpu"][0] else "NVIDIA A100-SXM4-40GB")
     assert earlier_runs(asked, stored, DEFAULT).index == earlier_runs(asked, asked, DEFAULT).index
     assert len(earlier_runs(asked, stored, DEFAULT).index) == 4

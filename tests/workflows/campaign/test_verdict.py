@@ -31,16 +31,12 @@ def bound(job: Job) -> Job:
 
 
 def test_one_run_that_keeps_the_constraints_is_enough(bound: Job) -> None:
-    assert (
-        why_none(bound, [failed("oom", "too large"), good(bound, 1.0, 900.0), good(bound, 3.0, 900.0)]) == ""
-    )
+    assert why_none(bound, [failed("oom", "too large"), good(bound, 1.0, 900.0), good(bound, 3.0, 900.0)]) == ""
 
 
 def test_the_closest_run_is_named_with_every_constraint_that_it_breaks(bound: Job) -> None:
     said = why_none(bound, [good(bound, 3.0, 1100.0), good(bound, 2.2, 1200.0), good(bound, 1.0, 4000.0)])
-    assert said.startswith(
-        "None of the 3 runs that succeeded keeps the job's constraints; the closest, dp=8 tp=1"
-    )
+    assert said.startswith("None of the 3 runs that succeeded keeps the job's constraints; the closest, dp=8 tp=1")
     assert "iteration_time_s by 10 % (2.2 over a limit of 2) and energy_j by 20 % (1,200 over" in said
 
 
@@ -50,9 +46,7 @@ def test_the_commonest_reason_is_told_whatever_numbers_and_paths_the_runs_name(j
         failed("failed", "/shared/a/result.json is no JSON; Slurm job 8 on n1"),
         failed("failed", "/shared/b/result.json is no JSON; Slurm job 9 on n1"),
     ]
-    assert why_none(job, runs) == (
-        "None of the 3 runs succeeded: 2 of them failed (/shared/a/result.json is no JSON)."
-    )
+    assert why_none(job, runs) == ("None of the 3 runs succeeded: 2 of them failed (/shared/a/result.json is no JSON).")
     assert why_none(job, runs[:1]) == "The only run did not succeed: oom (out of memory on rank 3)."
 
 
@@ -62,9 +56,7 @@ OOM, OK = {"status": "oom", "notes": "out of memory"}, {"status": "ok", "notes":
 
 
 def test_three_failures_for_one_cause_are_told_with_the_logs_and_what_to_do() -> None:
-    said = same_cause(
-        [OOM, MISSING, AGAIN, OOM, MISSING], CommandLauncher("a {result}", logs=Path("logs")), "--again"
-    )
+    said = same_cause([OOM, MISSING, AGAIN, OOM, MISSING], CommandLauncher("a {result}", logs=Path("logs")), "--again")
     assert "failed (exit code 2: can't open file '/home/a.py')" in said
     assert "The logs are in logs." in said
     assert said.endswith("run the same command with --again.")
@@ -77,7 +69,5 @@ def test_three_failures_for_one_cause_are_told_with_the_logs_and_what_to_do() ->
      [{"status": "failed", "notes": None}] * 3],
     ids=["two", "success", "oom", "other", "unknown"],
 )  # fmt: skip
-def test_fewer_failures_others_and_those_beside_a_success_are_no_pattern(
-    rows: list[dict[str, object]],
-) -> None:
+def test_fewer_failures_others_and_those_beside_a_success_are_no_pattern(rows: list[dict[str, object]]) -> None:
     assert same_cause(rows, None, "--again") == ""
