@@ -1,6 +1,6 @@
 """Time and traffic of one collective among ``size`` members, ``local`` of them in each scale-up domain.
 
-``message_bytes`` is one rank's full buffer: an all-gather's result, a reduce-scatter's input, all that is sent to all.
+``message_bytes`` is one rank's full buffer: result of an all-gather, input of a reduce-scatter, all of an all-to-all.
 """
 
 from __future__ import annotations

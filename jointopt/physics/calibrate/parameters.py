@@ -58,7 +58,7 @@ class Hierarchy:
         return _SHARED + 2 * self.kinds + _CURVE_FIELDS * self.curves
 
     def shape(self, theta: Floats) -> Shape:
-        """What all work on the GPU shares."""
+        """Parameters of the law that all work on the GPU shares."""
         knee = float(np.clip(theta[0], 0.2, 0.98))
         return Shape(knee, *(float(value) for value in np.exp(theta[1:5])))
 
