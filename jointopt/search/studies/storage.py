@@ -143,8 +143,9 @@ class Storage:
 
     def rewrite_version(self) -> None:
         """Write what SQLite has of the file already: an error where it can only be read."""
-        (version,) = self._connections[-1].execute("PRAGMA user_version").fetchone()
-        self._connections[-1].execute(f"PRAGMA user_version = {version}")
+        with self.rdb.engine.connect() as connection:
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+            connection.exec_driver_sql(f"PRAGMA user_version = {version}")
 
     def now(self) -> float:
         """Seconds since 1970 by the one clock that all workers share: the database's, or that of the only machine."""
