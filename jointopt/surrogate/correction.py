@@ -16,13 +16,7 @@ from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.features import together
-from jointopt.surrogate.intervals import (
-    RESULTS,
-    add_intervals,
-    supported,
-    with_power_interval,
-    with_time_interval,
-)
+from jointopt.surrogate.intervals import RESULTS, add_intervals, supported, with_power_interval, with_time_interval
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:

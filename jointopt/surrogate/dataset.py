@@ -89,9 +89,7 @@ def price(table: pd.DataFrame, cluster: Cluster | None = None) -> Priced:
     priced = price_workloads(table, found, cluster)
     if not len(priced.rows):
         reasons |= priced.reasons
-        raise TableError(
-            f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}"
-        )
+        raise TableError(f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     return replace(priced, reasons=reasons | priced.reasons)
 
 

@@ -131,8 +131,7 @@ def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
     """
     blank = np.full(len(table), np.nan)
     given = {
-        n: np.asarray(table.get(n, blank), float)
-        for n in ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
+        n: np.asarray(table.get(n, blank), float) for n in ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
     }
     watts = given["energy_j"] / (given["iteration_time_s"] * given["num_gpus"])
     watts = np.where(given["avg_power_w"] > 0, given["avg_power_w"], watts)

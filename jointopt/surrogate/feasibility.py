@@ -75,9 +75,7 @@ def load_limit(weights: Floats, margin: MemoryMargin) -> float:
     return float(np.interp(-margin.cut, -fit_probability(loads, weights, margin), loads))
 
 
-def fit_draws(
-    log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator
-) -> Bools:
+def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator) -> Bools:
     """Fit or not of each plan in ``count`` draws (n, count); the source's offset is common to all plans of a draw."""
     offset = rng.choice(GRID, count, p=weights)
     own = margin.plan_sd * rng.standard_normal((len(log_load), count))

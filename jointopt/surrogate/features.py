@@ -36,18 +36,13 @@ def _at(columns: Columns, rows: Ints) -> Columns:
 
 def _speeds(gpu: Gpu, count: int) -> Columns:
     """What tells GPUs apart: logarithms of peak flops and of memory speed, (count,) each."""
-    speeds = {
-        "peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)),
-        "memory": gpu.memory_gbytes_per_s,
-    }
+    speeds = {"peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)), "memory": gpu.memory_gbytes_per_s}
     return {f"log2_{name}": np.full(count, np.log2(speed)) for name, speed in speeds.items()}
 
 
 def group_key(job: Job) -> str:
     """What runs must share to be of one group: model, batch, GPUs and sequence length."""
-    return (
-        f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
-    )
+    return f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
 
 
 def together(parts: Sequence[Runs]) -> Runs:

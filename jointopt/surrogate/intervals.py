@@ -49,9 +49,7 @@ def _workload_seen(job: Job, errors: dict[str, Any]) -> bool:
         "seq_length": job.training.seq_length,
         "hidden_size": job.model.hidden_size,
     }
-    spanned = all(
-        errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes.items()
-    )
+    spanned = all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes.items())
     known = job.training.framework.fitted and job.cluster.gpu.id in errors["seen_gpus"]
     return bool(spanned and known and not job.model.is_moe and job.training.dtype in errors["dtypes"])
 
@@ -87,15 +85,10 @@ def supported(job: Job, columns: Columns, known: bool) -> Bools:
 def with_power_interval(columns: Columns, half_width: float) -> Columns:
     """``columns`` of `add_intervals` with the interval of power replaced by one of measured power, in logarithms."""
     power = columns["avg_power_w"]
-    return columns | {
-        "avg_power_w_low": power * np.exp(-half_width),
-        "avg_power_w_high": power * np.exp(half_width),
-    }
+    return columns | {"avg_power_w_low": power * np.exp(-half_width), "avg_power_w_high": power * np.exp(half_width)}
 
 
-def with_time_interval(
-    job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False
-) -> Columns:
+def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False) -> Columns:
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
@@ -119,10 +112,7 @@ def _with_time(columns: Columns, half_width: Floats, inside: Bools, widest: Sequ
 
 def outside_of_domain(columns: Columns) -> Columns:
     """``columns`` of `add_intervals` where nothing supports any plan: times at least as uncertain as the unknown's."""
-    ends = [
-        np.abs(np.log(columns[f"iteration_time_s_{e}"] / columns["iteration_time_s"]))
-        for e in ("low", "high")
-    ]
+    ends = [np.abs(np.log(columns[f"iteration_time_s_{e}"] / columns["iteration_time_s"])) for e in ("low", "high")]
     nowhere = np.zeros(len(ends[0]), bool)
     unknown = _errors()["iteration_time_s"]["unknown"]
     return _with_time(columns, np.maximum(*ends), nowhere, unknown) | {"in_domain": nowhere}

@@ -68,9 +68,7 @@ class JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework."""
         if self.surrogate is None:
             return self
-        return replace(
-            self, evidence=Evidence.joined([runs.evidence(self.job, HERE) for runs in measurements])
-        )
+        return replace(self, evidence=Evidence.joined([runs.evidence(self.job, HERE) for runs in measurements]))
 
     @property
     def fingerprint(self) -> str:
@@ -106,9 +104,7 @@ class JobModel:
         parts = []
         for start in range(0, count, _CHUNK):
             some = _rows(layouts, np.arange(start, min(start + _CHUNK, count)))
-            parts.append(
-                self._correction.log_factor(self._runs(some, uniform_stage_clocks(some["pp"], top_mhz)))
-            )
+            parts.append(self._correction.log_factor(self._runs(some, uniform_stage_clocks(some["pp"], top_mhz))))
         return np.concatenate(parts)
 
     def intervals(self, columns: Columns) -> Columns:

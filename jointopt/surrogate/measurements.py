@@ -146,9 +146,7 @@ def off_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> dict[str, floa
 
 def doubts(found: Mapping[str, float], predicted: str = "what the physics says") -> list[str]:
     """One sentence for each source (or group) that is `off_scale`."""
-    return [
-        f"Measured runs{_named(name)} take {_times(v)} {predicted}: {_QUESTION}" for name, v in found.items()
-    ]
+    return [f"Measured runs{_named(name)} take {_times(v)} {predicted}: {_QUESTION}" for name, v in found.items()]
 
 
 def checked_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> list[str]:

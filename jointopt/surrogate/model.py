@@ -68,9 +68,7 @@ class Surrogate:
         """
         return self.conditioned(runs.source[0], fitted, measured).predict(runs)
 
-    def conditioned(
-        self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None
-    ) -> Conditioned:
+    def conditioned(self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None) -> Conditioned:
         """The correction of one source, after the supporting runs of that source and those at hand.
 
         ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals.
@@ -156,8 +154,7 @@ def joined(first: Runs, second: Runs) -> Runs:
     """Both sets of runs, ``first`` first; features that only one has are 0 in the other."""
     names = {**first.features, **second.features}
     columns: Columns = {
-        name: np.concatenate([r.features.get(name, np.zeros(len(r))) for r in (first, second)])
-        for name in names
+        name: np.concatenate([r.features.get(name, np.zeros(len(r))) for r in (first, second)]) for name in names
     }
     return Runs(
         np.concatenate([first.sensitivity, second.sensitivity]),
@@ -265,14 +262,7 @@ def _check_values(surrogate: Surrogate) -> None:
     runs, trees = surrogate.support, surrogate.trees
     positive = [*dataclasses.astuple(surrogate.widths)]
     for kernel in (surrogate.known, surrogate.unknown):
-        positive += [
-            *kernel.constants,
-            kernel.source,
-            kernel.group,
-            kernel.shape,
-            *kernel.lengths,
-            kernel.noise,
-        ]
+        positive += [*kernel.constants, kernel.source, kernel.group, kernel.shape, *kernel.lengths, kernel.noise]
     if not all(1e-9 < value < 1e9 for value in positive):
         raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
     given = [surrogate.residual, runs.sensitivity, *runs.features.values()]
@@ -315,9 +305,7 @@ def _kernel(values: dict[str, Any]) -> Kernel:
 
 def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
     if arrays["features"].shape[1] != len(names):
-        raise ValueError(
-            f"{len(names)} names for {arrays['features'].shape[1]} columns of supporting features"
-        )
+        raise ValueError(f"{len(names)} names for {arrays['features'].shape[1]} columns of supporting features")
     features = {name: arrays["features"][:, i].astype(np.float64) for i, name in enumerate(names)}
     sensitivity = arrays["sensitivity"].astype(np.float64)
     return Runs(sensitivity, features, arrays["source"], arrays["group"])
@@ -328,8 +316,6 @@ def _trees(path: Path, settings: dict[str, Any] | None) -> Trees | None:
     if settings is None:
         return None
     if set(settings["parameters"]) != SETTINGS:
-        raise ValueError(
-            f"settings {', '.join(settings['parameters'])}, expected {', '.join(sorted(SETTINGS))}"
-        )
+        raise ValueError(f"settings {', '.join(settings['parameters'])}, expected {', '.join(sorted(SETTINGS))}")
     low, high = (np.asarray(settings[name], dtype=np.float64) for name in ("low", "high"))
     return Trees(settings["parameters"], low, high, path)

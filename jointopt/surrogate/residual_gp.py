@@ -147,9 +147,7 @@ class Posterior:
         return mean, np.sqrt(np.maximum(prior - explained, 1e-9) + noise)
 
 
-def condition(
-    kernel: Kernel, runs: Runs, residual: Floats, rng: np.random.Generator | None = None
-) -> Posterior:
+def condition(kernel: Kernel, runs: Runs, residual: Floats, rng: np.random.Generator | None = None) -> Posterior:
     """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise."""
     if len(runs) > MOST_RUNS:
         rng = rng or np.random.default_rng(0)
@@ -170,8 +168,7 @@ def condition(
         doubt = noise * weight * (1.0 - noise * weight * np.diag(inverse))
         # the expected precision of Student-t noise, given this fit
         weight = np.maximum(
-            (DEGREES_OF_FREEDOM + (left**2 + np.maximum(doubt, 0.0)) / noise) / (DEGREES_OF_FREEDOM + 1.0),
-            0.3,
+            (DEGREES_OF_FREEDOM + (left**2 + np.maximum(doubt, 0.0)) / noise) / (DEGREES_OF_FREEDOM + 1.0), 0.3
         )
     return Posterior(kernel, runs, alpha, np.tril(factor), 1.5 * noise * float(np.median(weight)))
 
@@ -217,9 +214,7 @@ def _sampled(runs: Runs, residual: Floats, most: int, rng: np.random.Generator) 
     return _Part(some, squares, *_kinship(some, some), y, min(1.0, 60.0 / len(rows)))
 
 
-def _penalised_likelihood(
-    logs: Floats, parts: list[_Part], centre: Floats, count: int
-) -> tuple[float, Floats]:
+def _penalised_likelihood(logs: Floats, parts: list[_Part], centre: Floats, count: int) -> tuple[float, Floats]:
     """Negative log of likelihood times prior, and its gradient with respect to the logarithms."""
     kernel = Kernel.unpack(logs[: len(centre)], count)
     away = logs[: len(centre)] - centre

@@ -71,9 +71,7 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.regressor_tags.poor_score = (
-            True  # regularised for a few thousand noisy rows, not for toy problems
-        )
+        tags.regressor_tags.poor_score = True  # regularised for a few thousand noisy rows, not for toy problems
         return tags
 
 

@@ -100,15 +100,11 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     )
 
 
-def _use(
-    origin: np.ndarray[Any, Any], priced: Ints, sound: Ints, reasons: Mapping[int, str]
-) -> tuple[Use, ...]:
+def _use(origin: np.ndarray[Any, Any], priced: Ints, sound: Ints, reasons: Mapping[int, str]) -> tuple[Use, ...]:
     """Counts of the timed rows of each of ``origin`` (n,) were ``priced`` and ``sound`` (positions among them)."""
     found = []
     for name in np.unique(origin).tolist():
-        timed, known, learned = (
-            int((rows == name).sum()) for rows in (origin, origin[priced], origin[sound])
-        )
+        timed, known, learned = (int((rows == name).sum()) for rows in (origin, origin[priced], origin[sound]))
         why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
         found.append(Use(name, timed, learned, known - learned, timed - known, why))
     return tuple(found)
@@ -125,9 +121,7 @@ def source_weights(source: np.ndarray[Any, Any]) -> Floats:
     return np.asarray(weight / weight.mean())
 
 
-def _booster(
-    data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int
-) -> ResidualBooster:
+def _booster(data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int) -> ResidualBooster:
     features = data.known.runs.take(rows).matrix(names)
     target = np.clip(data.known_residual[rows], -1.0, 1.0)
     booster = ResidualBooster(
@@ -144,11 +138,7 @@ def learn_kernels(data: TrainingSet, rows: Ints, seed: int = 0) -> tuple[Kernel,
 
 
 def fit(
-    data: TrainingSet,
-    rows: Ints,
-    kernels: tuple[Kernel, Kernel],
-    seed: int = 0,
-    strength: float | None = None,
+    data: TrainingSet, rows: Ints, kernels: tuple[Kernel, Kernel], seed: int = 0, strength: float | None = None
 ) -> Surrogate:
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
     names = tuple(sorted(data.known.runs.features))
@@ -370,9 +360,7 @@ def _row_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, list[tuple
     """(group, log(measured / physics), predicted log) of every run of a group that was held out, by source."""
     found = {s.source: s.group_out for s in scores if s.group_out is not None}
     return {
-        name: list(
-            zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True)
-        )
+        name: list(zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True))
         for name, h in found.items()
     }
 
@@ -392,8 +380,7 @@ def _held_out(scores: list[Scores]) -> dict[str, list[HeldOut]]:
     """Held-out predictions by how much was known: runs of the source, a profile of its framework, neither."""
     kinds = {"measured": ("group_out", "three"), "fitted": ("source_out",), "unknown": ("unseen",)}
     return {
-        kind: [held for s in scores for name in names if (held := getattr(s, name))]
-        for kind, names in kinds.items()
+        kind: [held for s in scores for name in names if (held := getattr(s, name))] for kind, names in kinds.items()
     }
 
 

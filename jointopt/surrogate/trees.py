@@ -64,9 +64,7 @@ class Trees:
     @functools.cached_property
     def range(self) -> TrainingRange:
         """The range of training."""
-        return TrainingRange.of(
-            self.low, self.high, self.settings.get("categories"), self.settings.get("monotone")
-        )
+        return TrainingRange.of(self.low, self.high, self.settings.get("categories"), self.settings.get("monotone"))
 
     @functools.cached_property
     def booster(self) -> ResidualBooster:

@@ -67,9 +67,7 @@ class Adapted:
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Joint draws (n, count): plans alike are wrong alike."""
         together = self.loadings @ rng.standard_normal((self.loadings.shape[1], count))
-        return np.asarray(
-            self.mean[:, None] + together + self.noise * rng.standard_normal((len(self.mean), count))
-        )
+        return np.asarray(self.mean[:, None] + together + self.noise * rng.standard_normal((len(self.mean), count)))
 
 
 def adapted(
@@ -99,9 +97,7 @@ def _spread_out(mean: Floats, loadings: Floats, noise_variance: float) -> Adapte
     return Adapted(mean, deviation, loadings, float(np.sqrt(noise_variance)))
 
 
-def left_out_error(
-    features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread
-) -> float:
+def left_out_error(features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread) -> float:
     """Mean absolute error of the log of each measured plan when all others are known."""
     errors = []
     for i, row in enumerate(index):

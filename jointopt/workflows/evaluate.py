@@ -44,9 +44,7 @@ def evaluate(
     judged = predict(table, surrogate, measured, calibration, storage).assign(**names)
     for sentence in _doubts(judged):
         _log.warning("%s", sentence)
-    groups = [
-        dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)
-    ]
+    groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False))
 
 

@@ -48,7 +48,5 @@ def retract(table: Path, storage: str) -> Ingested:
     text = f"{done.new:,} rows retracted, {done.known:,} retracted already, {absent:,} not in the store."
     remarks = problem_lines(problems)
     if done.absent:
-        remarks.append(
-            f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included."
-        )
+        remarks.append(f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included.")
     return Ingested(text, tuple(remarks), bool(absent))

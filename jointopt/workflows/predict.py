@@ -66,9 +66,7 @@ def predict(
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
     priced = [a for a in answers if not a.refused]
     if not priced:
-        raise TableError(
-            f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}"
-        )
+        raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     out = pd.DataFrame(_by_row(priced, len(table)))
     out["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
     _log_unpredicted(reasons)

@@ -104,9 +104,7 @@ def propose(
         seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
-    record = {
-        name: values for name, values in described.items() if name not in ("layout_index", "clock_index")
-    }
+    record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
     return _stored(proposal, described, storage, study, watch) if storage and kept else proposal
 
@@ -202,9 +200,7 @@ def _bounds(answer: Columns, count: int) -> Columns:
     return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
 
 
-def _search(
-    problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch
-) -> tuple[Columns, Columns]:
+def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch) -> tuple[Columns, Columns]:
     """(front, everything evaluated); the exact front of what can be counted is part of both."""
     from jointopt.search.nsga2 import search
 
@@ -225,9 +221,7 @@ def _reference(physics: CostModel) -> Columns:
     return {name: values[[best]] for name, values in plans.items()}
 
 
-def _stored(
-    proposal: Proposal, plans: Columns, storage: str, study: str | None, watch: _Stopwatch
-) -> Proposal:
+def _stored(proposal: Proposal, plans: Columns, storage: str, study: str | None, watch: _Stopwatch) -> Proposal:
     """The proposal with the study of its described ``plans`` written to ``storage``, an Optuna URL."""
     from jointopt.search.studies.saving import save_study
 

@@ -76,9 +76,7 @@ def _check_folder(out: Path) -> None:
     try:
         check_folder(out)
     except OSError as error:
-        raise UsageError(
-            f"{error.filename}: {error.strerror}; the surrogate cannot be written there."
-        ) from error
+        raise UsageError(f"{error.filename}: {error.strerror}; the surrogate cannot be written there.") from error
 
 
 def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
@@ -132,9 +130,7 @@ def _on_same_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
 def _refuse_worse(compared: pd.DataFrame, out: Path) -> None:
     """InfeasibleError unless the new surrogate is as good, to a tenth of a per cent, on rows that both had held out."""
     if compared.empty:
-        raise InfeasibleError(
-            f"{not_comparable(out)[:-1]}; it was not written, and --force replaces the old one."
-        )
+        raise InfeasibleError(f"{not_comparable(out)[:-1]}; it was not written, and --force replaces the old one.")
     before, now = (round(float(compared[name].mean()), 3) for name in ("before", "now"))
     if now > before:
         by_source = ", ".join(f"{r.source} {r.before:.1%} to {r.now:.1%}" for r in compared.itertuples())
@@ -153,9 +149,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
         stored = Store(storage).read()
         parts.append(stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"])))
     if not parts:
-        raise TableError(
-            "Nothing to train on; expected at least one --table, or a --storage with measurements."
-        )
+        raise TableError("Nothing to train on; expected at least one --table, or a --storage with measurements.")
     return pd.concat(parts, ignore_index=True)
 
 

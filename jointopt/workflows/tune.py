@@ -62,9 +62,7 @@ def tune(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    model = JobModel.of(
-        replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage
-    )
+    model = JobModel.of(replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage)
     job = model.job
     listing = chosen.candidates(job)
     candidates = searched(model) if listing is None else listed(listing, job, calibration)
@@ -194,9 +192,7 @@ class _Loop(Campaign):
             predicted = np.isfinite(self.candidates.predicted[name]).any()
             unknown = f"no power of {self.job.cluster.gpu.id} is known to predict it"
             why = "no run measures it" if predicted else unknown
-            self._note_once(
-                f"The objective {name} is left out, since {why}; plans are compared by {kept} alone."
-            )
+            self._note_once(f"The objective {name} is left out, since {why}; plans are compared by {kept} alone.")
         good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
         for name in good[0] if good else ():
             if all(np.isnan(held[name][0]) for held in good):

@@ -61,9 +61,7 @@ def validate(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    model = JobModel.of(
-        replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage
-    )
+    model = JobModel.of(replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is None:
         plans = _choose(model, top, seed, storage)
@@ -85,12 +83,7 @@ class _Bench(Campaign):
     """Runs of chosen plans, several at once where the launcher can."""
 
     def __init__(
-        self,
-        model: JobModel,
-        launcher: Launcher,
-        plans: _Chosen,
-        storage: str | None,
-        measured: Measurements | None,
+        self, model: JobModel, launcher: Launcher, plans: _Chosen, storage: str | None, measured: Measurements | None
     ) -> None:
         super().__init__(model, launcher, storage, measured, "validate", "--again")
         self.plans = plans
@@ -167,9 +160,7 @@ class _Bench(Campaign):
         return {name: float(self.plans.columns[name][index]) for name in _PREDICTED}
 
 
-def _joined(
-    chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job
-) -> _Chosen:
+def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job) -> _Chosen:
     """``chosen`` with other plans after them; each is a record, and attributes of its trial with its predictions."""
     plans = [plan for plan, _ in others]
     columns: Columns = {name: np.array([plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
@@ -249,9 +240,7 @@ def _best(candidates: Candidates, columns: Columns, fits: Ints, job: Job, top: i
     goals = [columns[name][fits] for name in job.objectives]
     known = [values for values in goals if np.isfinite(values).any()]
     if not known:
-        raise InfeasibleError(
-            f"No plan of job {job.name!r} is predicted to fit in the GPU's memory; nothing is run."
-        )
+        raise InfeasibleError(f"No plan of job {job.name!r} is predicted to fit in the GPU's memory; nothing is run.")
     front = front_order(known[0], known[-1])
     order = peeled(known[0], known[-1], max(top, 1))
     rows = fits[front[spread(len(front), top)] if len(front) > top else order[:top]]

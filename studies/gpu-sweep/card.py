@@ -106,9 +106,7 @@ def _smi(field: str) -> str:
 
 def _commit() -> str:
     """The version that ran, with a mark where it was changed."""
-    return _said(
-        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    )
+    return _said(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"])
 
 
 def _said(command: list[str]) -> str:

@@ -30,9 +30,7 @@ QUANTITIES = {
     "iteration_time_s": "time", "avg_power_w": "power", "energy_j": "energy", "peak_memory_gib": "memory",
 }  # fmt: skip
 SOURCE, TRIAL = "jointopt gpu-sweep", "trial of jointopt gpu-sweep"  # names in the column source
-TRIAL_WARNING = (
-    "**A trial on the processor: only the command was tried, and no figure here is one of the GPU.**"
-)
+TRIAL_WARNING = "**A trial on the processor: only the command was tried, and no figure here is one of the GPU.**"
 _SOFT = 0.05  # of a logarithm: errors above it count by their size, not by its square
 LEAST_ROWS = 8  # below them constants are not fitted
 
@@ -58,9 +56,7 @@ def _habit(name: str, unit: str, quantity: str, low: float, high: float) -> Cons
         framework = replace(job.training.framework, **habit)
         return replace(job, training=replace(job.training, framework=framework))
 
-    return Constant(
-        name, unit, quantity, lambda job: getattr(job.training.framework, name), changed, low, high
-    )
+    return Constant(name, unit, quantity, lambda job: getattr(job.training.framework, name), changed, low, high)
 
 
 def _power(name: str, unit: str, low: float, high: float) -> Constant:
@@ -69,21 +65,13 @@ def _power(name: str, unit: str, low: float, high: float) -> Constant:
     def changed(job: Job, value: float) -> Job:
         gpu = job.cluster.gpu
         if gpu.power is None:
-            raise TableError(
-                f"The catalogue has no power model of GPU {gpu.id!r}, whose constants could be checked."
-            )
+            raise TableError(f"The catalogue has no power model of GPU {gpu.id!r}, whose constants could be checked.")
         figure: dict[str, Any] = {name: value}
         power = replace(gpu.power, **figure)
         return replace(job, cluster=replace(job.cluster, gpu=replace(gpu, power=power)))
 
     return Constant(
-        name,
-        unit,
-        "avg_power_w",
-        lambda job: getattr(job.cluster.gpu.power, name, np.nan),
-        changed,
-        low,
-        high,
+        name, unit, "avg_power_w", lambda job: getattr(job.cluster.gpu.power, name, np.nan), changed, low, high
     )
 
 
@@ -91,9 +79,7 @@ CONSTANTS = (
     _habit("compute_factor", "", "iteration_time_s", 0.3, 5.0),
     _habit("elementwise_factor", "", "iteration_time_s", 0.1, 10.0),
     _habit("host_floor_s", "s", "iteration_time_s", 0.0, 0.02),  # of one layer and micro-batch
-    _power(
-        "active_w", "W", 0.0, 600.0
-    ),  # static_w, which cannot be told from it here, is what the idle GPU draws
+    _power("active_w", "W", 0.0, 600.0),  # static_w, which cannot be told from it here, is what the idle GPU draws
     _power("pj_per_flop", "pJ", 0.05, 10.0),
     _habit("activation_factor", "", "peak_memory_gib", 0.1, 4.0),
     _habit("memory_overhead_gib", "GiB", "peak_memory_gib", 0.0, 8.0),
@@ -132,13 +118,9 @@ class Physics:
         self.table = table
         self.works: list[Workload] = workloads(table)[0]
         if known is not None:
-            self.works = [
-                replace(work, job=_changed(work.job, known.constants, known.together)) for work in self.works
-            ]
+            self.works = [replace(work, job=_changed(work.job, known.constants, known.together)) for work in self.works]
 
-    def answers(
-        self, quantity: str, constants: Sequence[Constant] = (), values: Sequence[float] = ()
-    ) -> Floats:
+    def answers(self, quantity: str, constants: Sequence[Constant] = (), values: Sequence[float] = ()) -> Floats:
         """Predictions (n,) in the order of the table; NaN where a row cannot be priced."""
         out = np.full(len(self.table), np.nan)
         for work in self.works:
@@ -165,18 +147,13 @@ class Fitting:
     def error(self, constants: Sequence[Constant], values: Floats, rows: Bools | None = None) -> float:
         """Median of |predicted / measured - 1|."""
         return float(
-            np.median(
-                np.abs(np.expm1(self.log_error(constants, values, self.rows if rows is None else rows)))
-            )
+            np.median(np.abs(np.expm1(self.log_error(constants, values, self.rows if rows is None else rows))))
         )
 
     def alone(self, index: int) -> float:
         """The best value of one constant, the others as in the catalogue: the best of a grid, refined."""
         constant = self.constants[index]
-        grid = [
-            self.catalogue[index],
-            *np.geomspace(max(constant.low, constant.high / 200), constant.high, 9),
-        ]
+        grid = [self.catalogue[index], *np.geomspace(max(constant.low, constant.high / 200), constant.high, 9)]
         costs = [_cost(self.log_error([constant], np.array([value]), self.rows)) for value in grid]
         return float(self.descended([constant], np.array([grid[int(np.argmin(costs))]]), self.rows)[0])
 
@@ -235,11 +212,7 @@ def errors_by_model(judged: pd.DataFrame) -> pd.DataFrame:
     out = []
     for name, rows in [*judged.groupby("model", sort=True), ("all", judged)]:
         ran = rows[rows["status"] == "ok"]
-        figures: dict[str, object] = {
-            "model": name,
-            "ran": len(ran),
-            "oom": int((rows["status"] == "oom").sum()),
-        }
+        figures: dict[str, object] = {"model": name, "ran": len(ran), "oom": int((rows["status"] == "oom").sum())}
         for quantity, word in QUANTITIES.items():
             share = (ran[f"predicted_{quantity}"] / ran[quantity]).dropna()
             figures[f"{word} error"] = _percent(float((share - 1).abs().median()), "")
@@ -309,11 +282,7 @@ def report_text(table: pd.DataFrame, judged: pd.DataFrame, fits: Sequence[Fit]) 
 
 
 def _fit_line(fit: Fit) -> str:
-    held = (
-        f", {_percent(fit.held_out, '')} on models left out of the fit"
-        if fit.held_out == fit.held_out
-        else ""
-    )
+    held = f", {_percent(fit.held_out, '')} on models left out of the fit" if fit.held_out == fit.held_out else ""
     return (
         f"- {QUANTITIES[fit.quantity]}, {fit.rows} rows: median error {_percent(fit.error, '')}; with all constants "
         f"fitted {_percent(fit.together_error, '')}{held}."
@@ -345,11 +314,7 @@ def draw(judged: pd.DataFrame, file: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
-    panels = {
-        "iteration_time_s": "iteration time (s)",
-        "avg_power_w": "power (W)",
-        "peak_memory_gib": "memory (GiB)",
-    }
+    panels = {"iteration_time_s": "iteration time (s)", "avg_power_w": "power (W)", "peak_memory_gib": "memory (GiB)"}
     figure, all_axes = plt.subplots(1, len(panels), figsize=(12.0, 4.0), dpi=110)
     ran = judged[judged["status"] == "ok"]
     markers: Mapping[str, str] = {"none": "o", "selective": "s", "full": "^"}

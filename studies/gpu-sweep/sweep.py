@@ -27,14 +27,7 @@ import yaml
 from card import Software, software_here, write_card  # type: ignore[import-not-found]  # beside this file
 from report import SOURCE, TRIAL, write_report  # type: ignore[import-not-found]
 
-from jointopt.core.errors import (
-    DeviceError,
-    InfeasibleError,
-    JointOptError,
-    LauncherError,
-    TableError,
-    UsageError,
-)
+from jointopt.core.errors import DeviceError, InfeasibleError, JointOptError, LauncherError, TableError, UsageError
 from jointopt.core.schema import COLUMNS
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.conditions import MEASURE_S
@@ -92,9 +85,7 @@ def read_space(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read as YAML: {' '.join(str(error).split())}.") from error
     wrong = set(space if isinstance(space, dict) else ()) ^ set(SPACE_KEYS)
     if wrong:
-        raise UsageError(
-            f"{file}: expected the keys {', '.join(SPACE_KEYS)}; {min(wrong)!r} is missing or unknown."
-        )
+        raise UsageError(f"{file}: expected the keys {', '.join(SPACE_KEYS)}; {min(wrong)!r} is missing or unknown.")
     return dict(space)
 
 
@@ -103,9 +94,7 @@ def jobs(space: Mapping[str, Any], gpu: Gpu) -> Iterator[Job]:
     for (name, shape), length in itertools.product(space["models"].items(), space["seq_lengths"]):
         tokens = space["tokens_per_iteration"]
         if tokens % length:
-            raise UsageError(
-                f"tokens_per_iteration: {tokens} tokens are no whole number of sequences of {length}."
-            )
+            raise UsageError(f"tokens_per_iteration: {tokens} tokens are no whole number of sequences of {length}.")
         mapping = {
             "name": f"{name} seq {length}",
             "model": {"name": name, **shape},
@@ -142,10 +131,7 @@ def balanced(runs: list[Run], most: int) -> list[Run]:
     left, counts, chosen = list(runs), Counter[tuple[tuple[str, str], ...]](), list[Run]()
 
     def pairs(run: Run) -> list[tuple[tuple[str, str], ...]]:
-        values = [
-            (name, str(run.question[name]))
-            for name in ("model", "seq_length", "micro_batch_size", "recompute")
-        ]
+        values = [(name, str(run.question[name])) for name in ("model", "seq_length", "micro_batch_size", "recompute")]
         return [*((value,) for value in values), *itertools.combinations(values, 2)]
 
     while left and len(chosen) < most:
@@ -183,9 +169,7 @@ class Table:
             return pd.DataFrame(columns=NAMES)
         table = read_table(self.file)
         if missing := [name for name in KEY if name not in table]:
-            raise TableError(
-                f"{self.file} has no column {missing[0]!r}; expected a table that this sweep wrote."
-            )
+            raise TableError(f"{self.file} has no column {missing[0]!r}; expected a table that this sweep wrote.")
         return table
 
     def done(self) -> set[tuple[str, ...]]:
@@ -194,9 +178,7 @@ class Table:
     def add(self, row: Mapping[str, Any]) -> None:
         """One line, on the disk when this returns."""
         text = io.StringIO()
-        csv.DictWriter(text, NAMES, lineterminator="\n").writerow(
-            {name: _cell(row.get(name)) for name in NAMES}
-        )
+        csv.DictWriter(text, NAMES, lineterminator="\n").writerow({name: _cell(row.get(name)) for name in NAMES})
         with self.file.open("a", encoding="utf-8", newline="") as out:
             out.write(text.getvalue())
             out.flush()
@@ -218,22 +200,14 @@ def _replace(file: Path, text: str) -> None:
 def _cell(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ";".join(str(part) for part in value)
-    return (
-        ""
-        if value is None or value != value
-        else " ".join(value.split())
-        if isinstance(value, str)
-        else value
-    )
+    return "" if value is None or value != value else " ".join(value.split()) if isinstance(value, str) else value
 
 
 def the_gpu() -> tuple[FoundGpu, Gpu]:
     """The first visible GPU, as the machine and the catalogue know it. Raises DeviceError where energy is not read."""
     machine = found_machine()
     if machine.no_meter or not machine.gpus:
-        raise DeviceError(
-            f"This sweep needs one GPU whose energy can be read: {machine.no_meter or 'there is none'}"
-        )
+        raise DeviceError(f"This sweep needs one GPU whose energy can be read: {machine.no_meter or 'there is none'}")
     return machine.gpus[0], load_gpu(machine.gpus[0].name)
 
 
@@ -241,27 +215,16 @@ def idle_gpu() -> dict[str, float]:
     """What the GPU does before the first run; a busy one is told."""
     _, power_w, temperature_c, utilisation, clock_mhz = Gpus().sample(0)
     if utilisation > BUSY:
-        print(
-            f"The GPU is busy before the first run ({utilisation:.0%}): what else runs there is measured too."
-        )
-    told = {
-        "power_w": power_w,
-        "temperature_c": temperature_c,
-        "utilisation": utilisation,
-        "clock_mhz": clock_mhz,
-    }
+        print(f"The GPU is busy before the first run ({utilisation:.0%}): what else runs there is measured too.")
+    told = {"power_w": power_w, "temperature_c": temperature_c, "utilisation": utilisation, "clock_mhz": clock_mhz}
     return {name: round(value, 2) for name, value in told.items() if value == value}
 
 
-def measure(
-    runs: list[Run], table: Table, space: Mapping[str, Any], about: Mapping[str, Any], minutes: float
-) -> None:
+def measure(runs: list[Run], table: Table, space: Mapping[str, Any], about: Mapping[str, Any], minutes: float) -> None:
     """Runs what the table does not hold yet, while the minutes last."""
     done, began = table.done(), time.monotonic()
     left = [run for run in runs if run.key not in done]
-    print(
-        f"{len(runs)} runs, {len(runs) - len(left)} of them done; about {_minutes(left)} min by the physics."
-    )
+    print(f"{len(runs)} runs, {len(runs) - len(left)} of them done; about {_minutes(left)} min by the physics.")
     logs, failed_in_a_row = table.file.parent / "logs", 0
     for number, run in enumerate(left, len(runs) - len(left) + 1):
         spent_s = time.monotonic() - began
@@ -323,25 +286,15 @@ def checked_software(trial: bool, name: str) -> Software:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--sweep", type=Path, default=HERE / "sweep.yaml", help="what to run (default: sweep.yaml)"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder of the results (default: beside this file, named by the GPU)"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=25.0, help="start no run that would end after them (25)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweep", type=Path, default=HERE / "sweep.yaml", help="what to run (default: sweep.yaml)")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: beside this file, named by the GPU)")
+    parser.add_argument("--minutes", type=float, default=25.0, help="start no run that would end after them (25)")
     parser.add_argument(
         "--plan", action="store_true", help="say what would run on --gpu, and for how long; run nothing"
     )
     parser.add_argument("--gpu", default="h100-sxm5-80gb", help="catalogue id, with --plan (h100-sxm5-80gb)")
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="run failed plans again (out of memory stays)"
-    )
+    parser.add_argument("--retry-failed", action="store_true", help="run failed plans again (out of memory stays)")
     parser.add_argument("--trial", action="store_true", help="try the command where PyTorch sees no GPU")
     return parser.parse_args()
 
@@ -349,9 +302,7 @@ def arguments() -> argparse.Namespace:
 def show_plan(runs: list[Run]) -> None:
     for number, run in enumerate(runs, 1):
         print(f"{number:3d} {run.text}: {run.expected_s:.0f} s")
-    print(
-        f"{len(runs)} runs, about {_minutes(runs)} min, of which {START_S:.0f} s a run are assumed for its start."
-    )
+    print(f"{len(runs)} runs, about {_minutes(runs)} min, of which {START_S:.0f} s a run are assumed for its start.")
 
 
 def main() -> None:

@@ -83,9 +83,7 @@ def tell(curves: dict[str, Columns]) -> None:
 
 def front(curves: dict[str, Columns]) -> tuple[Floats, Floats, list[str]]:
     """Points that no other beats in time and energy, and the layouts that they belong to."""
-    time, energy = (
-        np.concatenate([c[name] for c in curves.values()]) for name in ("iteration_time_s", "energy_j")
-    )
+    time, energy = (np.concatenate([c[name] for c in curves.values()]) for name in ("iteration_time_s", "energy_j"))
     owner = np.repeat(list(curves), [len(c["energy_j"]) for c in curves.values()])
     kept = front_order(time, energy)
     return time[kept], energy[kept], owner[kept].tolist()
@@ -95,14 +93,9 @@ def draw(curves: dict[str, Columns], file: Path) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 4.2), dpi=110)
     for name, plans in curves.items():
         letter, colour = LAYOUTS[name]
-        axes.plot(
-            plans["iteration_time_s"], plans["energy_j"] / 1e3, ".-", color=colour, label=name, ms=4, lw=1
-        )
+        axes.plot(plans["iteration_time_s"], plans["energy_j"] / 1e3, ".-", color=colour, label=name, ms=4, lw=1)
         axes.annotate(
-            letter,
-            (plans["iteration_time_s"][0], plans["energy_j"][0] / 1e3),
-            (3, 4),
-            textcoords="offset points",
+            letter, (plans["iteration_time_s"][0], plans["energy_j"][0] / 1e3), (3, 4), textcoords="offset points"
         )
     time, energy, _ = front(curves)
     axes.plot(time, energy / 1e3, color="orange", lw=5, alpha=0.45, zorder=0, label="front of all four")
@@ -111,11 +104,7 @@ def draw(curves: dict[str, Columns], file: Path) -> None:
     joules = second["energy_j"][at_time(second, time_s)] / 1e3
     axes.annotate("E", (time_s, joules), (4, -14), textcoords="offset points")
     axes.plot([time_s], [joules], "o", color="tab:green", ms=6)
-    axes.set(
-        xlabel="iteration time (s)",
-        ylabel="energy of 8 GPUs (kJ)",
-        title="OPT-350M, 2 x 4 A100-40GB, batch 256",
-    )
+    axes.set(xlabel="iteration time (s)", ylabel="energy of 8 GPUs (kJ)", title="OPT-350M, 2 x 4 A100-40GB, batch 256")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()

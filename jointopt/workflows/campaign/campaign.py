@@ -66,9 +66,7 @@ class Campaign:
         """Names of the job's constraints that a measured run does not keep."""
         return broken_bounds(self.job, row)
 
-    def run_all(
-        self, queue: Iterable[Queued], name: Callable[[int], str]
-    ) -> Generator[tuple[int, Done], None, None]:
+    def run_all(self, queue: Iterable[Queued], name: Callable[[int], str]) -> Generator[tuple[int, Done], None, None]:
         """Run the plans of ``queue``, each given with its place as soon as it is kept.
 
         None is drawn once there is a reason to stop. ``name`` is how the run at a place is called in words.

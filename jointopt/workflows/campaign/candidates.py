@@ -98,9 +98,7 @@ def searched(job: Job | JobModel) -> Candidates:
     plans = problem.plans(layout, np.tile(grid, problem.num_layouts), np.zeros(len(layout)))
     feasible = np.flatnonzero(plans["violation"] <= 0)
     if not len(feasible):
-        raise InfeasibleError(
-            f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why."
-        )
+        raise InfeasibleError(f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why.")
     # one objective is a front of one plan
     goals = [plans[name][feasible] for name in (job.objectives * 2)[:2]]
     best = feasible[peeled(goals[0], goals[1], MOST)]

@@ -76,9 +76,7 @@ def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
     if stored.empty or "gpu" not in stored or "gpu" not in queried:
         return stored.iloc[:0]
     here = {gpu_id(name) for name in queried["gpu"].unique()}
-    rows = stored[
-        stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)
-    ]
+    rows = stored[stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)]
     rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
     return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
 

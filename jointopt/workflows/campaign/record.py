@@ -76,9 +76,7 @@ class Record:
         text = dump_job(self._job)
         job_hash = hashlib.sha256(text.encode()).hexdigest()
         note = f"# {self._job.name}, measured\n\n```yaml\n{text}```\n\n"
-        self._study = study = MeasuredStudy(
-            self._url, self._job.name, job_hash, objectives, plans, note, text
-        )
+        self._study = study = MeasuredStudy(self._url, self._job.name, job_hash, objectives, plans, note, text)
         for plan, row, broken in earlier:
             if not study.holds(plan):
                 study.end(study.begin(plan, {}, round=0), row, broken)
@@ -143,12 +141,7 @@ class Record:
     ) -> Iterator[Mapping[str, Any]]:
         """Rows for the launcher, with a trial made of each; ``begun`` is filled."""
         for place, each in enumerate(queue):
-            about = {
-                "round": each.round,
-                "launcher": launcher.name,
-                "origin": self._origin,
-                **each.attributes,
-            }
+            about = {"round": each.round, "launcher": launcher.name, "origin": self._origin, **each.attributes}
             begin = functools.partial(_begin, queued=each, attributes=about)
             begun[place] = each, self._in_study(begin)
             yield each.question
