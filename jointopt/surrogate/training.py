@@ -267,9 +267,9 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
         surrogate = fit(data, others, learn_kernels(data, others, seed), seed, strength)
         physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))
         group_out = leave_group_out(data, surrogate, name)
-        source_out = [leave_source_out(data, surrogate, name, count, seed) for count in (0, 3, 10)]
+        none, three, ten = (leave_source_out(data, surrogate, name, count, seed) for count in (0, 3, 10))
         unseen = _predict_rows(surrogate, data.unknown.runs, data.unknown_residual, rows, rows[:0], False)
-        scores.append(Scores(name, physics, group_out, *source_out, unseen))
+        scores.append(Scores(name, physics, group_out, none, three, ten, unseen))
     return scores
 
 

@@ -85,17 +85,21 @@ def assumptions(job: Job) -> tuple[str, ...]:
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:
-    before = (parts.clock_mhz, parts.busy_s, parts.idle_s, parts.stage_energy_j, parts.stage_memory_bytes / GIB)
-    after = (parts.stage_power_w, parts.stage_temperature_c)
-    limits = (parts.stage_peak_power_w, parts.stage_power_limit_w)
+    columns = (
+        parts.clock_mhz, parts.busy_s, parts.idle_s, parts.stage_energy_j, parts.stage_memory_bytes / GIB,
+        parts.layers, parts.stage_power_w, parts.stage_temperature_c,
+        parts.stage_peak_power_w, parts.stage_power_limit_w,
+    )  # fmt: skip
     return tuple(
         Stage(
-            *(float(c[i]) for c in before), int(parts.layers[i]), *(float(c[i]) for c in after), parts.gpus_per_stage,
-            *(float(c[i]) for c in limits), parts.held_by[i],
+            clock, busy, idle, energy, memory, int(layers), watts, celsius, parts.gpus_per_stage, peak, limit,
+            parts.held_by[i],
             {name: float(joules[i]) for name, joules in parts.stage_energy_parts_j.items()},
             {name: float(degrees[i]) for name, degrees in parts.stage_position_c.items()},
         )
-        for i in range(len(parts.clock_mhz))
+        for i, (clock, busy, idle, energy, memory, layers, watts, celsius, peak, limit) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        )
     )  # fmt: skip
 
 
