@@ -1,4 +1,4 @@
-"""The one correction of predictions: what a surrogate and measured runs of a source say of its plans."""
+"""The one correction of predictions, by a surrogate and measured runs of a source."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
-from jointopt.surrogate.features import together
 from jointopt.surrogate.intervals import RESULTS, add_intervals, supported, with_power_interval, with_time_interval
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.residual_gp import Runs, together
 
 if TYPE_CHECKING:
     from jointopt.surrogate.model import Conditioned, Surrogate
@@ -37,8 +36,7 @@ def load_surrogate(name: str) -> Surrogate | None:
 
     if name == "none":
         return None
-    shipped = _MODELS / name
-    if (shipped / "card.json").is_file():
+    if ((shipped := _MODELS / name) / "card.json").is_file():
         return load(shipped)
     if Path(name).is_dir():
         return load(Path(name))
@@ -84,25 +82,19 @@ class Correction:
 
 @dataclass(frozen=True)
 class Move:
-    """What is learned of plans: mean and 90 % half-width of log(time / physics), whether training supports them.
-
-    ``known``: runs of the same source, dtype and kind of model are among those learned from.
-    """
+    """Correction of plans: mean and 90 % half-width of log(time / physics), and whether training supports them."""
 
     mean: Floats
     half_width: Floats
     inside: Bools
-    known: bool = False
-    evidence: Evidence = field(default_factory=Evidence)
+    known: bool  # runs of the same source, dtype and kind of model are among those learned from
+    evidence: Evidence
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
         factor, power = np.exp(self.mean), self.evidence.power.factor
-        by = {
-            "iteration_time_s": factor, "energy_j": factor * power, "avg_power_w": power,
-            "peak_memory_gib": self.evidence.memory_posterior.factor,
-        }  # fmt: skip
-        return columns | {name: columns[name] * by[name] for name in RESULTS}
+        by = (factor, factor * power, power, self.evidence.memory_posterior.factor)
+        return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""

@@ -18,8 +18,8 @@ from jointopt.runs.cells import MEASURED, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
-from jointopt.surrogate.features import described, group_key, together
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.features import described, group_key
+from jointopt.surrogate.residual_gp import Runs, together
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Priced:
     fitted: np.ndarray[Any, Any]  # whether the row's framework has a profile of its own
     assumed: np.ndarray[Any, Any]
     memory_limit_gib: Floats
-    reasons: dict[int, str]  # rows that nothing can be said about, and why
+    reasons: dict[int, str]  # rows that cannot be priced, and why
 
     def take(self, at: Ints) -> Priced:
         """The rows at positions ``at`` of these, in that order."""
@@ -95,29 +95,30 @@ def price(table: pd.DataFrame, cluster: Cluster | None = None) -> Priced:
 
 def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None) -> Priced:
     """`price` of the rows of some workloads of ``table``; ``reasons`` says which of them cannot be priced."""
-    texts = source_texts(table)
+    texts = SourceTexts.of(table)
     reasons: dict[int, str] = {}
     works: list[Workload] = []
-    parts: list[tuple[Columns, Runs]] = []
+    parts: list[Columns] = []
+    runs: list[Runs] = []
     for work in found if cluster is None else [_on(cluster, work) for work in found]:
         try:
-            parts.append(_described(work))
-            works.append(work)
+            plans = PricedPlans.of(work)
         except JointOptError as error:
             reasons |= dict.fromkeys(work.rows.tolist(), str(error))
+            continue
+        works.append(work)
+        parts.append({name: values[plans.plan_of_row] for name, values in plans.values.items()})
+        runs.append(replace(plans.runs("").take(plans.plan_of_row), source=texts.keys(work)))
     if not works:
-        return _NOTHING_PRICED if not reasons else replace(_NOTHING_PRICED, reasons=reasons)
+        return replace(_NOTHING_PRICED, reasons=reasons)
     lengths = [len(w.rows) for w in works]
-    sourced = [replace(runs, source=texts.keys(w)) for (_, runs), w in zip(parts, works, strict=True)]
     return Priced(
-        rows=np.concatenate([w.rows for w in works]),
-        runs=together(sourced),
-        physics={n: np.concatenate([values[n] for values, _ in parts]) for n in parts[0][0]},
+        rows=np.concatenate([w.rows for w in works]), runs=together(runs),
+        physics={name: np.concatenate([values[name] for values in parts]) for name in parts[0]},
         fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
         assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
-        memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
-        reasons=reasons,
-    )
+        memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths), reasons=reasons,
+    )  # fmt: skip
 
 
 def _on(cluster: Cluster, work: Workload) -> Workload:
@@ -159,13 +160,6 @@ class PricedPlans:
         return Runs(moved, features, np.full(count, source), np.full(count, group_key(self.plans.job)))
 
 
-def _described(work: Workload) -> tuple[Columns, Runs]:
-    """(predictions, runs of no source) of one workload's rows."""
-    priced = PricedPlans.of(work)
-    row = priced.plan_of_row
-    return {name: values[row] for name, values in priced.values.items()}, priced.runs("").take(row)
-
-
 def _first_rows(codes: Ints) -> Ints:
     """Where each of the numbers from `row_codes` appears first."""
     first = np.empty(int(codes.max()) + 1, np.int64)
@@ -185,27 +179,25 @@ def source_of(job: Job, origin: str, framework_text: str) -> Source:
 
 @dataclass(frozen=True)
 class SourceTexts:
-    """What a table says of where its rows are from: (origin, framework) by number, and each row's number (n,)."""
+    """Origin and framework of rows in the words of a table: (origin, framework) by number, each row's number (n,)."""
 
     texts: list[tuple[str, str]]
     of_row: Ints
 
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> SourceTexts:
+        """Those of the columns ``source`` and ``framework``, where there are such."""
+        blank = np.full(len(table), "")
+        columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
+        codes = row_codes(columns)
+        first = _first_rows(codes)
+        origin, framework = (["" if pd.isna(v) else str(v) for v in column[first]] for column in columns)
+        return cls(list(zip(origin, framework, strict=True)), codes)
+
     def keys(self, work: Workload) -> np.ndarray[Any, Any]:
         """Key of `source_of` for every row of ``work``, (n,)."""
-        codes = self.of_row[work.rows]
-        present, inverse = np.unique(codes, return_inverse=True)
-        texts = [self.texts[code] for code in present.tolist()]
-        return np.array([str(source_of(work.job, *text)) for text in texts])[inverse]
-
-
-def source_texts(table: pd.DataFrame) -> SourceTexts:
-    """What the columns ``source`` and ``framework`` say, where there are such."""
-    blank = np.full(len(table), "")
-    columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
-    codes = row_codes(columns)
-    first = _first_rows(codes)
-    origin, framework = (["" if pd.isna(v) else str(v) for v in column[first]] for column in columns)
-    return SourceTexts(list(zip(origin, framework, strict=True)), codes)
+        present, inverse = np.unique(self.of_row[work.rows], return_inverse=True)
+        return np.array([str(source_of(work.job, *self.texts[code])) for code in present.tolist()])[inverse]
 
 
 @dataclass(frozen=True)
@@ -218,7 +210,7 @@ class Part:
 
 def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: int) -> list[list[Part]]:
     """The rows of ``works`` as batches of one source and about ``most_rows`` each, rows of like layouts together."""
-    texts = source_texts(table)
+    texts = SourceTexts.of(table)
     of_source: dict[str, list[Part]] = {}
     for work in works:
         for part in _parts(work, texts.keys(work), most_rows):

@@ -1,4 +1,4 @@
-"""What measured runs of one source say of time, power and memory."""
+"""Evidence of measured runs of one source on time, power and memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.features import together
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
 from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.residual_gp import Runs, together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,21 +27,17 @@ LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
 
 @dataclass(frozen=True)
 class Evidence:
-    """What measured runs of one source say of time, power and memory.
+    """Measured runs of one source; ``counts``: how many timed runs come from where."""
 
-    ``runs`` have a measured time, ``residual`` is log(measured / physics) of it, (n,). ``counts``: how many timed runs
-    come from where.
-    """
-
-    runs: Runs | None = None
-    residual: Floats = field(default_factory=lambda: np.empty(0))
+    runs: Runs | None = None  # with a measured time
+    residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
     log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: pd.DataFrame, priced: Priced, name: str) -> Evidence:
-        """What the priced rows of ``table`` say, all of one source."""
+        """That of the priced rows of ``table``, all of one source."""
         ratio = log_time_ratio(table, priced)
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
         return cls(
@@ -80,7 +75,7 @@ class Evidence:
 
 
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:
-    """What the priced rows of ``table`` that ended well or out of memory say, by the key of their source."""
+    """Evidence of the priced rows of ``table`` that ended well or out of memory, by the key of their source."""
     learned = np.isin(table["status"].to_numpy(str)[priced.rows], LEARNED_FROM)
     found = {}
     for key in np.unique(priced.runs.source[learned]):
@@ -94,27 +89,17 @@ def relabelled(runs: Runs, source: str) -> Runs:
     return replace(runs, source=np.full(len(runs), source))
 
 
-def same_kind(first: Job, second: Job) -> bool:
-    """Whether two jobs share GPU, GPUs per node and framework profile (or neither has a fitted one)."""
-    return _kind(first) == _kind(second)
-
-
-def _kind(job: Job) -> tuple[str, str, int]:
+def kind(job: Job) -> tuple[str, int, str]:
+    """GPU, GPUs per node and framework profile (blank for one that is not fitted), which runs of one kind share."""
     profile, cluster = job.training.framework, job.cluster
-    return profile.name if profile.fitted else "", cluster.gpu.id, cluster.gpus_per_node
+    return cluster.gpu.id, cluster.gpus_per_node, profile.name if profile.fitted else ""
 
 
 def sources_of_kind(keys: Iterable[str], job: Job) -> list[str]:
     """Of source ``keys`` those on the job's kind of cluster."""
-    _, gpu, per_node = _kind(job)
-    profile = job.training.framework
-    parsed = {key: Source.parse(key) for key in keys}
-    return [
-        key
-        for key, source in parsed.items()
-        if (source.gpu, source.gpus_per_node) == (gpu, per_node)
-        and (source.framework == profile.name or not profile.fitted)
-    ]
+    wanted = kind(job)
+    parsed = ((key, Source.parse(key)) for key in keys)
+    return [key for key, s in parsed if (s.gpu, s.gpus_per_node, s.framework if wanted[2] else "") == wanted]
 
 
 def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
@@ -129,11 +114,8 @@ def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
 
     Average power is a column, or energy over time and GPUs; ``table`` as `with_results` reads it.
     """
-    blank = np.full(len(table), np.nan)
-    given = {
-        n: np.asarray(table.get(n, blank), float) for n in ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
-    }
-    watts = given["energy_j"] / (given["iteration_time_s"] * given["num_gpus"])
-    watts = np.where(given["avg_power_w"] > 0, given["avg_power_w"], watts)
+    blank, names = np.full(len(table), np.nan), ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
+    power_w, energy_j, time_s, gpus = (np.asarray(table.get(n, blank), float) for n in names)
+    watts = np.where(power_w > 0, power_w, energy_j / (time_s * gpus))
     watts = np.where((table["status"].to_numpy(str) == "ok") & (watts > 0), watts, np.nan)
     return np.asarray(np.log(watts[priced.rows] / priced.physics["avg_power_w"]))

@@ -1,10 +1,8 @@
-"""Probability that a plan fits in memory: a learned correction of the memory model, and how sure it is.
+"""Probability that a plan fits in memory: a learned correction of the memory model, and how sure it is."""
 
-With load the predicted memory over what a GPU may use, a run fits where log(load) + s + e <= 0: s is how far the
-memory model is off for a source (one cluster and software), e how far for one plan. Both are normal; their spread is
-learned from recorded sources. A measured memory gives s + e, a run that fitted without a reading bounds it from above,
-one that ran out of memory from below; s is summed out on a grid.
-"""
+# With load the predicted memory over what a GPU may use, a run fits where log(load) + s + e <= 0: s is how far the
+# memory model is off for a source, e how far for one plan, both normal. A measured memory gives s + e, a run that
+# fitted without a reading bounds it from above, one that ran out of memory from below; s is summed out on a grid.
 
 from __future__ import annotations
 
@@ -22,10 +20,6 @@ _START = np.array([0.0, np.log(0.1), np.log(0.08), -2.0])  # centre, log of both
 _WIDTH = np.array([0.1, 0.7, 0.7, 1.0])  # of the prior around it
 
 
-def _none() -> Floats:
-    return np.empty(0)
-
-
 @dataclass(frozen=True)
 class MemoryMargin:
     """Error of predicted memory, as standard deviations of log(measured / predicted)."""
@@ -41,10 +35,10 @@ class MemoryMargin:
 class MemoryEvidence:
     """Memory evidence from the runs of one source; loads are log(predicted memory / limit)."""
 
-    log_ratio: Floats = field(default_factory=_none)  # log(measured / predicted memory) where it was measured
-    ok_load: Floats = field(default_factory=_none)  # runs that fitted, memory not measured
-    oom_load: Floats = field(default_factory=_none)
-    failed_load: Floats = field(default_factory=_none)  # out of memory or crashed: counts in learning alone
+    log_ratio: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / predicted memory), where measured
+    ok_load: Floats = field(default_factory=lambda: np.empty(0))  # runs that fitted, memory not measured
+    oom_load: Floats = field(default_factory=lambda: np.empty(0))
+    failed_load: Floats = field(default_factory=lambda: np.empty(0))  # out of memory or crashed: in learning alone
 
     def __len__(self) -> int:
         return len(self.log_ratio) + len(self.ok_load) + len(self.oom_load)

@@ -37,25 +37,25 @@ def in_domain(job: Job, columns: Columns) -> Bools:
 def clocks_supported(job: Job, stage_clock_mhz: Floats) -> Bools:
     """Whether recorded runs support clocks (n, S): near the maximum, or of a GPU with a known response."""
     gpu = job.cluster.gpu
-    if gpu.id in _errors()["clock_response_gpus"]:
-        return np.ones(len(stage_clock_mhz), bool)
-    return np.asarray(np.nanmin(stage_clock_mhz, axis=1) >= 0.95 * (gpu.clock_max_mhz or np.inf))
+    known = gpu.id in _errors()["clock_response_gpus"]
+    return np.asarray(known | (np.nanmin(stage_clock_mhz, axis=1) >= 0.95 * (gpu.clock_max_mhz or np.inf)))
 
 
 def _workload_seen(job: Job, errors: dict[str, Any]) -> bool:
     """Whether runs of such a model on such a cluster under that framework were recorded."""
-    sizes = {
-        "num_gpus": job.cluster.num_gpus,
-        "seq_length": job.training.seq_length,
-        "hidden_size": job.model.hidden_size,
-    }
-    spanned = all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes.items())
-    known = job.training.framework.fitted and job.cluster.gpu.id in errors["seen_gpus"]
-    return bool(spanned and known and not job.model.is_moe and job.training.dtype in errors["dtypes"])
+    training, model = job.training, job.model
+    sizes = (
+        ("num_gpus", job.cluster.num_gpus),
+        ("seq_length", training.seq_length),
+        ("hidden_size", model.hidden_size),
+    )
+    spanned = all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
+    known = training.framework.fitted and job.cluster.gpu.id in errors["seen_gpus"]
+    return bool(spanned and known and not model.is_moe and training.dtype in errors["dtypes"])
 
 
-def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:
-    """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``prefix`` as in tables."""
+def add_intervals(job: Job, columns: Columns) -> Columns:
+    """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
     errors = _errors()
     inside = in_domain(job, columns)
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
@@ -72,8 +72,7 @@ def add_intervals(job: Job, columns: Columns, prefix: str = "") -> Columns:
     out = dict(columns)
     for name in RESULTS:
         low, high = bounds[name]
-        out[f"{prefix}{name}_low"] = columns[prefix + name] * low
-        out[f"{prefix}{name}_high"] = columns[prefix + name] * high
+        out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
     return out | {"in_domain": inside}
 
 
@@ -92,8 +91,8 @@ def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: B
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
-    the interval is at least that of the physics in unknown territory (``known`` runs of the same cluster have told what
-    a core can do). Power keeps its own interval: logarithms of time and power add in squares.
+    the interval is at least that of the physics in unknown territory; ``known`` runs of the cluster show what a core
+    can do. Power keeps its own interval: logarithms of time and power add in squares.
     """
     widest = _errors()["iteration_time_s"]["unknown"] if known else _widest_time(job)
     return _with_time(columns, half_width, inside, widest)

@@ -1,8 +1,4 @@
-"""The model of one job that every verb uses: physics, calibration, surrogate, and evidence from measured runs.
-
-What is learned of a layout is one factor on its time, the same at every clock: measured runs hardly ever vary the
-clock, so they say nothing of how the error changes with it, and a search keeps its promises.
-"""
+"""The model of one job that every verb uses: physics, calibration, surrogate, and evidence from measured runs."""
 
 from __future__ import annotations
 
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
     from jointopt.surrogate.model import Surrogate
 
+# A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
 HERE = "this job||none|0"  # the source that the job's own runs share: that of no other runs
 

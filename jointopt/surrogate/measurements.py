@@ -1,4 +1,4 @@
-"""Measured runs at the border: rows checked and priced once, and what they say of each source."""
+"""Measured runs as they come in: rows checked and priced once, and the evidence that they are."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ from jointopt.runs.table import sound_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.surrogate.dataset import Priced, price_workloads, with_results
-from jointopt.surrogate.evidence import (
-    LEARNED_FROM,
-    Evidence,
-    evidence_by_source,
-    log_time_ratio,
-    relabelled,
-    same_kind,
-)
+from jointopt.surrogate.evidence import LEARNED_FROM, Evidence, evidence_by_source, kind, log_time_ratio, relabelled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,10 +51,7 @@ class Measurements:
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
-        """Measured runs as a caller gives them, their times checked.
-
-        TableError for times that are so far from the physics that they are in another unit.
-        """
+        """Runs as a caller gives them; TableError for times so far from the physics that they are in another unit."""
         runs = measured if isinstance(measured, Measurements) else cls.of(measured)
         for sentence in runs.doubts:
             _log.warning("%s", sentence)
@@ -101,15 +91,12 @@ class Measurements:
         return self.take(same & self.table["status"].isin(LEARNED_FROM))
 
     def evidence(self, job: Job, source: str) -> Evidence:
-        """What the runs on the job's kind of cluster say, as runs of ``source``; nothing where there are none.
-
-        Their links and cooling are those of the job's cluster.
-        """
+        """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``."""
         here = self.on(job.cluster.gpu.id)
         if here.table.empty:
             return Evidence()
         try:
-            works = [work for work in here.workloads[0] if same_kind(work.job, job)]
+            works = [work for work in here.workloads[0] if kind(work.job) == kind(job)]
         except TableError as error:
             _log.warning("%s teach nothing: %s", self.name, error)
             return Evidence()
@@ -118,7 +105,7 @@ class Measurements:
         return Evidence.of(here.table, priced, self.name)
 
     def evidence_by_source(self) -> dict[str, Evidence]:
-        """What the rows say, by the key of their source."""
+        """Evidence of the rows by the key of their source."""
         return evidence_by_source(self.table, self.priced, self.name)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What measured runs say of the memory model: evidence by source, and which plans fit by it."""
+"""The memory model after measured runs: evidence of a source, and the plans that fit by it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.spec.catalog.gpus import read_yaml
-from jointopt.surrogate.feasibility import (
-    GRID,
-    MemoryEvidence,
-    MemoryMargin,
-    fit_draws,
-    fit_probability,
-    load_limit,
-    source_weights,
-)
+from jointopt.surrogate import feasibility
+from jointopt.surrogate.feasibility import GRID, MemoryEvidence, MemoryMargin
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,13 +27,13 @@ def memory_margin() -> MemoryMargin:
 
 @dataclass(frozen=True)
 class MemoryPosterior:
-    """The memory model of one source after its measured runs; without any, what recorded sources say of others."""
+    """The memory model of one source after its measured runs; without any, by the errors on recorded sources."""
 
     evidence: MemoryEvidence = field(default_factory=MemoryEvidence)
 
     @functools.cached_property
     def _weights(self) -> Floats:
-        return source_weights(memory_margin(), self.evidence)
+        return feasibility.source_weights(memory_margin(), self.evidence)
 
     @property
     def factor(self) -> float:
@@ -49,15 +42,15 @@ class MemoryPosterior:
 
     def fits(self, log_load: Floats) -> Bools:
         """Whether plans fit (n,); ``log_load``: log(memory by the physics alone / what a GPU may use)."""
-        return np.asarray(log_load <= load_limit(self._weights, memory_margin()))
+        return np.asarray(log_load <= feasibility.load_limit(self._weights, memory_margin()))
 
     def fit_probability(self, log_load: Floats) -> Floats:
         """Probability that plans of that load fit (n,)."""
-        return fit_probability(log_load, self._weights, memory_margin())
+        return feasibility.fit_probability(log_load, self._weights, memory_margin())
 
     def fit_draws(self, log_load: Floats, count: int, rng: np.random.Generator) -> Bools:
         """Joint draws of whether plans fit (n, count)."""
-        return fit_draws(log_load, self._weights, memory_margin(), count, rng)
+        return feasibility.fit_draws(log_load, self._weights, memory_margin(), count, rng)
 
 
 def log_load(priced: Priced) -> Floats:
@@ -66,10 +59,7 @@ def log_load(priced: Priced) -> Floats:
 
 
 def memory_evidence(table: pd.DataFrame, priced: Priced, own: Bools | None = None) -> MemoryEvidence:
-    """What rows of ``table`` (as `with_results` reads them) say of memory.
-
-    ``own`` (n,): which of the priced rows; by default all.
-    """
+    """Evidence on memory of rows of ``table`` (as `with_results` reads them); ``own`` (n,): of which priced rows."""
     rows = priced.rows
     own = np.ones(len(rows), bool) if own is None else own
     status, timed = table["status"].to_numpy(str)[rows], table["iteration_time_s"].to_numpy(float)[rows] > 0
@@ -77,9 +67,6 @@ def memory_evidence(table: pd.DataFrame, priced: Priced, own: Bools | None = Non
     measured_gib = np.asarray(table.get("peak_memory_gib", blank), float)[rows]
     load, ran = log_load(priced), own & (status == "ok")
     read = ran & (measured_gib > 0)
-    return MemoryEvidence(
-        log_ratio=np.log(measured_gib[read] / priced.physics["peak_memory_gib"][read]),
-        ok_load=load[ran & timed & ~read],
-        oom_load=load[own & (status == "oom")],
-        failed_load=load[own & (status == "failed")],
-    )
+    ratio = np.log(measured_gib[read] / priced.physics["peak_memory_gib"][read])
+    failed = (load[own & (status == kind)] for kind in ("oom", "failed"))
+    return MemoryEvidence(ratio, load[ran & timed & ~read], *failed)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Bools, Columns, Floats
-from jointopt.surrogate.residual_gp import FEATURES, Kernel, Posterior, Runs, condition
+from jointopt.core.schema import Bools, Floats
+from jointopt.surrogate.residual_gp import FEATURES, Kernel, Posterior, Runs, condition, together
 from jointopt.surrogate.trees import Trees
 
 HALF_WIDTH = 1.645  # of a 90 % interval, in standard deviations
@@ -62,10 +62,7 @@ class Surrogate:
     def predict(
         self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None
     ) -> tuple[Floats, Floats, Bools]:
-        """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of one source, (n,) each.
-
-        As `conditioned` on that source.
-        """
+        """As `Conditioned.predict`, for runs of one source."""
         return self.conditioned(runs.source[0], fitted, measured).predict(runs)
 
     def conditioned(self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None) -> Conditioned:
@@ -78,7 +75,7 @@ class Surrogate:
         if measured is not None:
             own = np.flatnonzero(measured[0].source == source).astype(np.int64)
             few, seen = _few_repeats(measured[0].take(own), measured[1][own])
-            known, residual = joined(few, known), np.concatenate([seen, residual])
+            known, residual = together([few, known]), np.concatenate([seen, residual])
         kernel = self.known if fitted else self.unknown
         return Conditioned(self, fitted, known, condition(kernel, known, residual))
 
@@ -150,20 +147,6 @@ def _few_repeats(runs: Runs, residual: Floats) -> tuple[Runs, Floats]:
     return runs.take(at), residual[at]
 
 
-def joined(first: Runs, second: Runs) -> Runs:
-    """Both sets of runs, ``first`` first; features that only one has are 0 in the other."""
-    names = {**first.features, **second.features}
-    columns: Columns = {
-        name: np.concatenate([r.features.get(name, np.zeros(len(r))) for r in (first, second)]) for name in names
-    }
-    return Runs(
-        np.concatenate([first.sensitivity, second.sensitivity]),
-        columns,
-        np.concatenate([first.source, second.source]),
-        np.concatenate([first.group, second.group]),
-    )
-
-
 def save(surrogate: Surrogate, folder: Path) -> None:
     """Write card (JSON), trees (XGBoost's own UBJ) and supporting runs (plain arrays) into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,22 +160,18 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     )  # fmt: skip
     if surrogate.trees is not None:
         surrogate.trees.booster.booster_.get_booster().save_model(folder / TREES)
+    trees = surrogate.trees
     model = {
         "format": FORMAT,
-        "known": dataclasses.asdict(surrogate.known),
-        "unknown": dataclasses.asdict(surrogate.unknown),
+        **{name: dataclasses.asdict(getattr(surrogate, name)) for name in ("known", "unknown", "widths")},
         "feature_names": list(surrogate.feature_names),
         "support_features": names,
-        "widths": dataclasses.asdict(surrogate.widths),
-        "booster": None if surrogate.trees is None else _settings(surrogate.trees),
+        "booster": trees
+        and {"parameters": dict(trees.settings), "low": trees.low.tolist(), "high": trees.high.tolist()},
         "sha256": {name: _sha256(folder / name) for name in (SUPPORT, TREES) if (folder / name).is_file()},
     }
     text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
     (folder / CARD).write_text(text + "\n", encoding="utf-8")
-
-
-def _settings(trees: Trees) -> dict[str, Any]:
-    return {"parameters": dict(trees.settings), "low": trees.low.tolist(), "high": trees.high.tolist()}
 
 
 def _sha256(path: Path) -> str:
@@ -210,21 +189,21 @@ def load(folder: Path) -> Surrogate:
         model = card.pop("model")
         if model["format"] != FORMAT:
             raise ValueError(f"format {model['format']}, expected {FORMAT}")
-        _check_archive(folder / SUPPORT)
+        _check_file(folder / SUPPORT)
+        with zipfile.ZipFile(folder / SUPPORT) as archive:
+            _check_size(SUPPORT, sum(entry.file_size for entry in archive.infolist()))
         for name, written in model["sha256"].items():
-            _check_content(folder / name, written)
+            _check_file(folder / name)
+            if _sha256(folder / name) != written:
+                raise ValueError(f"{name} has changed since it was written")
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
-            known=_kernel(model["known"]),
-            unknown=_kernel(model["unknown"]),
-            trees=_trees(folder / TREES, model["booster"]),
-            feature_names=tuple(model["feature_names"]),
-            support=_support(support, model["support_features"]),
-            residual=support["residual"].astype(np.float64),
-            widths=Widths(**{name: float(width) for name, width in model["widths"].items()}),
-            card=card,
-        )
+            known=_kernel(model["known"]), unknown=_kernel(model["unknown"]),
+            trees=_trees(folder / TREES, model["booster"]), feature_names=tuple(model["feature_names"]),
+            support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
+            widths=Widths(**{name: float(width) for name, width in model["widths"].items()}), card=card,
+        )  # fmt: skip
         _check_sizes(surrogate)
         _check_values(surrogate)
     except _DAMAGED as error:
@@ -239,22 +218,13 @@ def _check_file(path: Path) -> None:
     """ValueError where a path is a pipe or a device, which would be waited for, or a file too large to be ours."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path.name} is no file")
-    if path.exists() and path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{path.name} is larger than {_MOST_BYTES:,} bytes")
+    if path.exists():
+        _check_size(path.name, path.stat().st_size)
 
 
-def _check_content(path: Path, sha256: str) -> None:
-    """ValueError where a file is not the one that was written with the card."""
-    _check_file(path)
-    if _sha256(path) != sha256:
-        raise ValueError(f"{path.name} has changed since it was written")
-
-
-def _check_archive(path: Path) -> None:
-    _check_file(path)
-    with zipfile.ZipFile(path) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
-            raise ValueError(f"{path.name} unpacks to more than {_MOST_BYTES:,} bytes")
+def _check_size(name: str, count: int) -> None:
+    if count > _MOST_BYTES:
+        raise ValueError(f"{name} is larger than {_MOST_BYTES:,} bytes")
 
 
 def _check_values(surrogate: Surrogate) -> None:
@@ -307,8 +277,7 @@ def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
     if arrays["features"].shape[1] != len(names):
         raise ValueError(f"{len(names)} names for {arrays['features'].shape[1]} columns of supporting features")
     features = {name: arrays["features"][:, i].astype(np.float64) for i, name in enumerate(names)}
-    sensitivity = arrays["sensitivity"].astype(np.float64)
-    return Runs(sensitivity, features, arrays["source"], arrays["group"])
+    return Runs(arrays["sensitivity"].astype(np.float64), features, arrays["source"], arrays["group"])
 
 
 def _trees(path: Path, settings: dict[str, Any] | None) -> Trees | None:

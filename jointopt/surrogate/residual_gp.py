@@ -1,18 +1,11 @@
-"""A Gaussian process on the residual of the physics, with the physics in its kernel.
+"""A Gaussian process on the residual of the physics, r = log(measured / predicted), with the physics in its kernel."""
 
-The residual r = log(measured / predicted) of a run is modelled as
-
-    r = J·δ + u_source + u_group + s(x) + noise
-
-with J the sensitivity of the predicted time to the physics' own constants (link speeds, efficiencies, overheads;
-`jointopt.physics.describe.sensitivities`), δ how far the constants of this cluster and software are off, u the scale of
-a source and of a group, and s a smooth function of the plan's shape and shares, with a length for every feature. All
-terms are Gaussian, so a few measured runs first move scale and constants, and many of them s; how fast, and over which
-features, is learned by marginal likelihood over recorded sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1),
-not chosen. Runs of different sources are independent: letting clusters under one framework share
-(correlation 0.2 or 0.5) made unseen ones worse. Noise is Student-t by reweighting, because recorded runs have outliers
-(West 1984, Outlier models and prior distributions in Bayesian linear regression).
-"""
+# r = J·δ + u_source + u_group + s(x) + noise: J the sensitivity of the predicted time to the physics' own constants
+# (`jointopt.physics.describe.sensitivities`), δ how far those of this cluster and software are off, u the scale of a
+# source and of a group, s a smooth function of shape and shares. Hyperparameters by marginal likelihood over recorded
+# sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1). Runs of different sources are independent: sharing
+# among clusters under one framework made unseen ones worse. Noise is Student-t by reweighting, because recorded runs
+# have outliers (West 1984, Outlier models and prior distributions in Bayesian linear regression).
 
 from __future__ import annotations
 
@@ -29,22 +22,16 @@ REWEIGHTS = 6
 MOST_RUNS = 800  # of one source that a posterior is conditioned on; the cost grows with the cube
 LARGEST_RESIDUAL = 1.5
 CLASSES: Mapping[str, tuple[str, ...]] = {
-    "plan": (
-        "log2_dp", "log2_tp", "log2_pp", "log2_cp", "log2_ep", "log2_vpp", "log2_micro_batch_size",
-        "log2_micro_batches",
-    ),
+    "plan": tuple(f"log2_{n}" for n in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "micro_batches")),
     "switch": ("sequence_parallel", "recompute", "zero_stage"),
     "model": ("log2_hidden", "log2_layers", "log2_seq_length", "log2_gpus", "log2_head_dim", "log2_peak"),
     "software": ("attention", "fused_norm", "dtype", "moe"),
     "size": ("log2_stage_layers", "log2_width", "log2_rank_tokens", "log2_tp_nodes", "log2_dp_nodes"),
-    "share": (
-        "share_compute", "share_tp_comm", "share_pp_comm", "share_dp_comm", "share_bubble", "share_host",
-        "share_zero_comm", "share_cp_comm",
+    "share": tuple(
+        f"share_{n}" for n in ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm")
     ),
-}  # fmt: skip
-USUAL_LENGTHS: Mapping[str, float] = {
-    "plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "size": 2.0, "share": 0.3,
-}  # fmt: skip
+}
+USUAL_LENGTHS = {"plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "size": 2.0, "share": 0.3}
 FEATURES = tuple(name for names in CLASSES.values() for name in names)
 CHUNK = 16_384  # runs whose covariance with the measured ones is held at a time
 
@@ -62,6 +49,7 @@ class Runs:
         return len(self.sensitivity)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Runs:
+        """The runs at positions ``rows``."""
         features = {name: values[rows] for name, values in self.features.items()}
         return Runs(self.sensitivity[rows], features, self.source[rows], self.group[rows])
 
@@ -69,6 +57,19 @@ class Runs:
         """Features (n, len(names)); a run that lacks one has 0."""
         zero = np.zeros(len(self))
         return np.column_stack([self.features.get(name, zero) for name in names])
+
+
+def together(parts: Sequence[Runs]) -> Runs:
+    """All runs of ``parts`` as one; a feature that only some have is 0 in the others."""
+    if len(parts) == 1:
+        return parts[0]
+    names = {name: None for runs in parts for name in runs.features}
+    return Runs(
+        np.concatenate([runs.sensitivity for runs in parts]),
+        {n: np.concatenate([r.features.get(n, np.zeros(len(r))) for r in parts]) for n in names},
+        np.concatenate([runs.source for runs in parts]),
+        np.concatenate([runs.group for runs in parts]),
+    )
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,12 @@ class Kernel:
 
     @classmethod
     def unpack(cls, logs: Floats, count: int) -> Kernel:
+        """The kernel of `pack` with ``count`` constants."""
         v = np.exp(logs).tolist()
         return cls(tuple(v[:count]), v[count], v[count + 1], v[count + 2], tuple(v[count + 3 : -1]), v[-1])
 
     def pack(self) -> Floats:
+        """Logarithms of all hyperparameters, one after the other."""
         return np.log([*self.constants, self.source, self.group, self.shape, *self.lengths, self.noise])
 
 

@@ -18,11 +18,9 @@ from jointopt.surrogate.trees import TrainingRange
 class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Shallow, strongly regularised XGBoost on log(measured / predicted), with a Huber loss against outliers.
 
-    Predictions are ``strength`` times the trees' times a gate, which is 1 where all features lie within the 0.5 % to
-    99.5 % range of training and falls to 0 where a fifth of them lie outside: boosting at full strength and ungated
-    makes unseen sources worse. ``categories`` are columns of 0 and 1 that say which framework or kernel a run has; they
-    have no range. ``monotone`` has a sign per column along which predictions may only rise (1) or fall (-1), or 0. The
-    gate leaves both out: a gate that shut along a column could turn round what must fall.
+    Predictions are ``strength`` times the trees' times the gate of `TrainingRange`: ungated boosting at full strength
+    makes unseen sources worse. ``categories`` are columns of 0 and 1; ``monotone`` has a sign per column along which
+    predictions may only rise (1) or fall (-1), or 0.
     """
 
     def __init__(
@@ -30,15 +28,9 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         min_child_weight: float = 5.0, strength: float = 1.0, random_state: int = 0,
         categories: Sequence[int] | None = None, monotone: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        self.max_depth = max_depth
-        self.n_estimators = n_estimators
-        self.learning_rate = learning_rate
-        self.reg_lambda = reg_lambda
-        self.min_child_weight = min_child_weight
-        self.strength = strength
-        self.random_state = random_state
-        self.categories = categories
-        self.monotone = monotone
+        self.max_depth, self.n_estimators, self.learning_rate = max_depth, n_estimators, learning_rate
+        self.reg_lambda, self.min_child_weight, self.strength = reg_lambda, min_child_weight, strength
+        self.random_state, self.categories, self.monotone = random_state, categories, monotone
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit the trees to residuals ``y`` (n,) of features ``X`` (n, k)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import CATEGORY
 from jointopt.surrogate.dataset import Priced, price, timed_runs
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.residual_gp import LARGEST_RESIDUAL, Kernel, Runs, learn
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.trees import Trees
@@ -24,6 +24,7 @@ STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
 FOLDS = 5
 MOST_SUPPORT = 500  # runs kept per source
+HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
 COVERAGE = 0.9
 LEAST_ROWS = 20
 BROKEN = 2.0
@@ -65,7 +66,7 @@ class TrainingSet:
     use: tuple[Use, ...] = ()  # by source, in the order of their names
 
     def of(self, names: set[str]) -> Ints:
-        """Runs of the sources of these names."""
+        """Positions of the runs of the sources of these names."""
         return np.flatnonzero(np.isin(self.source, list(names))).astype(np.int64)
 
     def by_source(self, rows: Ints) -> list[Ints]:
@@ -88,30 +89,18 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     origin = timed.get("source", pd.Series("table", index=timed.index)).astype(str).to_numpy()
     both, at, plain = np.intersect1d(known.rows, unknown.rows, return_indices=True)
     sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
-    use = _use(origin, both, both[sound], known.reasons | unknown.reasons)
-    at, plain, both = at[sound], plain[sound], both[sound]
-    return TrainingSet(
-        source=origin[both],
-        known=replace(known, rows=both, runs=known.runs.take(at)),
-        known_residual=known.residual(time_s[known.rows])[at],
-        unknown=replace(unknown, rows=both, runs=unknown.runs.take(plain)),
-        unknown_residual=unknown.residual(time_s[unknown.rows])[plain],
-        use=use,
-    )
-
-
-def _use(origin: np.ndarray[Any, Any], priced: Ints, sound: Ints, reasons: Mapping[int, str]) -> tuple[Use, ...]:
-    """Counts of the timed rows of each of ``origin`` (n,) were ``priced`` and ``sound`` (positions among them)."""
-    found = []
+    reasons, rows = known.reasons | unknown.reasons, both[sound]
+    uses = []
     for name in np.unique(origin).tolist():
-        timed, known, learned = (int((rows == name).sum()) for rows in (origin, origin[priced], origin[sound]))
+        timed_rows, priced, learned = (int((of == name).sum()) for of in (origin, origin[both], origin[rows]))
         why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
-        found.append(Use(name, timed, learned, known - learned, timed - known, why))
-    return tuple(found)
-
-
-def _by_source(data: TrainingSet, rows: Ints, priced: Priced, residual: Floats) -> list[tuple[Runs, Floats]]:
-    return [(priced.runs.take(part), residual[part]) for part in data.by_source(rows)]
+        uses.append(Use(name, timed_rows, learned, priced - learned, timed_rows - priced, why))
+    return TrainingSet(
+        origin[rows],
+        replace(known, rows=rows, runs=known.runs.take(at[sound])), known.residual(time_s[known.rows])[at[sound]],
+        replace(unknown, rows=rows, runs=unknown.runs.take(plain[sound])),
+        unknown.residual(time_s[unknown.rows])[plain[sound]], tuple(uses),
+    )  # fmt: skip
 
 
 def source_weights(source: np.ndarray[Any, Any]) -> Floats:
@@ -133,8 +122,9 @@ def _booster(data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: fl
 
 def learn_kernels(data: TrainingSet, rows: Ints, seed: int = 0) -> tuple[Kernel, Kernel]:
     """Kernels for frameworks with a profile and without, from the same runs."""
-    known = learn(_by_source(data, rows, data.known, data.known_residual), seed=seed)
-    return known, learn(_by_source(data, rows, data.unknown, data.unknown_residual), seed=seed)
+    parts = data.by_source(rows)
+    known = learn([(data.known.runs.take(part), data.known_residual[part]) for part in parts], seed=seed)
+    return known, learn([(data.unknown.runs.take(part), data.unknown_residual[part]) for part in parts], seed=seed)
 
 
 def fit(
@@ -142,17 +132,13 @@ def fit(
 ) -> Surrogate:
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
     names = tuple(sorted(data.known.runs.features))
-    known, unknown = kernels
     best = _best_strength(data, rows, names, seed) if strength is None else strength
-    kept = _support(data, rows, seed)
-    return Surrogate(
-        known=known,
-        unknown=unknown,
-        trees=Trees.of(_booster(data, rows, names, best, seed)),
-        feature_names=names,
-        support=data.known.runs.take(kept),
-        residual=np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL),
-    )
+    rng = np.random.default_rng(seed)
+    parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
+    kept = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
+    residual = np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+    trees = Trees.of(_booster(data, rows, names, best, seed))
+    return Surrogate(*kernels, trees, names, data.known.runs.take(kept), residual)
 
 
 def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: int) -> float:
@@ -166,13 +152,6 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
         errors += [float(np.median(np.abs(np.expm1(s * full - y)))) for s in STRENGTHS]
     best = int(errors.argmin())
     return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
-
-
-def _support(data: TrainingSet, rows: Ints, seed: int) -> Ints:
-    """At most `MOST_SUPPORT` of the runs ``rows`` per source, drawn at random."""
-    rng = np.random.default_rng(seed)
-    parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
-    return np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
 
 
 def group_folds(group: np.ndarray[Any, Any], seed: int = 0) -> Iterator[tuple[Ints, Ints]]:
@@ -196,21 +175,21 @@ class HeldOut:
 
     @property
     def median_error(self) -> float:
+        """Median of |predicted / measured - 1|."""
         return float(np.median(np.abs(np.expm1(self.mean - self.truth))))
 
     @property
     def coverage(self) -> float:
+        """Share of runs whose truth lies in the interval."""
         return float((np.abs(self.mean - self.truth) <= self.half_width).mean())
 
 
 def _predict_rows(
-    surrogate: Surrogate, priced: Priced, residual: Floats, test: Ints, measured: Ints | None, fitted: bool
+    surrogate: Surrogate, runs: Runs, residual: Floats, test: Ints, measured: Ints, fitted: bool
 ) -> HeldOut:
+    """Predictions of the runs ``test`` after those ``measured`` (positions)."""
     mean, width = np.empty(len(test)), np.empty(len(test))
-    runs = priced.runs
-    given = None
-    if measured is not None and len(measured):
-        given = (runs.take(measured), residual[measured])
+    given = (runs.take(measured), residual[measured]) if len(measured) else None
     for source in np.unique(runs.source[test]):
         at = np.flatnonzero(runs.source[test] == source)
         mean[at], width[at], _ = surrogate.predict(runs.take(test[at]), fitted, given)
@@ -219,13 +198,11 @@ def _predict_rows(
 
 def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
     """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
-    rows = data.of({name})
-    group = data.known.runs.group[rows]
-    parts = [
-        _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[train], True)
-        for train, test in group_folds(group)
-    ]
-    return _together(parts)
+    rows, known = data.of({name}), data.known.runs
+    folds = group_folds(known.group[rows])
+    parts = [_predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds]
+    columns = ([getattr(part, each.name) for part in parts] for each in fields(HeldOut))
+    return HeldOut(*map(np.concatenate, columns)) if parts else None
 
 
 def measured_split(group: np.ndarray[Any, Any], per_group: int, seed: int = 0) -> tuple[Ints, Ints] | None:
@@ -246,19 +223,12 @@ def leave_source_out(
     data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0
 ) -> HeldOut | None:
     """Nothing of the source known but what `measured_split` draws from it, ``per_group`` runs of each group, pooled."""
-    rows = data.of({name})
-    split = measured_split(data.known.runs.group[rows], per_group, seed)
+    rows, known = data.of({name}), data.known.runs
+    split = measured_split(known.group[rows], per_group, seed)
     if split is None:
         return None
     chosen, test = split
-    return _predict_rows(surrogate, data.known, data.known_residual, rows[test], rows[chosen], True)
-
-
-def _together(parts: list[HeldOut]) -> HeldOut | None:
-    if not parts:
-        return None
-    names = ("truth", "mean", "half_width", "rows")
-    return HeldOut(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
+    return _predict_rows(surrogate, known, data.known_residual, rows[test], rows[chosen], True)
 
 
 def calibrated(surrogate: Surrogate, parts: dict[str, list[HeldOut]]) -> Surrogate:
@@ -293,20 +263,13 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
     """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
     scores = []
     for name in np.unique(data.source).tolist():
-        others = data.of(allowed - {name})
+        rows, others = data.of({name}), data.of(allowed - {name})
         surrogate = fit(data, others, learn_kernels(data, others, seed), seed, strength)
-        rows = data.of({name})
-        scores.append(
-            Scores(
-                source=name,
-                physics=float(np.median(np.abs(np.expm1(-data.known_residual[rows])))),
-                group_out=leave_group_out(data, surrogate, name),
-                source_out=leave_source_out(data, surrogate, name, 0, seed),
-                three=leave_source_out(data, surrogate, name, 3, seed),
-                ten=leave_source_out(data, surrogate, name, 10, seed),
-                unseen=_predict_rows(surrogate, data.unknown, data.unknown_residual, rows, None, False),
-            )
-        )
+        physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))
+        group_out = leave_group_out(data, surrogate, name)
+        none, three, ten = (leave_source_out(data, surrogate, name, count, seed) for count in (0, 3, 10))
+        unseen = _predict_rows(surrogate, data.unknown.runs, data.unknown_residual, rows, rows[:0], False)
+        scores.append(Scores(name, physics, group_out, none, three, ten, unseen))
     return scores
 
 
@@ -318,20 +281,17 @@ def score_table(scores: list[Scores]) -> pd.DataFrame:
         held["framework unknown"] = s.unseen
         row: dict[str, Any] = {"source": s.source, "physics": s.physics}
         row |= {name: h.median_error if h else np.nan for name, h in held.items()}
-        row |= {f"{name} covered": h.coverage if h else np.nan for name, h in held.items()}
-        rows.append(row)
+        rows.append(row | {f"{name} covered": h.coverage if h else np.nan for name, h in held.items()})
     table = pd.DataFrame(rows)
-    mean = table.drop(columns="source").mean()
-    return pd.concat([table, pd.DataFrame([{"source": "mean", **mean.to_dict()}])], ignore_index=True)
+    mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
+    return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
 
 
 def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
     """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
 
-    ``attrs["groups"]`` of the errors has those of every group, ``attrs["rows"]`` what was held out and predicted,
-    ``attrs["use"]`` what became of the rows of each source (`Use`).
-
-    Raises TableError where fewer than two sources or 20 timed rows are left to learn from and to judge by.
+    ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
+    `Use` of each source (``use``). TableError where fewer than two sources or 20 timed rows are left.
     """
     data = training_set(table)
     everything = np.arange(len(data.source)).astype(np.int64)
@@ -348,40 +308,27 @@ def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
         surrogate = fit(data, everything, learn_kernels(data, everything, seed), seed)
         strength = surrogate.trees.strength if surrogate.trees else 0.0
         scores = cross_validate(data, names, strength, seed)
-    surrogate = calibrated(surrogate, _held_out(scores))
-    table = score_table(scores)
-    table.attrs["groups"] = _group_errors(data, scores)
-    table.attrs["rows"] = _row_errors(data, scores)
-    table.attrs["use"] = data.use
-    return surrogate, table
-
-
-def _row_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, list[tuple[str, float, float]]]:
-    """(group, log(measured / physics), predicted log) of every run of a group that was held out, by source."""
-    found = {s.source: s.group_out for s in scores if s.group_out is not None}
-    return {
-        name: list(zip(data.known.runs.group[h.rows].tolist(), h.truth.tolist(), h.mean.tolist(), strict=True))
-        for name, h in found.items()
-    }
-
-
-def _group_errors(data: TrainingSet, scores: list[Scores]) -> dict[str, dict[str, float]]:
-    """Median error of every group that was held out, by source; a group is model, batch, GPUs and sequence length."""
-    errors: dict[str, dict[str, float]] = {}
-    for s in scores:
-        if s.group_out is not None:
-            found = np.abs(np.expm1(s.group_out.mean - s.group_out.truth))
-            groups = pd.Series(found).groupby(data.known.runs.group[s.group_out.rows])
-            errors[s.source] = {str(name): float(error) for name, error in groups.median().round(4).items()}
-    return errors
-
-
-def _held_out(scores: list[Scores]) -> dict[str, list[HeldOut]]:
-    """Held-out predictions by how much was known: runs of the source, a profile of its framework, neither."""
+    # by how much was known: runs of the source, a profile of its framework, neither
     kinds = {"measured": ("group_out", "three"), "fitted": ("source_out",), "unknown": ("unseen",)}
-    return {
-        kind: [held for s in scores for name in names if (held := getattr(s, name))] for kind, names in kinds.items()
+    held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
+    table = score_table(scores)
+    held_out = _held_out_rows(data, scores)
+    table.attrs["groups"] = {
+        source: {str(name): float(error) for name, error in rows.groupby("group")["error"].median().round(4).items()}
+        for source, rows in held_out.groupby("source")
     }
+    table.attrs |= {"rows": held_out.to_dict("list"), "use": data.use}
+    return calibrated(surrogate, held), table
 
 
-__all__ = ["Scores", "TrainingSet", "Widths", "cross_validate", "score_table", "train", "training_set"]
+def _held_out_rows(data: TrainingSet, scores: list[Scores]) -> pd.DataFrame:
+    """Every run of a group that was held out: source, group, truth, log(measured / physics), and error of its time."""
+    found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
+    groups = data.known.runs.group
+    parts = [
+        pd.DataFrame(
+            {"source": name, "group": groups[h.rows], "truth": h.truth, "error": np.abs(np.expm1(h.mean - h.truth))}
+        )
+        for name, h in found
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HELD_OUT_COLUMNS)

@@ -1,11 +1,4 @@
-"""Correction of a job's plans by a few of them that were measured: a regression on log(measured / predicted).
-
-The prediction carries the shape, the regression what it misses: a factor common to all plans, and one per doubling of
-each degree. The Gaussian process that carries corrections from job to job (`residual_gp`) was tried in
-its place: with as few runs of one job, all alike but for the plan, its freedom (constants, a smooth function) makes the
-order of the plans worse (tests/bench/bench_replay.py models: 3.9 runs in the mean instead of 2.3), and given runs of
-other jobs of the cluster it helps no more reliably, so that it must first do better on the job's own runs.
-"""
+"""Correction of a job's plans by a few of them that were measured: a regression on log(measured / predicted)."""
 
 from __future__ import annotations
 
@@ -15,16 +8,14 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 
+# A factor common to all plans, and one per doubling of each degree. With as few runs of one job the Gaussian process
+# of `residual_gp` makes the order of plans worse (bench_replay.py models: 3.9 runs in the mean instead of 2.3).
 _DOUBLINGS = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations of log(measured / predicted).
-
-    Chosen on every other recorded group, reported on those between (tests/bench/bench_replay.py). A term for plans
-    alike in all degrees (an exponential kernel) was tried and changed nothing within 12 runs.
-    """
+    """Standard deviations of log(measured / predicted), chosen on recorded groups (tests/bench/bench_replay.py)."""
 
     shared: float = 0.2  # common to all plans of a job: what the kernel table and the cluster share
     trend: float = 0.03  # per doubling of a degree, wherever the others stand

@@ -14,7 +14,7 @@ from typing import Any
 
 from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
-from jointopt.measure.devices.meter import Gpus, Meter, metered
+from jointopt.measure.devices.meter import Gpus, metered
 from jointopt.measure.devices.reading import Reading
 from jointopt.measure.launchers.process import run_in_foreground
 from jointopt.spec.plans.parse import PLAN_KEYS
@@ -49,17 +49,13 @@ def execute(
         start = time.time()
         code = run_in_foreground(command, grace_s)
         end = time.time()
-    unwritten = "" if series is None else _written(meter, series)
-    return Executed(code, meter.reading(start, end), "; ".join(filter(None, [held.trouble, unwritten])))
-
-
-def _written(meter: Meter, file: Path) -> str:
-    """Write the samples; return why it cannot, which must not hide how the program ended."""
+    troubles = [held.trouble]
     try:
-        meter.series().write(file)
-    except OSError as error:
-        return f"{file} with the meter's samples cannot be written: {error.strerror}"
-    return ""
+        if series is not None:
+            meter.series().write(series)
+    except OSError as error:  # which must not hide how the program ended
+        troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
+    return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
 
 
 def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
@@ -133,16 +129,12 @@ def _node(given: int | None, several: bool) -> int | None:
 
 
 def _setting_words(settings: Sequence[Setting], local: int) -> str:
-    clocks = [s.clock_mhz for s in settings if s.clock_mhz is not None]
-    limits = [s.power_limit_w for s in settings if s.power_limit_w is not None]
     parts = []
-    if clocks:
-        parts.append(f"clocks {_span(clocks)} MHz")
-    if limits:
-        parts.append(f"power limits {_span(limits)} W")
+    for name, unit, given in (
+        ("clocks", "MHz", [s.clock_mhz for s in settings]), ("power limits", "W", [s.power_limit_w for s in settings])
+    ):  # fmt: skip
+        values = sorted({value for value in given if value is not None})
+        if values:
+            span = " to ".join(f"{value:g}" for value in dict.fromkeys((values[0], values[-1])))
+            parts.append(f"{name} {span} {unit}")
     return f"{local} GPUs: {', '.join(parts)}."
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

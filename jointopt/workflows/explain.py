@@ -76,7 +76,7 @@ def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
 
 
 def assumptions(job: Job) -> tuple[str, ...]:
-    """What no source states of the job's cluster and GPU, and what stands in for it."""
+    """Assumptions that stand in for values of the job's cluster and GPU that no source states."""
     gpu = job.cluster.gpu
     power: tuple[object, ...] = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:

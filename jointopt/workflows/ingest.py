@@ -15,7 +15,7 @@ from jointopt.surrogate.measurements import Measurements
 
 @dataclass(frozen=True)
 class Ingested:
-    """What became of a table, for people; ``remarks`` on its rows, ``refused`` where some were not taken."""
+    """Outcome of a table for people; ``remarks`` on its rows, ``refused`` where some were not taken."""
 
     text: str
     remarks: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.runs.unused import silent_lines
-from jointopt.runs.workloads import Workload, workloads
+from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
@@ -40,13 +40,11 @@ def predict(
 ) -> pd.DataFrame:  # fmt: skip
     """The table with predicted columns; rows keep their order and every column stays.
 
-    ``surrogate``: a shipped one's name, a folder, or none for the physics alone. ``measured``: runs at hand (same
-    columns, of the same cluster and framework), which the prediction adapts to first; needs a surrogate, by default the
-    shipped one. Where they share no name in the column source with the table, that column tells nothing apart.
-    ``calibration``: of a GPU, used for the rows that run on it. ``storage``: the URL of a database, whose measurements
-    count as measured runs. Measured runs that teach nothing and rows that cannot be predicted are logged.
-    A row that cannot be predicted has blanks there, ``predicted_fits`` false, and the reason in ``not_predicted``.
-    Raises TableError for a cell that makes no sense, and where no row can be predicted.
+    ``surrogate``: a shipped one's name, a folder, or none (with measured runs: the shipped one). ``measured``: runs at
+    hand, with the same columns; their column source counts where it shares a name with the table's. ``calibration``:
+    for the rows on its GPU. ``storage``: the URL of a database, whose measurements are measured runs too. A row that
+    cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. TableError for a cell
+    that makes no sense, and where no row can be predicted.
     """
     import pandas as pd
 
@@ -62,7 +60,10 @@ def predict(
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
     parts = parts_by_source(queried, found, _MOST_ROWS)
     evidence = {} if runs is None else _evidence(runs, {part.source for batch in parts for part in batch})
-    answers = _answers(parts, learned, evidence)
+    # batches are independent, and numpy leaves the other cores to other threads while it computes
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = pool.map(lambda batch: list(_answered(batch, learned, evidence)), parts)
+        answers = [answer for batch in done for answer in batch]
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
     priced = [a for a in answers if not a.refused]
     if not priced:
@@ -78,20 +79,15 @@ def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None)
     """The runs at hand and those of the database as one; None where neither is given."""
     import pandas as pd
 
-    parts = [] if storage is None else [Measurements.stored(storage)]
-    if measured is not None:
-        parts.insert(0, measured if isinstance(measured, Measurements) else _of_table(measured))
-    parts = [part for part in parts if len(part.table)]
+    try:
+        given = Measurements.of(measured) if isinstance(measured, pd.DataFrame) else measured
+    except TableError as error:
+        raise _nothing_learned(error) from error
+    stored = None if storage is None else Measurements.stored(storage)
+    parts = [part for part in (given, stored) if part is not None and len(part.table)]
     if len(parts) < 2:
         return parts[0] if parts else None
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)
-
-
-def _of_table(measured: pd.DataFrame) -> Measurements:
-    try:
-        return Measurements.of(measured)
-    except TableError as error:
-        raise _nothing_learned(error) from error
 
 
 def _nothing_learned(error: TableError) -> TableError:
@@ -106,7 +102,7 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
 
 
 def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
-    """What measured runs say, by source; those that teach nothing, or nothing of ``sources``, are logged.
+    """Evidence of measured runs by source; those that teach nothing, or nothing of ``sources``, are logged.
 
     Raises TableError where none can be priced, and for times in another unit.
     """
@@ -114,33 +110,25 @@ def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
         found, reasons = runs.workloads
     except TableError as error:
         raise _nothing_learned(error) from error
-    total = len(runs.table)
+    total = f"{len(runs.table):,}"
     for reason, count, row in _by_reason(reasons):
-        _log.warning("%s teach nothing (row %d): %s", _runs(count, total), row + 1, reason)
+        _log.warning("%s of %s measured runs teach nothing (row %d): %s", f"{count:,}", total, row + 1, reason)
     for line in silent_lines(runs.table):
         _log.warning("Measured runs: %s", line)
     parts = [part for batch in parts_by_source(runs.table, found, _MOST_ROWS) for part in batch]
     unseen = [part.work for part in parts if part.source not in sources]
     if unseen:
+        jobs = [work.job for work in unseen]
+        named = (f"{j.training.framework.name} on {j.cluster.gpus_per_node} x {j.cluster.gpu.id}" for j in jobs)
+        kinds = list(dict.fromkeys(named))
         _log.warning(
-            "%s are of no source, framework, GPU and node size of the table (%s): nothing was learned from them.",
-            _runs(sum(len(work.rows) for work in unseen), total), _kinds(unseen),
+            "%s of %s measured runs are of no source, framework, GPU and node size of the table (%s): nothing was "
+            "learned from them.",
+            f"{sum(len(work.rows) for work in unseen):,}", total, ", ".join(kinds[:3] + ["..."] * (len(kinds) > 3)),
         )  # fmt: skip
     for line in runs.doubts:
         _log.warning("%s", line)
     return runs.evidence_by_source()
-
-
-def _runs(count: int, total: int) -> str:
-    return f"{count:,} of {total:,} measured runs"
-
-
-def _kinds(works: Sequence[Workload]) -> str:
-    """What software and nodes runs are of, at most three kinds by name."""
-    jobs = [work.job for work in works]
-    named = [f"{j.training.framework.name} on {j.cluster.gpus_per_node} x {j.cluster.gpu.id}" for j in jobs]
-    kinds = list(dict.fromkeys(named))
-    return ", ".join([*kinds[:3], *(["..."] if len(kinds) > 3 else [])])
 
 
 def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
@@ -168,15 +156,6 @@ class _Answer:
     columns: Columns
     plan_of_row: Ints
     refused: str = ""
-
-
-def _answers(
-    batches: Sequence[Sequence[Part]], surrogate: Surrogate | None, evidence: Mapping[str, Evidence]
-) -> list[_Answer]:
-    """Batches are independent of each other, and numpy leaves the other cores to other threads while it computes."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda batch: list(_answered(batch, surrogate, evidence)), batches)
-        return [answer for batch in answers for answer in batch]
 
 
 def _answered(

@@ -44,25 +44,26 @@ SECONDS_BETWEEN_TICKS = 1.0
 CONSTRAINED = "breaks a constraint at every clock"
 
 
-class _Stopwatch:
+class Stopwatch:
     """Wall seconds by phase, and a line of progress about each as it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str = "{:,} of {:,} plans, {:,} on the front ...") -> None:
         self.seconds: dict[str, float] = {}
-        self._logged = time.perf_counter()
+        self._text, self._logged = text, -np.inf
 
     @contextmanager
-    def phase(self, name: str, what: str) -> Iterator[None]:
-        _log.info("%s ...", what)
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        """Time a phase, whose ``text`` is logged."""
+        _log.info("%s ...", text)
         self._logged = start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
-    def tick(self, done: int, total: int, front_size: int) -> None:
+    def tick(self, *counts: int) -> None:
         """Log how far a search has come, about once a second."""
         if time.perf_counter() - self._logged >= SECONDS_BETWEEN_TICKS:
-            _log.info("%s of %s plans, %s on the front ...", f"{done:,}", f"{total:,}", f"{front_size:,}")
             self._logged = time.perf_counter()
+            _log.info(self._text.format(*counts))
 
 
 def propose(
@@ -72,14 +73,12 @@ def propose(
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
-    ``trials`` plans go to NSGA-II after the exact front of what can be counted; ``storage`` is an Optuna URL; the
-    stored study is called ``study`` (by default the job's name and version; a name that is taken gets a suffix).
-    ``surrogate``, ``measured``, ``calibration`` and ``storage`` as in `JobModel.of`; a `JobModel` has them already.
-    With one objective the front is the one best plan. Where no source states the GPU's power, that is the fastest,
-    energies are NaN and no study is stored. Raises InfeasibleError with the commonest reasons and the smallest change
-    that would help, CatalogError where energy of a GPU is wanted whose power no source states.
+    ``trials`` plans go to NSGA-II after the exact front of what can be counted; the study in ``storage`` (an Optuna
+    URL) is called ``study``, by default by the job's name and version. Other options as in `JobModel.of`. With one
+    objective the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
+    InfeasibleError with reasons and the smallest change that would help, CatalogError where power is needed.
     """
-    watch = _Stopwatch()
+    watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
         model = JobModel.of(job, surrogate, measured, calibration, storage)
     job = model.job
@@ -112,7 +111,7 @@ def propose(
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
 
 
-def _kept_in(url: str, watch: _Stopwatch) -> Storage | None:
+def _kept_in(url: str, watch: Stopwatch) -> Storage | None:
     """The storage of studies, None where none stays in it; UsageError before the search where it cannot be written."""
     from jointopt.search.studies.storage import prepare_storage
 
@@ -121,12 +120,12 @@ def _kept_in(url: str, watch: _Stopwatch) -> Storage | None:
 
 
 def _need_power(job: Job) -> None:
-    """CatalogError where the job wants energies that nobody can predict; those of a job of time alone are NaN."""
+    """CatalogError where the job wants energies that no source predicts; those of a job of time alone are NaN."""
     if job.cluster.gpu.power is None and job.objectives != TIME_ALONE:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def _feasible(model: JobModel, watch: _Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
+def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
     """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
     job, factor = model.job, model.evidence.memory_posterior.factor
     with watch.phase("enumerate", "enumerating layouts"):
@@ -149,23 +148,20 @@ def priced_problem(job: Job | JobModel) -> Problem:
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
-    space, layouts, _ = _feasible(model, _Stopwatch())
+    space, layouts, _ = _feasible(model, Stopwatch())
     return _problem(model.job, model.cost_model(layouts), space.clocks_mhz)
 
 
 def _problem(job: Job, physics: CostModel, clocks_mhz: Floats) -> Problem:
     return Problem(
-        layouts=physics.layouts,
-        clocks_mhz=clocks_mhz,
-        evaluate=physics.evaluate,
-        lower_bound=physics.lower_bound,
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=physics.evaluate, lower_bound=physics.lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
         energy_slope_w=physics.energy_slope_w,
-    )
+    )  # fmt: skip
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
-    """What the job's objectives leave of the front of time and energy, sorted by time: one end for one objective.
+    """The front by the job's objectives out of that of time and energy, sorted by time: one end for one objective.
 
     The site's energy grows with both time and energy, so what is best in it, alone or with either, is on that front.
     """
@@ -176,7 +172,7 @@ def _wanted(job: Job, front: Columns) -> Columns:
     return take(front, np.sort(front_order(first, second)))
 
 
-def _exact(job: Job, problem: Problem, watch: _Stopwatch) -> ExactFront:
+def _exact(job: Job, problem: Problem, watch: Stopwatch) -> ExactFront:
     """The exact front of what can be counted; of time alone, the fastest plan, where energies are not known."""
     count = problem.num_layouts * problem.num_clocks
     if job.cluster.gpu.power is None:
@@ -203,7 +199,7 @@ def _bounds(answer: Columns, count: int) -> Columns:
     return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
 
 
-def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: _Stopwatch) -> tuple[Columns, Columns]:
+def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: Stopwatch) -> tuple[Columns, Columns]:
     """(front, everything evaluated); the exact front of what can be counted is part of both."""
     from jointopt.search.nsga2 import search
 
@@ -213,10 +209,7 @@ def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: 
 
 
 def _reference(physics: CostModel) -> Columns:
-    """What a job does without jointopt: the fastest plan that fits in memory, at the GPU's own clock.
-
-    Constraints and the clocks to search do not matter here; savings are relative to this row.
-    """
+    """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
     everything, clocks = np.arange(len(pp)), uniform_stage_clocks(pp, physics.top_mhz)
     plans = physics.evaluate(everything, clocks) | {"layout_index": everything, "stage_clock_mhz": clocks}
@@ -224,7 +217,7 @@ def _reference(physics: CostModel) -> Columns:
     return {name: values[[best]] for name, values in plans.items()}
 
 
-def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: _Stopwatch) -> Proposal:
+def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
     """The proposal with the study of its described ``plans`` written to ``storage``."""
     from jointopt.search.studies.saving import save_study
 
@@ -235,8 +228,8 @@ def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | N
             storage,
             name=study or proposal.job.name,
             versioned=study is None,
-            job_hash=hashlib.sha256(job_text.encode()).hexdigest(),
             seed=proposal.seed,
+            job_hash=hashlib.sha256(job_text.encode()).hexdigest(),
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
         )

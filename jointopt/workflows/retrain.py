@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import math
 import platform
 import shlex
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,8 @@ from jointopt.runs.table import read_table, sound_results
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.model import CARD, Surrogate, load, save
-from jointopt.surrogate.training import Use, train
+from jointopt.surrogate.training import HELD_OUT_COLUMNS, Use, train
 
-Errors = dict[str, dict[str, float]]  # by source and kind of held-out prediction
 HELD_OUT = "held_out.npz"
 _HELD_OUT_TYPES = {"row": np.uint64, "source": str, "error": float}
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
@@ -49,23 +47,23 @@ def retrain(
     """
     _check_folder(out)
     old = _before(out, force)
-    data, said = sound_results(_gathered(tables, storage), RESULT_RULES)
+    data, remarks = sound_results(_gathered(tables, storage), RESULT_RULES)
     surrogate, scores = train(data, seed)
-    error = _per_source(scores)
     judged = _judged(scores.attrs.get("rows", {}))
     compared, forgotten = None, tuple[str, ...]()
     if old is not None:
-        compared = _on_same_rows(judged, old.judged)
-        forgotten = tuple(sorted(old.sources - set(data["source"].astype(str))))
+        sources, before = old
+        compared = _on_same_rows(judged, before)
+        forgotten = tuple(sorted(sources - set(data["source"].astype(str))))
         if not force:
             _refuse_worse(compared, out)
     used: tuple[Use, ...] = scores.attrs.get("use", ())
-    card = _card(data, tables, error, seed, licences, storage, out)
+    card = _card(data, tables, scores, seed, licences, storage, out)
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     _written(replace(surrogate, card=card), judged, out)
     load_surrogate.cache_clear()
-    return Retrained((*said, *(use.to_text() for use in used)), scores, compared, forgotten, out)
+    return Retrained((*remarks, *(use.to_text() for use in used)), scores, compared, forgotten, out)
 
 
 def _check_folder(out: Path) -> None:
@@ -90,31 +88,17 @@ def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
         replace_files(Path(made), out)
 
 
-@dataclass(frozen=True)
-class _Old:
-    """The surrogate that is to be replaced."""
-
-    sources: frozenset[str]
-    judged: pd.DataFrame  # columns row, source, error
-
-
-def _judged(rows: Mapping[str, Sequence[tuple[str, float, float]]]) -> pd.DataFrame:
+def _judged(rows: Mapping[str, Any]) -> pd.DataFrame:
     """Each held-out run once: row (a number that says which), source, error of its time.
 
-    A run is known again by source, group and its time over the physics' time; so runs are strangers to each other where
-    another physics priced them.
+    A run is known again by source, group and its time over the physics' time, where the same physics priced it.
     """
-    found = [
-        (_number(f"{source}|{group}|{truth:.4f}"), source, abs(math.expm1(mean - truth)))
-        for source, held in rows.items()
-        for group, truth, mean in held
-    ]
-    table = pd.DataFrame(found, columns=["row", "source", "error"]).astype(_HELD_OUT_TYPES)
+    held = pd.DataFrame(rows, columns=HELD_OUT_COLUMNS)
+    texts = (f"{r.source}|{r.group}|{r.truth:.4f}" for r in held.itertuples())
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    held["row"] = np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+    table = held[list(_HELD_OUT_TYPES)].astype(_HELD_OUT_TYPES)
     return table.groupby(["row", "source"], as_index=False, sort=False).agg(error=("error", "mean"))
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _on_same_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
@@ -141,7 +125,12 @@ def _refuse_worse(compared: pd.DataFrame, out: Path) -> None:
 
 
 def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
-    parts = [read_table(path).pipe(_named, path) for path in tables]
+    """All rows to train on; those without a source are of the file, or of the origin, that they came from."""
+    parts = []
+    for path in tables:
+        table = read_table(path)
+        blank = pd.Series(path.stem, table.index)
+        parts.append(table.assign(source=table.get("source", blank).fillna(path.stem)))
     if storage is not None:
         from jointopt.runs.store import Store
 
@@ -152,21 +141,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _named(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Rows without a source are of the file that they came in."""
-    if "source" not in table:
-        return table.assign(source=path.stem)
-    return table.assign(source=table["source"].fillna(path.stem))
-
-
-def _per_source(scores: pd.DataFrame) -> Errors:
-    """The scores as a card keeps them: by source and kind, four decimals, blanks left out."""
-    rows = scores.set_index("source").round(4).T.to_dict()
-    return {str(name): {str(k): v for k, v in row.items() if v == v} for name, row in rows.items()}
-
-
-def _before(folder: Path, force: bool) -> _Old | None:
-    """The surrogate in ``folder``, and the held-out rows that it was judged on; None where there is none."""
+def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:
+    """Sources of the surrogate in ``folder`` and its held-out rows (row, source, error); None where there is none."""
     if not (folder / CARD).is_file():
         return None
     try:
@@ -177,36 +153,33 @@ def _before(folder: Path, force: bool) -> _Old | None:
         raise
     try:
         with np.load(folder / HELD_OUT, allow_pickle=False) as arrays:
-            judged = pd.DataFrame({name: arrays[name] for name in ("row", "source", "error")})
-        judged = judged.astype(_HELD_OUT_TYPES)
+            judged = pd.DataFrame({name: arrays[name] for name in _HELD_OUT_TYPES}).astype(_HELD_OUT_TYPES)
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error):
         judged = _judged({})  # an earlier version wrote none, and what cannot be read tells nothing
-    return _Old(frozenset(map(str, card.get("data", {}))), judged)
+    return set(map(str, card.get("data", {}))), judged
 
 
 def _card(
-    data: pd.DataFrame, tables: Sequence[Path], error: Errors, seed: int, licences: Sequence[str],
+    data: pd.DataFrame, tables: Sequence[Path], scores: pd.DataFrame, seed: int, licences: Sequence[str],
     storage: str | None, out: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a surrogate was made of, and how to make it again."""
+    """Data, errors and versions behind a surrogate, and how to make it again."""
     arguments = [f"--table {shlex.quote(path.name)}" for path in tables]
     arguments += [f"--storage {shlex.quote(without_password(storage))}"] if storage else []
     arguments += [f"--licence {shlex.quote(text)}" for text in licences]
-    timed = timed_runs(data)
+    errors = scores.set_index("source").round(4).T.to_dict()
     return {
         # timed rows given; those that were learned from stand in learned_from
-        "data": {str(name): int(count) for name, count in timed.groupby("source").size().items()},
+        "data": {str(name): int(count) for name, count in timed_runs(data).groupby("source").size().items()},
         "files_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tables},
         "licences": list(licences),
-        "error": error,
-        "target": "log(measured / physics) of iteration time",
-        "date": datetime.date.today().isoformat(),
-        "seed": seed,
-        "python": platform.python_version(),
+        "error": {str(name): {str(k): v for k, v in row.items() if v == v} for name, row in errors.items()},
+        "target": "log(measured / physics) of iteration time", "date": datetime.date.today().isoformat(),
+        "seed": seed, "python": platform.python_version(),
         "versions": {name: _version(name) for name in _VERSIONS},
         "rebuild_in": "the folder of the files that files_sha256 names" if tables else "any folder",
         "rebuild": f"jointopt retrain {' '.join(arguments)} --seed {seed} --out {out.name}",
-    }
+    }  # fmt: skip
 
 
 def _version(name: str) -> str:

@@ -29,7 +29,7 @@ from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier
-from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Belief, Outlook, held_to
+from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Expected, Outlook, held_to
 from jointopt.workflows.campaign.record import Queued
 from jointopt.workflows.campaign.verdict import why_none
 
@@ -49,15 +49,11 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
-    ``launcher`` is one, or the name of one made with ``options``; ``spread`` is how far predictions are trusted (by
-    default less on CPU cores); ``surrogate``, ``measured``, ``calibration`` as in `JobModel.of`; ``batch`` plans
-    are chosen at a time, whose runs are on their way together where the launcher is one of `ManyAtOnce`. Every run
-    is stored in ``storage`` (a database URL), and a trial of a study there, as soon as it ends; an interrupt
-    (SIGINT) loses what is on its way and returns the others. A plan is run at most once, failed or not
-    (``retry_failed``: those that failed before may run again, unless for want of memory), and what ``storage``
-    holds of the job's plans, or of other jobs on the same cluster, is known from the start. After an interrupt or a
-    kill, or where three runs in a row failed for one cause and none succeeded, which ends it too, the same call
-    goes on with what is left of the budget; runs that a killed process has left to a cluster come first.
+    ``launcher`` is one, or the name of one made with ``options``; ``spread``: how far predictions are trusted (by
+    default less on CPU cores); ``batch`` plans are chosen at a time; others as in `JobModel.of`. Every run is kept in
+    ``storage`` as soon as it ends, and what that holds of the job or its cluster is known from the start. A plan is
+    run once (``retry_failed``: again where it failed, unless for want of memory). After an interrupt, a kill or three
+    failures for one cause the same call goes on with the rest of the budget; runs left to a cluster come first.
     Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
@@ -143,8 +139,7 @@ class _Loop(Campaign):
         records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
         found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
         if len(found):
-            runs = count(len(found), "run")
-            self.note(f"A tune that was killed had begun {runs}, asked for again before any other.")
+            self.note(f"A tune that was killed had begun {count(len(found), 'run')}, asked for again before any other.")
         return found
 
     def _continue(self, budget: Budget) -> None:
@@ -162,7 +157,7 @@ class _Loop(Campaign):
     def _state(self, budget: Budget) -> dict[str, Any]:
         return {"budget": budget.document(), "spent": asdict(self.spent), "measured": self._measured_plans}
 
-    def _log_gain(self, posterior: Belief | None, left: Bools) -> None:
+    def _log_gain(self, posterior: Expected | None, left: Bools) -> None:
         """Log the best plan so far, and the gain expected from the plans that are left."""
         objectives = self.objectives()
         measured = self._known(objectives)
@@ -208,7 +203,7 @@ class _Loop(Campaign):
         rows = [blank if run.broken else [run.result(name) for name in objectives] for run in self.runs]
         return np.array(rows, float).reshape(-1, len(objectives))
 
-    def posterior(self) -> Belief:
+    def posterior(self) -> Expected:
         """The posterior of every candidate after all runs so far; notes where another prediction is trusted now."""
         rows = [run.row for run in self.runs]
         posterior = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
@@ -226,21 +221,17 @@ class _Loop(Campaign):
         values = values[np.isfinite(values).all(axis=1)]
         return {name: values[:, i] for i, name in enumerate(objectives)}
 
-    def _next(self, posterior: Belief, left: Bools, count: int) -> Ints:
+    def _next(self, posterior: Expected, left: Bools, count: int) -> Ints:
         objectives = self.objectives()
         measured = self._known(objectives)
         # nothing has run yet: any run is evidence
         least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
+        time_s = posterior.columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
+        gpu_s = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time_s)  # of a run of each plan
         return acquire(
-            posterior.columns, measured, self._costs(posterior.columns), count, self._rng,
-            objectives=objectives, allowed=left, least_chance=least, draws=posterior.draws,
+            posterior.columns, measured, gpu_s, count, self._rng, objectives=objectives, allowed=left,
+            least_chance=least, draws=posterior.draws,
         )  # fmt: skip
-
-    def _costs(self, columns: Columns) -> Floats:
-        """GPU-seconds of a run of each plan."""
-        time = columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
-        costs: Floats = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time)
-        return costs
 
     def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:
         """Run candidates, several at once where the launcher can; whether others may follow.
@@ -268,29 +259,27 @@ class _Loop(Campaign):
 
         with closing(self.run_all(queue(), name)) as runs:
             for place, done in runs:
-                run = self._measured(order[place], done.row, number, columns)
-                self._add(order[place], run, base + bisect(ended, place))
+                at, fits = order[place], float(columns["probability_fits"][order[place]])
+                run = self._add(at, done.row, base + bisect(ended, place), number, _predicted(columns, at), fits)
                 insort(ended, place)
-                self._spend(done.seconds, budget)
+                minutes = self._minutes_before + (time.monotonic() - self._started) / 60
+                self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
+                self.record.progress(self._state(budget))
                 _log.info("%s: %s", name(place), outcome(run))
                 self.judge(done, name(place).capitalize())
         return not self.reason
 
-    def _measured(self, index: int, row: Mapping[str, Any], number: int, columns: Columns) -> TunedRun:
-        return TunedRun(
-            plan=self.candidates.record(index), row=row, predicted=_predicted(columns, index), round=number,
-            broken=self.broken_by(row), probability_fits=float(columns["probability_fits"][index]),
-        )  # fmt: skip
-
-    def _spend(self, seconds: float, budget: Budget) -> None:
-        minutes = self._minutes_before + (time.monotonic() - self._started) / 60
-        self.spent = self.spent.after(seconds, self.job.cluster.num_gpus, minutes)
-        self.record.progress(self._state(budget))
-
-    def _add(self, index: int, run: TunedRun, place: int | None = None) -> None:
-        at = len(self.runs) if place is None else place
-        self.runs.insert(at, run)
-        self._index.insert(at, index)
+    def _add(
+        self, index: int, row: Mapping[str, Any], place: int, number: int, predicted: Mapping[str, float], fits: float
+    ) -> TunedRun:
+        """Put the run of a candidate at its ``place`` among the runs."""
+        plan = self.candidates.record(index)
+        run = TunedRun(
+            plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
+        )
+        self.runs.insert(place, run)
+        self._index.insert(place, index)
+        return run
 
     def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
         """Count plans of this job that the store has measured as run, in round 0."""
@@ -298,11 +287,7 @@ class _Loop(Campaign):
             if retry_failed and row["status"] in _CURABLE:
                 self._forgotten += 1
                 continue
-            earlier_run = TunedRun(
-                plan=self.candidates.record(index), row=row, predicted={}, round=0, broken=self.broken_by(row),
-                probability_fits=float("nan"),
-            )  # fmt: skip
-            self._add(index, earlier_run)
+            self._add(index, row, len(self.runs), 0, {}, float("nan"))
         if self.runs:
             was, are = ("was", "is") if len(self.runs) == 1 else ("were", "are")
             failed = sum(run.status in _CURABLE for run in self.runs)
@@ -311,7 +296,6 @@ class _Loop(Campaign):
             self.note(f"{plans} of this job {was} measured before (run -) and {are} not run again.{again}")
         if self._forgotten:
             self.note(f"{count(self._forgotten, 'plan')} of this job that failed before may be run again.")
-        self.note_unread(earlier)
         if earlier.others:
             self.note(
                 f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "

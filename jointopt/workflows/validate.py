@@ -24,7 +24,7 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.campaign import Campaign, outcome
-from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
+from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched, widened
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.record import Queued
 from jointopt.workflows.campaign.verdict import why_none
@@ -52,22 +52,22 @@ def validate(
 ) -> Validated:  # fmt: skip
     """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
-    Where one objective or no power is known, or the launcher lists its plans, these are the plans that are
-    predicted best of the job's space at uniform clocks, or of the list. ``launcher`` is one, or the name of one
-    made with ``options``; ``surrogate``, ``measured`` and ``calibration`` as in `JobModel.of`. Every run is stored
-    in ``storage`` (a database URL), and a trial of a study there, as soon as it ends; plans that it has measured
-    are not run again, unless ``again``. An interrupt (SIGINT) keeps what was measured.
-    Raises LauncherError where nothing could be run, InfeasibleError where nothing is proposed.
+    Where one objective or no power is known, or the launcher lists its plans, these are the best of the job's space at
+    uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others as in
+    `JobModel.of`. Every run is kept in ``storage`` as soon as it ends; plans that it has measured are not run again,
+    unless ``again``. Raises LauncherError where nothing could be run, InfeasibleError where nothing is proposed.
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
     model = JobModel.of(replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage)
     job, listing = model.job, chosen.candidates(model.job)
-    if listing is None:
-        plans = _choose(model, top, seed, storage)
-    else:
+    if listing is not None:
         found = listed(listing, job, calibration)
         plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage), job, top)
+    elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
+        plans = _of_front(model, top, seed, storage)
+    else:
+        plans = _of_space(model, top)
     bench = _Bench(model, chosen, plans, storage, runs)
     stopped = bench.work(again)
     succeeded = any(run.status == "ok" for run in bench.runs)
@@ -99,7 +99,6 @@ class _Bench(Campaign):
         self.record.open_study(self.plans.columns, self._objectives())
         self._go_on()
         earlier = Earlier() if again else self.earlier(self.plans.rows)
-        self.note_unread(earlier)
         known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
             _log.info("run %d of %d: measured before, not run again", index + 1, len(self.plans.rows))
@@ -166,22 +165,13 @@ def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[s
     columns: Columns = {name: np.array([plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
     columns["recompute"] = np.array([RECOMPUTE_CODES[plan["recompute"]] for plan in plans], np.int8)
     width = max(len(plan["stage_clock_mhz"]) for plan in plans)
-    columns["stage_clock_mhz"] = np.full((len(plans), width), np.nan)
-    for row, plan in enumerate(plans):
-        columns["stage_clock_mhz"][row, : len(plan["stage_clock_mhz"])] = plan["stage_clock_mhz"]
+    clocks = [widened(np.array([plan["stage_clock_mhz"]], float), width) for plan in plans]
+    columns["stage_clock_mhz"] = np.concatenate(clocks)
     for name in _PREDICTED:
         columns[name] = np.array([trial.get(f"predicted_{name}", np.nan) for _, trial in others], float)
     columns["in_domain"] = np.array([bool(trial.get("in_domain")) for _, trial in others])
     rows = pd.concat([chosen.rows, measurement_columns(job, columns)], ignore_index=True)
     return replace(chosen, rows=rows, columns=_stacked(chosen.columns, columns))
-
-
-def _choose(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen:
-    job = model.job
-    if len(job.objectives) > 1 and job.cluster.gpu.power is not None:
-        return _of_front(model, top, seed, storage)
-    _log.info("predicting the job's plans ...")
-    return _of_space(model, top)
 
 
 def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen:
@@ -206,16 +196,13 @@ def _plans(columns: Columns) -> Iterator[dict[str, Any]]:
 def _stacked(first: Columns, second: Columns) -> Columns:
     """Rows of both, in the columns of both; stages that only one of them has are blank in the other."""
     width = max(columns["stage_clock_mhz"].shape[1] for columns in (first, second))
-    parts = []
-    for columns in (first, second):
-        clocks = columns["stage_clock_mhz"]
-        gap = ((0, 0), (0, width - clocks.shape[1]))
-        parts.append(columns | {"stage_clock_mhz": np.pad(clocks, gap, constant_values=np.nan)})
+    parts = [each | {"stage_clock_mhz": widened(each["stage_clock_mhz"], width)} for each in (first, second)]
     return {name: np.concatenate([part[name] for part in parts]) for name in first if name in second}
 
 
 def _of_space(model: JobModel, top: int) -> _Chosen:
     """The best of the job's plans at uniform clocks; the best of all is the default reference where clocks are."""
+    _log.info("predicting the job's plans ...")
     candidates = searched(model)
     layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
     physics = model.cost_model(layouts)

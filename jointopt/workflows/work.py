@@ -1,15 +1,13 @@
-"""Many workers on one search: each takes plans from a study that all of them share and tells what came out."""
+"""Many workers on one search: each takes plans from a study that all of them share, and reports their results."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,7 +23,7 @@ from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.propose import CONSTRAINED, SECONDS_BETWEEN_TICKS, priced_problem
+from jointopt.workflows.propose import CONSTRAINED, Stopwatch, priced_problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
-_log = logging.getLogger(__name__)
 PHYSICS = "physics"
 
 
@@ -44,12 +41,10 @@ def work(
 ) -> Shared:  # fmt: skip
     """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
 
-    ``evaluate`` names the function that answers, ``module:function``: called with the job and at most ``batch`` plans
-    (columns), it returns their iteration_time_s and energy_j; None is the job's model: ``surrogate``, ``measured``,
-    ``calibration`` and the measurements of ``storage`` as in `JobModel.of`. The study is made by whoever comes first;
-    its name holds the version of job and evidence. A worker that is silent for ``lease_s`` seconds loses its plans to
-    others. Raises UsageError for a storage that cannot be shared or a function that is none, InfeasibleError as
-    `propose` does.
+    ``evaluate`` names a function, ``module:function``: called with the job and at most ``batch`` plans (columns), it
+    returns their iteration_time_s and energy_j; None is the job's model, options as in `JobModel.of`. A worker that is
+    silent for ``lease_s`` seconds loses its plans to others. UsageError for a storage that cannot be shared or a
+    function that is none, InfeasibleError as `propose` does.
     """
     from jointopt.search.studies.sharing import share, space_hash
 
@@ -63,26 +58,15 @@ def work(
     version = hashlib.sha256((text + (evaluate or "") + model.fingerprint).encode()).hexdigest()[:8]
     name = study or f"{job.name}-{version}-shared"
     evidence = {"evidence": model.fingerprint} if model.fingerprint else {}
+    escaped = name.replace("{", "{{").replace("}", "}}")
+    watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
     worked = share(
         problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
         identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS} | evidence,
-        note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=_Ticker(name).tick,
+        note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick,
     )  # fmt: skip
     finished = len(worked.plans["slack"])
     return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
-
-
-@dataclass
-class _Ticker:
-    """Logs how far the search has come, about once a second."""
-
-    study: str
-    logged: float = -np.inf
-
-    def tick(self, done: int, total: int, _: int) -> None:
-        if time.monotonic() - self.logged >= SECONDS_BETWEEN_TICKS:
-            self.logged = time.monotonic()
-            _log.info(f"{self.study}: {done:,} plans evaluated here, {total:,} wanted by all workers ...")
 
 
 def load_function(name: str) -> Answer:
@@ -110,9 +94,9 @@ def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
 
     def evaluate(layout_index: Ints, stage_clock_mhz: Floats) -> Columns:
         layouts = {name: values[layout_index] for name, values in predicted.layouts.items()}
-        told = answer(job, layouts | {"stage_clock_mhz": stage_clock_mhz})
+        results = answer(job, layouts | {"stage_clock_mhz": stage_clock_mhz})
         plans = predicted.evaluate(layout_index, stage_clock_mhz)
-        plans |= {name: _column(told, name, len(layout_index)) for name in OBJECTIVES}
+        plans |= {name: _column(results, name, len(layout_index)) for name in OBJECTIVES}
         gpu_s = plans["iteration_time_s"] * job.cluster.num_gpus
         plans["avg_power_w"] = plans["energy_j"] / gpu_s
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
@@ -121,10 +105,10 @@ def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
     return replace(predicted, evaluate=evaluate, lower_bound=None, energy_slope_w=None)
 
 
-def _column(told: Mapping[str, Any], name: str, count: int) -> Floats:
-    if name not in told:
+def _column(results: Mapping[str, Any], name: str, count: int) -> Floats:
+    if name not in results:
         raise ValueError(f"what evaluates the plans returns no {name}")
-    values = np.asarray(told[name], dtype=np.float64)
+    values = np.asarray(results[name], dtype=np.float64)
     if values.shape != (count,):
         raise ValueError(f"what evaluates the plans returns {values.size} values of {name} for {count} plans")
     return values

@@ -1,4 +1,4 @@
-"""What a reader must know of a measured table: on what it was made, with which software, when, how, and its licence."""
+"""The card of a measured table: on what it was made, with which software, when, how, and its licence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Software:
 
 @functools.cache
 def software_here() -> Software:
-    """Asked in another process, so that this one takes no memory of the GPU."""
+    """Versions found by another process, so that this one takes no memory of the GPU."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=300,
         env=os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # as the trainer has it
@@ -100,16 +100,16 @@ def write_card(
 
 
 def _smi(field: str) -> str:
-    """What NVIDIA's own program says of the first GPU."""
-    return _said(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"])
+    """A field of the first GPU by nvidia-smi."""
+    return _in_words(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"])
 
 
 def _commit() -> str:
     """The version that ran, with a mark where it was changed."""
-    return _said(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"])
+    return _in_words(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"])
 
 
-def _said(command: list[str]) -> str:
+def _in_words(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
     except (OSError, subprocess.TimeoutExpired):

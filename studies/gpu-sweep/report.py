@@ -48,12 +48,12 @@ class Constant:
     high: float
 
 
-def _habit(name: str, unit: str, quantity: str, low: float, high: float) -> Constant:
+def _of_profile(name: str, unit: str, quantity: str, low: float, high: float) -> Constant:
     """A constant of the framework's profile."""
 
     def changed(job: Job, value: float) -> Job:
-        habit: dict[str, Any] = {name: value}
-        framework = replace(job.training.framework, **habit)
+        constant: dict[str, Any] = {name: value}
+        framework = replace(job.training.framework, **constant)
         return replace(job, training=replace(job.training, framework=framework))
 
     return Constant(name, unit, quantity, lambda job: getattr(job.training.framework, name), changed, low, high)
@@ -76,13 +76,13 @@ def _power(name: str, unit: str, low: float, high: float) -> Constant:
 
 
 CONSTANTS = (
-    _habit("compute_factor", "", "iteration_time_s", 0.3, 5.0),
-    _habit("elementwise_factor", "", "iteration_time_s", 0.1, 10.0),
-    _habit("host_floor_s", "s", "iteration_time_s", 0.0, 0.02),  # of one layer and micro-batch
-    _power("active_w", "W", 0.0, 600.0),  # static_w, which cannot be told from it here, is what the idle GPU draws
+    _of_profile("compute_factor", "", "iteration_time_s", 0.3, 5.0),
+    _of_profile("elementwise_factor", "", "iteration_time_s", 0.1, 10.0),
+    _of_profile("host_floor_s", "s", "iteration_time_s", 0.0, 0.02),  # of one layer and micro-batch
+    _power("active_w", "W", 0.0, 600.0),  # static_w, which does not differ from it here, is what the idle GPU draws
     _power("pj_per_flop", "pJ", 0.05, 10.0),
-    _habit("activation_factor", "", "peak_memory_gib", 0.1, 4.0),
-    _habit("memory_overhead_gib", "GiB", "peak_memory_gib", 0.0, 8.0),
+    _of_profile("activation_factor", "", "peak_memory_gib", 0.1, 4.0),
+    _of_profile("memory_overhead_gib", "GiB", "peak_memory_gib", 0.0, 8.0),
 )
 
 
@@ -141,6 +141,7 @@ class Fitting:
         self.catalogue = np.array([c.read(self.physics.works[0].job) for c in self.constants])
 
     def log_error(self, constants: Sequence[Constant], values: Floats, rows: Bools) -> Floats:
+        """log(predicted / measured) of the ``rows``, with ``constants`` at ``values``."""
         predicted = self.physics.answers(self.quantity, constants, values.tolist())
         return np.asarray(np.log(predicted[rows] / self.measured[rows]))
 
@@ -193,7 +194,7 @@ def _cost(log_error: Floats) -> float:
 
 
 def fit_of(table: pd.DataFrame, quantity: str, known: Fit | None = None) -> Fit | None:
-    """What constants the rows that ran ask for, those of ``known`` at their best; None below `LEAST_ROWS` rows."""
+    """Constants that fit the rows that ran, those of ``known`` at their best; None below `LEAST_ROWS` rows."""
     fitting = Fitting(table, quantity, known)
     if fitting.rows.sum() < LEAST_ROWS:
         return None
@@ -233,6 +234,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def constants_table(fits: Sequence[Fit]) -> str:
+    """The report in Markdown."""
     """Every constant: catalogue, best alone, best together, with the median errors."""
     rows = []
     for fit in fits:
@@ -255,6 +257,7 @@ def _figure(value: float, constant: Constant) -> str:
 
 
 def report_text(table: pd.DataFrame, judged: pd.DataFrame, fits: Sequence[Fit]) -> str:
+    """The report in Markdown."""
     job = workloads(table)[0][0].job
     gpu, statuses = job.cluster.gpu, ", ".join(f"{n} {s}" for s, n in table["status"].value_counts().items())
     parts = [

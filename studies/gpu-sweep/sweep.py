@@ -63,22 +63,24 @@ class Run:
 
     @property
     def key(self) -> tuple[str, ...]:
+        """As `key_of`."""
         return key_of(self.question)
 
     @property
     def text(self) -> str:
+        """The plan in a few words."""
         q = self.question
         size, mode = q["micro_batch_size"], q["recompute"]
         return f"{q['model']}, {q['seq_length']} tokens, micro-batch {size}, recompute {mode}"
 
 
 def key_of(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    """What tells plans of the sweep apart; clocks are the driver's and do not."""
+    """Columns by which plans of the sweep differ, as text; clocks are the driver's and do not."""
     return tuple(str(int(v) if isinstance(v, float) else v) for v in (row[name] for name in KEY))
 
 
 def read_space(file: Path) -> dict[str, Any]:
-    """What to run. Raises UsageError where a key is missing or unknown."""
+    """The space to run, from a file. Raises UsageError where a key is missing or unknown."""
     try:
         space = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -110,7 +112,7 @@ def jobs(space: Mapping[str, Any], gpu: Gpu) -> Iterator[Job]:
 
 
 def feasible_runs(space: Mapping[str, Any], gpu: Gpu) -> list[Run]:
-    """Every plan that fits by the physics; a model that does not fit at all is told."""
+    """Every plan that fits by the physics; a model that does not fit at all is named on the terminal."""
     found = []
     for job in jobs(space, gpu):
         try:
@@ -165,6 +167,7 @@ class Table:
                 )
 
     def rows(self) -> pd.DataFrame:
+        """All rows so far."""
         if self.file.read_text(encoding="utf-8").count("\n") < 2:
             return pd.DataFrame(columns=NAMES)
         table = read_table(self.file)
@@ -173,6 +176,7 @@ class Table:
         return table
 
     def done(self) -> set[tuple[str, ...]]:
+        """Keys of the plans that have a row."""
         return {key_of(row) for row in self.rows().to_dict("records")}
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -212,12 +216,12 @@ def the_gpu() -> tuple[FoundGpu, Gpu]:
 
 
 def idle_gpu() -> dict[str, float]:
-    """What the GPU does before the first run; a busy one is told."""
+    """Readings of the GPU before the first run; of a busy one a line is printed."""
     _, power_w, temperature_c, utilisation, clock_mhz = Gpus().sample(0)
     if utilisation > BUSY:
         print(f"The GPU is busy before the first run ({utilisation:.0%}): what else runs there is measured too.")
-    told = {"power_w": power_w, "temperature_c": temperature_c, "utilisation": utilisation, "clock_mhz": clock_mhz}
-    return {name: round(value, 2) for name, value in told.items() if value == value}
+    found = {"power_w": power_w, "temperature_c": temperature_c, "utilisation": utilisation, "clock_mhz": clock_mhz}
+    return {name: round(value, 2) for name, value in found.items() if value == value}
 
 
 def measure(runs: list[Run], table: Table, space: Mapping[str, Any], about: Mapping[str, Any], minutes: float) -> None:
@@ -233,7 +237,7 @@ def measure(runs: list[Run], table: Table, space: Mapping[str, Any], about: Mapp
             return
         row = _measured(run, space, about, logs)
         table.add(row)
-        print(f"{number}/{len(runs)} {run.text}: {told(row)} ({row['run_s']:.0f} s)", flush=True)
+        print(f"{number}/{len(runs)} {run.text}: {result_text(row)} ({row['run_s']:.0f} s)", flush=True)
         failed_in_a_row = failed_in_a_row + 1 if row["status"] in ("failed", "timeout") else 0
         if failed_in_a_row == HOPELESS:
             raise LauncherError(
@@ -252,7 +256,8 @@ def _measured(run: Run, space: Mapping[str, Any], about: Mapping[str, Any], logs
     return {**run.question, **about, **found, "run_s": round(time.monotonic() - started, 1)}
 
 
-def told(row: Mapping[str, Any]) -> str:
+def result_text(row: Mapping[str, Any]) -> str:
+    """The results of a run, or why it has none, in a line."""
     if row["status"] != "ok":
         return f"{row['status']}, {row['notes']}"
     energy_j = row["energy_j"]
@@ -265,7 +270,7 @@ def _minutes(runs: list[Run]) -> int:
 
 
 def checked_software(trial: bool, name: str) -> Software:
-    """What PyTorch sees. Raises DeviceError where that is not the GPU of that name, whose energy is read.
+    """The software that PyTorch finds. Raises DeviceError where that is not the GPU of that name, whose energy is read.
 
     Without a GPU it would train on the processor; on a part of a GPU (MIG) the energy would be that of the whole.
     """
@@ -286,6 +291,7 @@ def checked_software(trial: bool, name: str) -> Software:
 
 
 def arguments() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", type=Path, default=HERE / "sweep.yaml", help="what to run (default: sweep.yaml)")
     parser.add_argument("--out", type=Path, help="folder of the results (default: beside this file, named by the GPU)")
@@ -300,12 +306,14 @@ def arguments() -> argparse.Namespace:
 
 
 def show_plan(runs: list[Run]) -> None:
+    """Print the runs with their expected seconds."""
     for number, run in enumerate(runs, 1):
         print(f"{number:3d} {run.text}: {run.expected_s:.0f} s")
     print(f"{len(runs)} runs, about {_minutes(runs)} min, of which {START_S:.0f} s a run are assumed for its start.")
 
 
 def main() -> None:
+    """Run the sweep as the options say."""
     options = arguments()
     space = read_space(options.sweep)
     if options.plan:

@@ -58,14 +58,17 @@ def crossover_s(first: Columns, second: Columns) -> float:
 
 
 def at_time(plans: Columns, time_s: float) -> int:
+    """The plan whose time is closest."""
     return int(np.abs(plans["iteration_time_s"] - time_s).argmin())
 
 
 def clocks(plans: Columns, i: int) -> str:
+    """Clocks of the stages of a plan in MHz."""
     return "/".join(f"{mhz:.0f}" for mhz in plans["stage_clock_mhz"][i] if mhz == mhz)
 
 
-def tell(curves: dict[str, Columns]) -> None:
+def show(curves: dict[str, Columns]) -> None:
+    """Print the ends and crossovers of the curves."""
     for name, plans in curves.items():
         low = int(plans["energy_j"].argmin())
         for what, i in ((f"{LAYOUTS[name][0]}, top clock", 0), ("least energy", low)):
@@ -90,6 +93,7 @@ def front(curves: dict[str, Columns]) -> tuple[Floats, Floats, list[str]]:
 
 
 def draw(curves: dict[str, Columns], file: Path) -> None:
+    """Draw the curves and their front into ``file``."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2), dpi=110)
     for name, plans in curves.items():
         letter, colour = LAYOUTS[name]
@@ -112,9 +116,10 @@ def draw(curves: dict[str, Columns], file: Path) -> None:
 
 
 def main() -> None:
+    """Print and draw the curves of the job beside this file."""
     job = load_job(HERE / "job.yaml")
     curves = {name: falling_clocks(job, name) for name in LAYOUTS}
-    tell(curves)
+    show(curves)
     owners = front(curves)[2]
     print("front:", ", ".join(f"{owners.count(name)} points of {name}" for name in dict.fromkeys(owners)))
     draw(curves, Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "figure_5.png")

@@ -26,8 +26,7 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price
 from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights
 from jointopt.surrogate.memory import memory_margin
-from jointopt.surrogate.model import joined
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.residual_gp import Runs, together
 from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, plan_features
 from jointopt.workflows.campaign.candidates import Candidates, listed
 from jointopt.workflows.tune import tune
@@ -184,7 +183,7 @@ def after_others(everything: list[Group]) -> Model:
         for other in others:
             ran = np.flatnonzero(np.isfinite(other.log_time))
             own = other.runs.take(ran), (other.log_time - other.log_physics)[ran]
-            known = own if known is None else (joined(known[0], own[0]), np.concatenate([known[1], own[1]]))
+            known = own if known is None else (together([known[0], own[0]]), np.concatenate([known[1], own[1]]))
         factor = 0.0
         if known is not None:
             factor = load_surrogate("default").predict(group.runs, group.fitted, known)[0]

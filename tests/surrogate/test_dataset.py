@@ -104,9 +104,10 @@ def test_a_table_that_the_physics_refuses_altogether_is_refused_in_one_sentence(
     def refuse(_):
         raise PlanError("no formula holds.")
 
-    monkeypatch.setattr(learning, "_described", refuse)
+    table = synthetic_runs(rows=3, groups=(256,))
+    monkeypatch.setattr(learning.PricedPlans, "of", refuse)
     with pytest.raises(TableError, match=r"No row of the table can be priced; row 1: no formula holds\."):
-        price(synthetic_runs(rows=3, groups=(256,)))
+        price(table)
 
 
 def test_results_are_numbers_and_a_blank_status_is_ok():

@@ -37,12 +37,6 @@ def test_every_result_lies_within_its_interval() -> None:
         assert (found[name] < found[f"{name}_high"]).all()
 
 
-def test_tables_get_the_prefix_on_every_column() -> None:
-    given = {f"predicted_{name}": values for name, values in columns().items() if name in RESULTS}
-    found = add_intervals(job(), columns() | given, "predicted_")
-    assert {f"predicted_{name}_{end}" for name in RESULTS for end in ("low", "high")} <= set(found)
-
-
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_gpu_or_framework_without_recorded_runs_widens_the_interval(name: str) -> None:
     known = width(add_intervals(job(), columns()), name)

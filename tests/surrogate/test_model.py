@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.surrogate.model import Surrogate, Widths, joined, load, save
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.model import Surrogate, Widths, load, save
+from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.trees import Trees
 
@@ -147,7 +147,7 @@ def test_runs_of_dense_models_are_not_known_runs_of_experts(surrogate: Surrogate
 def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:
     first, second = runs(2), runs(3, source="b")
     second.features["extra"] = np.ones(3)
-    both = joined(first, second)
+    both = together([first, second])
     assert len(both) == 5
     np.testing.assert_array_equal(both.features["extra"], [0, 0, 1, 1, 1])
     assert both.source.tolist() == ["a", "a", "b", "b", "b"]

@@ -25,13 +25,18 @@ def folder(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "surrogate"))
 
 
-Rows = dict[str, list[tuple[str, float, float]]]
+Rows = dict[str, list[object]]
 TRUE = np.linspace(-0.2, 0.3, 12).tolist()  # log(measured / physics) of runs that are held out
 
 
 def held_out(error: float, source: str = "a100", true: list[float] = TRUE) -> Rows:
     """Held-out runs of one source, each predicted ``error`` too long."""
-    return {source: [("tiny|256", truth, truth + np.log1p(error)) for truth in true]}
+    count = len(true)
+    return {"source": [source] * count, "group": ["tiny|256"] * count, "truth": [*true], "error": [error] * count}
+
+
+def both(first: Rows, second: Rows) -> Rows:
+    return {name: [*first[name], *second[name]] for name in first}
 
 
 @pytest.fixture
@@ -129,8 +134,8 @@ def test_a_surrogate_that_is_as_good_or_better_replaces(retrained):
 
 
 def test_only_rows_that_both_had_held_out_are_compared(retrained):
-    retrained(held_out(0.03) | held_out(0.001, "elsewhere"), force=True)
-    report = retrained({"a100": held_out(0.02)["a100"] + held_out(0.5, true=[0.4] * 3)["a100"]})
+    retrained(both(held_out(0.03), held_out(0.001, "elsewhere")), force=True)
+    report = retrained(both(held_out(0.02), held_out(0.5, true=[0.4] * 3)))
     assert report.splitlines()[-3].split() == ["a100", "12", "3.0%", "2.0%"]
 
 

@@ -1,1 +1,1 @@
-"""What `tune` and `validate` share: candidates, earlier runs, expectations, the record of every run."""
+"""Shared by `tune` and `validate`: candidates, earlier runs, expectations, the record of every run."""

@@ -15,7 +15,7 @@ from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.workflows.campaign.earlier import UNREAD, Earlier, earlier_runs
+from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_bounds
 from jointopt.workflows.campaign.record import Done, Queued, Record
 from jointopt.workflows.campaign.verdict import same_cause
@@ -55,12 +55,12 @@ class Campaign:
         known = [table for table in tables if len(table)]
         if not known:
             return Earlier()
-        return earlier_runs(candidates, pd.concat(known, ignore_index=True), self.model.surrogate)
-
-    def note_unread(self, earlier: Earlier) -> None:
-        """Note that stored runs are not used, where one of them cannot be read."""
-        if earlier.unread:
-            self.note(f"{UNREAD} {earlier.unread}")
+        found = earlier_runs(candidates, pd.concat(known, ignore_index=True), self.model.surrogate)
+        if found.unread:
+            self.note(
+                f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"
+            )
+        return found
 
     def broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the job's constraints that a measured run does not keep."""

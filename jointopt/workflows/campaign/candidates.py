@@ -23,6 +23,11 @@ from jointopt.workflows.propose import priced_problem
 
 MOST = 500  # plans of a job that are kept as candidates, the best by its model
 _PREDICTED = (*OBJECTIVES, "avg_power_w")
+_OF_MODEL = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+    "vocab_size", "num_experts", "moe_router_topk",
+)  # fmt: skip
+_OF_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "fused_norm")
 _CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid look the same in a run
 
 
@@ -58,11 +63,10 @@ def listed(listing: Mapping[str, Any], job: Job, calibration: Calibration | None
     """
     table = pd.DataFrame(listing)
     found, _ = workloads(table)
-    known = np.concatenate([work.rows for work in found])
-    table = table.iloc[known].reset_index(drop=True)
+    table = table.iloc[np.concatenate([work.rows for work in found])].reset_index(drop=True)
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
-    plans["stage_clock_mhz"] = np.concatenate([_widened(work.stage_clock_mhz, width) for work in found])
+    plans["stage_clock_mhz"] = np.concatenate([widened(work.stage_clock_mhz, width) for work in found])
     limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
     has, allowed = np.concatenate(limits).T
     answers = predict(table, calibration=calibration)
@@ -80,7 +84,8 @@ def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
     return max(usual, allowed), allowed
 
 
-def _widened(clocks: Floats, width: int) -> Floats:
+def widened(clocks: Floats, width: int) -> Floats:
+    """Stage clocks (n, S) as (n, width), blank behind the last stage."""
     return np.pad(clocks, ((0, 0), (0, width - clocks.shape[1])), constant_values=np.nan)
 
 
@@ -108,9 +113,8 @@ def searched(job: Job | JobModel) -> Candidates:
     predicted = {name: physics[name] for name in _PREDICTED}
     has, allowed = _limits_gib(job, job)
     load = np.log(physics["peak_memory_gib"] / has)
-    return Candidates(
-        measurement_columns(job, columns), columns, predicted, load, np.full(len(best), np.log(allowed / has))
-    )
+    room = np.full(len(best), np.log(allowed / has))
+    return Candidates(measurement_columns(job, columns), columns, predicted, load, room)
 
 
 def peeled(first: Floats, second: Floats, count: int) -> Ints:
@@ -127,16 +131,12 @@ def peeled(first: Floats, second: Floats, count: int) -> Ints:
 
 def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     """Plans of a job as rows of a measurement table without results, the job's own columns included."""
-    model, training, cluster = job.model, job.training, job.cluster
     table = pd.DataFrame({name: columns[name] for name in LAYOUT_COLUMNS})
     table["recompute"] = [RECOMPUTE_NAMES[code] for code in columns["recompute"]]
+    own = {name: getattr(job.model, name) for name in _OF_MODEL}
+    own |= {name: getattr(job.training, name) for name in _OF_TRAINING}
     return table.assign(
-        stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=model.name,
-        num_layers=model.num_layers, hidden_size=model.hidden_size, ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads, num_query_groups=model.num_query_groups,
-        gated_mlp=model.gated_mlp, vocab_size=model.vocab_size, num_experts=model.num_experts,
-        moe_router_topk=model.moe_router_topk, seq_length=training.seq_length,
-        global_batch_size=training.global_batch_size, dtype=training.dtype, attention=training.attention,
-        fused_norm=training.fused_norm, framework=training.framework.name, gpu=cluster.gpu.id,
-        gpus_per_node=cluster.gpus_per_node, num_gpus=cluster.num_gpus,
+        stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=job.model.name, **own,
+        framework=job.training.framework.name, gpu=job.cluster.gpu.id, gpus_per_node=job.cluster.gpus_per_node,
+        num_gpus=job.cluster.num_gpus,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the store already knows of a job: plans that were measured, and runs of other jobs on the same cluster."""
+"""Measurements that exist before a campaign: of plans of the job, and of other jobs on the same cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from jointopt.surrogate.model import Surrogate
 
-UNREAD = "What the store holds of earlier runs is not used, as one of them cannot be read:"
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 
@@ -63,11 +62,14 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surroga
         return Earlier()
     plan_of = {key: i for i, key in enumerate(_keys(priced, new))}
     matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old)], np.int64)
-    best = _fastest(table, priced.rows[old], matched)
+    best = _fastest(table.loc[priced.rows[old]], matched)
     known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
-    log_factor, count = _moved(priced.take(new), evidence, surrogate)
     memory = evidence.get(str(priced.runs.source[new[0]]), Evidence()).memory
+    count = sum(len(part.residual) for part in evidence.values())
+    if surrogate is None or not count:
+        return Earlier(tuple(known), tuple(best), None, memory)
+    log_factor = _log_factors(priced.take(new), evidence, surrogate)
     return Earlier(tuple(known), tuple(best), log_factor, memory, count)
 
 
@@ -82,7 +84,7 @@ def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keys(priced: Priced, at: Ints) -> list[bytes]:
-    """What the physics sees of each run: equal for runs of one plan of one job."""
+    """Features and predictions of each run as a key: equal for runs of one plan of one job."""
     runs, physics = priced.runs, priced.physics
     seen = [runs.matrix(sorted(runs.features))[at]]
     seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
@@ -90,33 +92,20 @@ def _keys(priced: Priced, at: Ints) -> list[bytes]:
     return [row.tobytes() for row in rounded]
 
 
-def _fastest(table: pd.DataFrame, rows: Ints, matched: Ints) -> dict[int, int]:
-    """Row of the table per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
-    time_s = table["iteration_time_s"].to_numpy(float)
-    rank = {"ok": 0, "oom": 1}
-    status = table["status"].to_numpy(str)
-
-    def order(i: int) -> tuple[int, float]:
-        return rank.get(status[rows[i]], 2), time_s[rows[i]] if status[rows[i]] == "ok" else 0.0
-
-    best: dict[int, int] = {}
-    for i in sorted(np.flatnonzero(matched >= 0).tolist(), key=order):
-        best.setdefault(int(matched[i]), int(rows[i]))
-    return best
+def _fastest(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
+    """Label in ``rows`` per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
+    rank = rows["status"].map({"ok": 0, "oom": 1}).fillna(2)
+    known = rows.assign(matched=matched, rank=rank, time_s=rows["iteration_time_s"].where(rank == 0, 0.0))
+    best = known[known["matched"] >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
+    return dict(zip(best["matched"].tolist(), best.index.tolist(), strict=True))
 
 
-def _moved(
-    candidates: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate | None
-) -> tuple[Floats | None, int]:
-    """(log of the factor on every candidate's time, runs behind it); none where no other job was timed."""
-    count = sum(len(part.residual) for part in evidence.values())
-    if surrogate is None or not count:
-        return None, 0
+def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> Floats:
+    """Log of the factor on every candidate's time."""
     out, sources = np.empty(len(candidates.rows)), candidates.runs.source
-    for source in np.unique(sources):
+    for source in np.unique(sources).tolist():
         own = np.flatnonzero(sources == source).astype(np.int64)
-        correction = Correction(
-            surrogate, str(source), bool(candidates.fitted[own[0]]), evidence.get(str(source), Evidence())
-        )
+        known = evidence.get(source, Evidence())
+        correction = Correction(surrogate, source, bool(candidates.fitted[own[0]]), known)
         out[own] = correction.log_factor(candidates.runs.take(own))
-    return out, count
+    return out

@@ -1,4 +1,4 @@
-"""What is expected of every candidate of a tune after all runs so far, and how far that is to be trusted."""
+"""Expectations of every candidate of a tune after all runs so far, and how far they are to be trusted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bounds(job: Job) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Belief:
+class Expected:
     """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
 
     ``draws``: the same as joint draws, and ``fits``. ``basis`` says what the predicted time rests on.
@@ -57,18 +57,18 @@ class Outlook:
         self._bounds, self._cluster = bounds(job), job.cluster
         self._site_bound_j = job.constraints.facility_energy_j
 
-    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Belief:
-        """The belief after measurements ``rows`` of candidates ``index`` (m,)."""
-        columns: Columns = {}
-        draws: Columns = {"fits": np.empty(0)}
-        columns["probability_fits"], draws["fits"] = self._fits(index, rows)
+    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expected:
+        """The posterior after measurements ``rows`` of candidates ``index`` (m,)."""
+        probability, fits = self._fits(index, rows)
+        columns: Columns = {"probability_fits": probability}
+        draws: Columns = {"fits": fits}
         basis = _PHYSICS
         needed = ("iteration_time_s", "energy_j") if self._site_bound_j is not None else ()
         found_by_name: dict[str, Adapted] = {}
         for name in dict.fromkeys([*objectives, *self._bounds, *needed]):
-            found, said = self._adapted(name, index, rows)
+            found, source = self._adapted(name, index, rows)
             found_by_name[name] = found
-            basis = said if name == "iteration_time_s" else basis
+            basis = source if name == "iteration_time_s" else basis
             if name in objectives:
                 columns[name] = np.exp(found.mean)
                 columns[f"{name}_low"] = np.exp(found.mean - _HALF_INTERVAL * found.deviation)
@@ -77,33 +77,26 @@ class Outlook:
         for kept in self._probabilities_kept(found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        return Belief(columns, draws, basis)
+        return Expected(columns, draws, basis)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Adapted, str]:
         """The log of a result of every candidate, and what it rests on."""
         values = np.array([result(row, name) for row in rows], float)
         good = np.flatnonzero(values > 0)
         at, seen = index[good], np.log(values[good])
-        choices = self._choices(np.log(self._candidates.predicted[name]), name)
-        if len(at) < ENOUGH_TO_JUDGE:
-            prior, spread, said = choices[0]
-            return adapted(self._features, prior, at, seen, spread), said
-        physics = np.log(self._candidates.predicted[name])
-        errors = [left_out_error(self._features, prior, at, seen, spread) for prior, spread, _ in choices]
-        best = int(np.argmin(errors))
-        if float(np.mean(np.abs(physics[at] - seen))) < errors[best]:
-            scatter = max(float(np.sqrt(np.mean((seen - physics[at]) ** 2))), self._spread.noise)
-            alone = Spread(1e-6, 1e-6, scatter)
-            return adapted(self._features, physics, at[:0], seen[:0], alone), _PHYSICS
-        prior, spread, said = choices[best]
-        return adapted(self._features, prior, at, seen, spread), said
-
-    def _choices(self, physics: Floats, name: str) -> list[tuple[Floats, Spread, str]]:
-        own = [(physics, self._spread, _OWN_RUNS)]
-        if self._earlier.log_factor is None or name == "avg_power_w":
-            return own
-        # the job's own runs come first: until they say otherwise, other jobs told the order of plans no better
-        return [*own, (physics + self._earlier.log_factor, INFORMED, _LEARNED)]
+        physics, best = np.log(self._candidates.predicted[name]), 0
+        # the job's own runs come first: until they say otherwise, other jobs order the plans no better
+        choices = [(physics, self._spread, _OWN_RUNS)]
+        if self._earlier.log_factor is not None and name != "avg_power_w":
+            choices.append((physics + self._earlier.log_factor, INFORMED, _LEARNED))
+        if len(at) >= ENOUGH_TO_JUDGE:
+            errors = [left_out_error(self._features, prior, at, seen, spread) for prior, spread, _ in choices]
+            best = int(np.argmin(errors))
+            if float(np.mean(np.abs(physics[at] - seen))) < errors[best]:
+                scatter = max(float(np.sqrt(np.mean((seen - physics[at]) ** 2))), self._spread.noise)
+                return adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter)), _PHYSICS
+        prior, spread, source = choices[best]
+        return adapted(self._features, prior, at, seen, spread), source
 
     def _probabilities_kept(self, found: Mapping[str, Adapted]) -> Iterator[Floats]:
         """For each bound of the job, how probably every candidate keeps it."""
@@ -115,7 +108,7 @@ class Outlook:
             yield _probability_below(np.log(site_j), energy.deviation, self._site_bound_j)
 
     def _fits(self, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Floats, Any]:
-        """What ran and what ran out of memory decide; other failures say nothing about memory."""
+        """Probability and draws of fitting, by runs that ended well or out of memory alone."""
         load, room = self._candidates.log_load, self._candidates.log_room
         status = np.array([row["status"] for row in rows], str)
         own = MemoryEvidence(ok_load=load[index[status == "ok"]], oom_load=load[index[status == "oom"]])
@@ -124,7 +117,7 @@ class Outlook:
 
 
 def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
-    """Of log-normals; where nothing is predicted nothing is known, and the run itself will tell."""
+    """Of log-normals; 1 where nothing is predicted, since then the run itself must show it."""
     if bound <= 0.0:
         return np.zeros(len(mean))
     chance = ndtr((np.log(bound) - mean) / deviation)
@@ -153,10 +146,7 @@ def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     limits, cluster = job.constraints, job.cluster
     if limits.facility_energy_j is not None:
         time_s, energy_j = result(row, "iteration_time_s"), result(row, "energy_j")
-        site_j = float(facility_energy_j(cluster, time_s, energy_j))
-        held["facility_energy_j"] = (site_j, limits.facility_energy_j)
+        held["facility_energy_j"] = float(facility_energy_j(cluster, time_s, energy_j)), limits.facility_energy_j
     if limits.memory_fraction is not None:
-        held["memory_fraction"] = (
-            result(row, "peak_memory_gib") / cluster.gpu.memory_gib, limits.memory_fraction,
-        )  # fmt: skip
+        held["memory_fraction"] = result(row, "peak_memory_gib") / cluster.gpu.memory_gib, limits.memory_fraction
     return held

@@ -51,8 +51,12 @@ class Record:
 
     def __init__(self, job: Job, storage: str | None, origin: str, note: Callable[[str], None]) -> None:
         self._job, self._url, self._origin, self._note = job, storage, origin, note
-        self.store = _open(storage)
         self._study: MeasuredStudy | None = None
+        self.store: Store | None = None
+        if storage is not None:
+            from jointopt.runs.store import Store
+
+            self.store = Store(storage)
 
     @property
     def study_name(self) -> str | None:
@@ -60,11 +64,9 @@ class Record:
         return None if self._study is None else self._study.name
 
     def open_study(
-        self,
-        plans: Columns,
-        objectives: tuple[str, ...],
+        self, plans: Columns, objectives: tuple[str, ...],
         earlier: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The study of the job, with ``earlier`` runs (plan record, row, broken bounds) that it does not hold yet.
 
         ``plans`` are all that may be run (layout columns and stage clocks).
@@ -133,8 +135,9 @@ class Record:
             raise
         finally:
             runs.close()
-            for trial in (trial for _, trial in begun.values() if trial is not None):
-                self._in_study(functools.partial(_lose, trial=trial, why=why, left=left))
+            for _, trial in begun.values():
+                if trial is not None:
+                    self._in_study(lambda study, trial=trial: study.lose(trial, why, left))  # type: ignore[misc]
 
     def _begun(
         self, launcher: Launcher, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
@@ -189,15 +192,3 @@ class Record:
 
 def _begin(study: MeasuredStudy, queued: Queued, attributes: Mapping[str, Any]) -> int:
     return study.begin(queued.plan, queued.predicted, **attributes)
-
-
-def _lose(study: MeasuredStudy, trial: int, why: str, left: bool) -> None:
-    study.lose(trial, why, left)
-
-
-def _open(storage: str | None) -> Store | None:
-    if storage is None:
-        return None
-    from jointopt.runs.store import Store
-
-    return Store(storage)

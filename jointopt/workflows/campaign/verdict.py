@@ -25,7 +25,8 @@ def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
         return _beyond(job, good)
     if not runs:
         return "No plan was run: none is likely to fit in memory and to keep the job's constraints."
-    return f"{_share(len(runs))}: {_commonest(runs)}."
+    share = "The only run did not succeed" if len(runs) == 1 else f"None of the {len(runs)} runs succeeded"
+    return f"{share}: {_commonest(runs)}."
 
 
 def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
@@ -56,10 +57,6 @@ def _where_logs_are(launcher: object) -> str:
     return f"The logs are in {folder}/*/*/log.txt. " if folder else ""
 
 
-def _share(count: int) -> str:
-    return "The only run did not succeed" if count == 1 else f"None of the {count} runs succeeded"
-
-
 def _commonest(runs: Sequence[MeasuredRun]) -> str:
     """The cause of most runs, in the words of the first of them."""
     failures = [failure_in(run.row) for run in runs]
@@ -80,11 +77,7 @@ def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
         for name, (value, bound) in held[best].items()
         if value > bound
     ]
-    runs = "The only run that succeeded does not keep" if len(good) == 1 else (
-        f"None of the {len(good)} runs that succeeded keeps"
-    )  # fmt: skip
-    return f"{runs} the job's constraints; the closest, {_words(good[best], good)}, breaks {' and '.join(broken)}."
-
-
-def _words(run: MeasuredRun, beside: Sequence[MeasuredRun]) -> str:
-    return plan_words(run.plan, differing(other.plan for other in beside))
+    several = f"None of the {len(good)} runs that succeeded keeps"
+    runs = "The only run that succeeded does not keep" if len(good) == 1 else several
+    closest = plan_words(good[best].plan, differing(run.plan for run in good))
+    return f"{runs} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
