@@ -1,0 +1,368 @@
+"""Share of wrong formulas that the tests notice: small changes of the code, drawn by chance, and written by hand.
+
+    OMP_NUM_THREADS=1 python tests/bench/bench_mutants.py                        # 200 drawn, and all of the file
+    python tests/bench/bench_mutants.py --room physics --sample 40 --no-hand
+    python tests/bench/bench_mutants.py --sample 0                               # wrong_formulas.yaml alone
+
+Each mutant is one change in a copy of the repository, judged by the tests of its room (`ROOMS`), quick ones first,
+up to the first that fails; one that runs out of time counts as noticed. Tests that fail without any change are left
+out and named. What may be changed is in mutations.py; wrong_formulas.yaml lists formulas by hand, whose ``before`` must
+stand in its file exactly once: else the bench says so and ends with 1. Tests run in forks of this process, which has
+the libraries loaded. Rooms that move: edit `ROOMS`, and ``file`` in wrong_formulas.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mutations import Change, changes, compiles
+
+ROOT = Path(__file__).parents[2]
+HAND = Path(__file__).with_name("wrong_formulas.yaml")
+QUICK = ("tests/golden", "tests/physics/hand*", "tests/physics/test_hand*")
+# room: (its code, what of it is not drawn, its tests in the order in which they run)
+ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "physics": (("jointopt/physics",), ("jointopt/physics/instructions.py",), (*QUICK, "tests/physics")),
+    "plans": (("jointopt/plans",), (), (*QUICK, "tests/plans")),
+    "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_learning.py")),
+    "polish": (
+        ("jointopt/tradeoff", "jointopt/polishing.py", "jointopt/physics/instructions.py"), (),
+        (*QUICK, "tests/tradeoff", "tests/test_polishing.py"),
+    ),
+    # PyTorch and Slurm run in CI alone
+    "measure": (
+        ("jointopt/measure",),
+        tuple(f"jointopt/measure/{name}" for name in ("trainer", "slurm.py", "slurm_control.py", "slurm_watch.py")),
+        ("tests/measure/test_[!st]*.py", "tests/measure/test_slurm_script.py", "tests/measure/test_torchrun.py"),
+    ),
+}  # fmt: skip
+LOADED = ("numpy", "scipy.optimize", "scipy.linalg", "pandas", "hypothesis", "xgboost", "sklearn.base")
+NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "dist", "docs", "shared")
+SLOWER, START_S = 6.0, 60.0  # time limit of a mutant: so many times that of the room, and a start
+ARGUMENTS = ("-q", "-p", "no:cacheprovider", "-n", "0", "--tb=line", "--hypothesis-seed=0")
+MOST_BYTES = 12 << 30  # of address space, for a change that asks for arrays without end
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass
+class Tests:
+    """What judges a room: test files in order, tests that fail without a change, and how long all take."""
+
+    files: list[str]
+    failing: list[str] = field(default_factory=list)
+    file_s: dict[str, float] = field(default_factory=dict)
+    limit_s: float = 900.0
+
+    def ordered(self, mutated: Path, share: float) -> list[str]:
+        """Quick files, then those named as the module, those that import it, and the others by the time they take.
+
+        As many as take that share of the time of all, the first one and the quick ones in any case.
+        """
+        quick = {str(path.relative_to(ROOT)) for path in _files(QUICK)}
+        imported = ".".join(mutated.with_suffix("").parts), f"import {mutated.stem}"
+
+        def rank(name: str) -> tuple[bool, bool, bool, float]:
+            text = (ROOT / name).read_text(encoding="utf-8")
+            mentions = any(one in text for one in imported)
+            return (
+                name not in quick,
+                mutated.stem not in Path(name).stem,
+                not mentions,
+                self.file_s.get(name, 0.0),
+            )
+
+        ranked = sorted(self.files, key=rank)
+        used_s = itertools.accumulate(0.0 if name in quick else self.file_s[name] for name in ranked)
+        most_s = share * sum(self.file_s.values())
+        return [
+            name
+            for i, (name, used) in enumerate(zip(ranked, used_s, strict=True))
+            if not i or used <= most_s + 1e-6
+        ]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """By which test a change was noticed; blank = by none."""
+
+    room: str
+    change: Change
+    noticed_by: str
+    seconds: float
+
+
+class Recorder:
+    """Writes down which tests failed and how long each file took."""
+
+    def __init__(self) -> None:
+        self.failing: list[str] = []
+        self.file_s: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.file_s[report.nodeid.split("::")[0]] += report.duration
+        if report.failed:
+            self.failing.append(report.nodeid)
+
+
+def main() -> int:
+    options = _options()
+    sampled = [one for room in options.room for one in _drawn(room, options)]
+    hand, errors = _hand_written(options.room) if options.hand else ([], [])
+    for error in errors:
+        print(error)
+    for name in LOADED:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [_copied(Path(folder) / str(i)) for i in range(options.jobs)]
+        tests = {room: _without_change(room, copies[0]) for room in options.room}
+        verdicts = list(_judged([*hand, *sampled], tests, copies, options.share))
+    _report(verdicts)
+    return 1 if errors else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--room", action="append", choices=list(ROOMS), help="repeatable; default: all")
+    parser.add_argument(
+        "--sample", type=int, default=200, help="changes drawn, equally many of each room (200)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--hand", action=argparse.BooleanOptionalAction, default=True, help="wrong_formulas.yaml"
+    )
+    parser.add_argument("--jobs", type=int, default=2)
+    quick = "a quick look: judge by the first tests, which take this share of the time of all"
+    parser.add_argument("--share", type=float, default=1.0, help=quick)
+    options = parser.parse_args()
+    options.room = options.room or list(ROOMS)
+    return options
+
+
+def _drawn(room: str, options: argparse.Namespace) -> list[tuple[str, Change]]:
+    """Changes of one room, its share of the sample, every possible one as likely."""
+    found = []
+    for file in (path.relative_to(ROOT) for path in _files(ROOMS[room][0], "*.py")):
+        if _is_of(room, file):
+            found += changes(file, (ROOT / file).read_bytes())
+    count = len(range(options.room.index(room), options.sample, len(options.room)))
+    random.Random(f"{options.seed} {room}").shuffle(found)
+    kept = (one for one in found if compiles(one.applied((ROOT / one.file).read_bytes())))
+    return [(room, one) for one, _ in zip(kept, range(count), strict=False)]
+
+
+def _is_of(room: str, file: Path) -> bool:
+    code, left_out, _ = ROOMS[room]
+    return str(file).startswith(code) and not str(file).startswith(left_out)
+
+
+def _hand_written(rooms: Sequence[str]) -> tuple[list[tuple[str, Change]], list[str]]:
+    """(room, change) of the file's formulas, and a line for each that does not fit the code any more."""
+    found, errors = [], []
+    for entry in yaml.safe_load(HAND.read_text(encoding="utf-8")):
+        file, before = Path(entry["file"]), entry["before"].rstrip("\n").encode()
+        room = next((name for name in ROOMS if _is_of(name, file)), None)
+        source = (ROOT / file).read_bytes() if (ROOT / file).is_file() else b""
+        start, times = source.find(before), source.count(before)
+        change = Change(file, start, start + len(before), entry["after"].rstrip("\n"), "hand", entry["why"])
+        if times != 1 or room is None or not compiles(change.applied(source)):
+            cause = f"`before` occurs {times} times" if times != 1 else "it is in no room, or no Python"
+            errors.append(f"wrong_formulas.yaml: {file}: {entry['why']}: {cause}")
+        elif room in rooms:
+            found.append((room, change))
+    return found, errors
+
+
+def _files(patterns: Sequence[str], inside: str = "test_*.py") -> list[Path]:
+    """Files that the patterns name, and those called ``inside`` of the folders that they name, each once."""
+    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    files = [sorted(path.rglob(inside)) if path.is_dir() else [path] for path in found]
+    return list(dict.fromkeys(itertools.chain.from_iterable(files)))
+
+
+def _copied(folder: Path) -> Path:
+    """The repository without links, so that a change in a copy stays in it."""
+    return Path(shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED)))
+
+
+def _without_change(room: str, copy: Path) -> Tests:
+    """The tests of a room after a run of the code as it is."""
+    tests = Tests([str(path.relative_to(ROOT)) for path in _files(ROOMS[room][2])])
+    started = time.perf_counter()
+    record = copy.with_suffix(".json")
+    code, log = _run(copy, tests.files, tests.limit_s, record=record)
+    if code is None or not record.is_file():
+        sys.exit(f"The tests of {room} do not run without a change:\n{log[-2000:]}")
+    found = json.loads(record.read_text(encoding="utf-8"))
+    tests.failing, tests.file_s = found["failing"], found["file_s"]
+    tests.files = [name for name in tests.files if name in tests.file_s]
+    seconds = time.perf_counter() - started
+    tests.limit_s = SLOWER * seconds + START_S
+    print(
+        f"{room}: {len(tests.files)} test files, {seconds:.0f} s, {len(tests.failing)} failing without a change",
+        flush=True,
+    )
+    for name in tests.failing:
+        print(f"  left out: {name}")
+    return tests
+
+
+def _judged(
+    mutants: Sequence[tuple[str, Change]], tests: dict[str, Tests], copies: Sequence[Path], share: float
+) -> Iterator[Verdict]:
+    """Verdicts as they come; each worker process has a copy of its own."""
+    context = multiprocessing.get_context("fork")
+    free = context.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+    with ProcessPoolExecutor(len(copies), context, _take_copy, (free,)) as pool:
+        waiting = [pool.submit(_judge, room, change, tests[room], share) for room, change in mutants]
+        for done, future in enumerate(as_completed(waiting), 1):
+            verdict = future.result()
+            how = f"noticed by {verdict.noticed_by}" if verdict.noticed_by else "NOT NOTICED"
+            print(f"[{done}/{len(waiting)}] {_title(verdict)}: {how} ({verdict.seconds:.0f} s)", flush=True)
+            yield verdict
+
+
+_copy: list[Path] = []  # of this worker process
+
+
+def _take_copy(free: Any) -> None:
+    _copy.append(free.get())
+
+
+def _judge(room: str, change: Change, tests: Tests, share: float) -> Verdict:
+    file = _copy[0] / change.file
+    source, started = file.read_bytes(), time.perf_counter()
+    try:
+        file.write_bytes(change.applied(source))
+        _forget_compiled(file)
+        code, log = _run(_copy[0], tests.ordered(change.file, share), tests.limit_s, tests.failing)
+    finally:
+        file.write_bytes(source)
+        _forget_compiled(file)
+    return Verdict(room, change, _noticed_by(code, log), time.perf_counter() - started)
+
+
+def _noticed_by(code: int | None, log: str) -> str:
+    failed = _FAILED.search(log)
+    if code is None:
+        return "running out of time"
+    if failed:
+        return failed[1]
+    return f"exit code {code}" if code else ""
+
+
+def _forget_compiled(file: Path) -> None:
+    """Bytecode is told from its source by a time in whole seconds and a size, which a change need not alter."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        compiled.unlink()
+
+
+def _run(
+    copy: Path, files: Sequence[str], limit_s: float, left_out: Sequence[str] = (), record: Path | None = None
+) -> tuple[int | None, str]:
+    """(exit code of pytest, None where it ran out of time; its output), of a fork in a copy of the repository."""
+    log, scratch = copy.with_suffix(".log"), copy.with_suffix(".tmp")
+    arguments = [*ARGUMENTS, f"--basetemp={scratch}", *([] if record else ["-x"])]
+    arguments += [*(f"--deselect={name}" for name in left_out), *files]
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(copy, log, arguments, record))
+    process.start()
+    process.join(limit_s)
+    alive = process.is_alive()
+    if process.pid is not None:
+        with suppress(ProcessLookupError):  # what tests have started ends with them
+            os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+    for folder in (scratch, copy / ".hypothesis"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return None if alive else process.exitcode, log.read_text(encoding="utf-8", errors="replace")
+
+
+def _pytest(copy: Path, log: Path, arguments: list[str], record: Path | None) -> None:
+    os.setsid()
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.chdir(copy)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    os.environ["PYTHONPATH"] = str(copy)  # of the programs that tests start
+    sys.path[:0] = [str(copy)]
+    recorder = Recorder()
+    code = pytest.main(arguments, plugins=[recorder])
+    if record is not None:
+        record.write_text(
+            json.dumps({"failing": recorder.failing, "file_s": recorder.file_s}), encoding="utf-8"
+        )
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _title(verdict: Verdict) -> str:
+    change = verdict.change
+    return f"{change.file}:{change.line(_source(change.file))} {change.kind}"
+
+
+def _shown(verdict: Verdict) -> str:
+    change = verdict.change
+    diff = "".join(f"    {line}\n" for line in change.diff(_source(change.file)).splitlines())
+    return (f"    {change.why}\n" if change.why else "") + diff.rstrip("\n")
+
+
+@functools.cache
+def _source(file: Path) -> bytes:
+    return (ROOT / file).read_bytes()
+
+
+def _report(verdicts: Sequence[Verdict]) -> None:
+    print("\nnot noticed:")
+    for verdict in sorted(verdicts, key=lambda v: (v.change.kind != "hand", v.change.file, v.change.start)):
+        if not verdict.noticed_by:
+            print(f"{_title(verdict)}\n{_shown(verdict)}")
+    hand = [v for v in verdicts if v.change.kind == "hand"]
+    drawn = [v for v in verdicts if v.change.kind != "hand"]
+    print("\nnoticed, by room:", _shares([(v.room, v) for v in drawn]))
+    print("noticed, by kind:", _shares([(v.change.kind, v) for v in drawn]))
+    print("hand-written, by room:", _shares([(v.room, v) for v in hand]))
+    print(f"drawn: {_share(drawn)} noticed (mark: 90 %)")
+    print(f"hand-written: {_share(hand)} noticed (mark: 95 %)")
+
+
+def _shares(named: Sequence[tuple[str, Verdict]]) -> str:
+    names = Counter(name for name, _ in named)
+    return ", ".join(f"{name} {_share([v for n, v in named if n == name])}" for name in names)
+
+
+def _share(verdicts: Sequence[Verdict]) -> str:
+    noticed = sum(bool(v.noticed_by) for v in verdicts)
+    return f"{noticed} of {len(verdicts)} ({noticed / max(len(verdicts), 1):.0%})"
+
+
+if __name__ == "__main__":
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    sys.exit(main())
