@@ -43,6 +43,10 @@ from mutations import Change, changes, compiles
 ROOT = Path(__file__).parents[2]
 HAND = Path(__file__).with_name("wrong_formulas.yaml")
 QUICK = ("tests/golden", "tests/physics/hand*", "tests/physics/test_hand*")
+NOT_DRAWN = (
+    "process.py", "foreground.py",  # they end processes: a change in which may end those of others
+    "trainer", "slurm.py", "slurm_control.py", "slurm_watch.py",  # PyTorch and Slurm run in CI alone
+)  # fmt: skip
 # room: (its code, what of it is not drawn, its tests in the order in which they run)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "physics": (("jointopt/physics",), ("jointopt/physics/instructions.py",), (*QUICK, "tests/physics")),
@@ -52,14 +56,22 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/tradeoff", "jointopt/polishing.py", "jointopt/physics/instructions.py"), (),
         (*QUICK, "tests/tradeoff", "tests/test_polishing.py"),
     ),
-    # PyTorch and Slurm run in CI alone
     "measure": (
         ("jointopt/measure",),
-        tuple(f"jointopt/measure/{name}" for name in ("trainer", "slurm.py", "slurm_control.py", "slurm_watch.py")),
+        tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
         ("tests/measure/test_[!st]*.py", "tests/measure/test_slurm_script.py", "tests/measure/test_torchrun.py"),
     ),
 }  # fmt: skip
-LOADED = ("numpy", "scipy.optimize", "scipy.linalg", "pandas", "hypothesis", "xgboost", "sklearn.base")
+LOADED = (
+    "numpy",
+    "scipy.optimize",
+    "scipy.linalg",
+    "pandas",
+    "hypothesis",
+    "xgboost",
+    "sklearn.base",
+    "sqlalchemy.orm",
+)
 NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "dist", "docs", "shared")
 SLOWER, START_S = 6.0, 60.0  # time limit of a mutant: so many times that of the room, and a start
 ARGUMENTS = ("-q", "-p", "no:cacheprovider", "-n", "0", "--tb=line", "--hypothesis-seed=0")
@@ -69,39 +81,33 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclass
 class Tests:
-    """What judges a room: test files in order, tests that fail without a change, and how long all take."""
+    """What judges a room: test files, tests that fail without a change, seconds of each test, limit for all."""
 
     files: list[str]
     failing: list[str] = field(default_factory=list)
-    file_s: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     limit_s: float = 900.0
 
-    def ordered(self, mutated: Path, share: float) -> list[str]:
-        """Quick files, then those named as the module, those that import it, and the others by the time they take.
-
-        As many as take that share of the time of all, the first one and the quick ones in any case.
-        """
+    def ordered(self, mutated: Path) -> list[str]:
+        """Quick files, then those named as the module, those that import it, and the others by the time they take."""
         quick = {str(path.relative_to(ROOT)) for path in _files(QUICK)}
         imported = ".".join(mutated.with_suffix("").parts), f"import {mutated.stem}"
+        file_s: Counter[str] = Counter()
+        for name, seconds in self.seconds.items():
+            file_s[name.split("::")[0]] += seconds
 
         def rank(name: str) -> tuple[bool, bool, bool, float]:
-            text = (ROOT / name).read_text(encoding="utf-8")
-            mentions = any(one in text for one in imported)
-            return (
-                name not in quick,
-                mutated.stem not in Path(name).stem,
-                not mentions,
-                self.file_s.get(name, 0.0),
-            )
+            mentioned = any(one in (ROOT / name).read_text(encoding="utf-8") for one in imported)
+            return name not in quick, mutated.stem not in Path(name).stem, not mentioned, file_s[name]
 
-        ranked = sorted(self.files, key=rank)
-        used_s = itertools.accumulate(0.0 if name in quick else self.file_s[name] for name in ranked)
-        most_s = share * sum(self.file_s.values())
-        return [
-            name
-            for i, (name, used) in enumerate(zip(ranked, used_s, strict=True))
-            if not i or used <= most_s + 1e-6
-        ]
+        return sorted(self.files, key=rank)
+
+    def slowest(self, share: float) -> list[str]:
+        """Tests that are left out where all others are to take that share of the time."""
+        ranked = sorted(self.seconds, key=self.seconds.__getitem__)
+        used = itertools.accumulate(self.seconds[name] for name in ranked)
+        most = share * sum(self.seconds.values()) + 1e-6
+        return [name for name, so_far in zip(ranked, used, strict=True) if so_far > most]
 
 
 @dataclass(frozen=True)
@@ -115,14 +121,18 @@ class Verdict:
 
 
 class Recorder:
-    """Writes down which tests failed and how long each file took."""
+    """Leaves tests out, and writes down which of the others failed and how long each took."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Sequence[str]) -> None:
+        self._left_out = set(left_out)
         self.failing: list[str] = []
-        self.file_s: defaultdict[str, float] = defaultdict(float)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid not in self._left_out]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.file_s[report.nodeid.split("::")[0]] += report.duration
+        self.seconds[report.nodeid] += report.duration
         if report.failed:
             self.failing.append(report.nodeid)
 
@@ -156,7 +166,7 @@ def _options() -> argparse.Namespace:
         "--hand", action=argparse.BooleanOptionalAction, default=True, help="wrong_formulas.yaml"
     )
     parser.add_argument("--jobs", type=int, default=2)
-    quick = "a quick look: judge by the first tests, which take this share of the time of all"
+    quick = "a quick look: leave out the slowest tests, so that the others take this share of the time"
     parser.add_argument("--share", type=float, default=1.0, help=quick)
     options = parser.parse_args()
     options.room = options.room or list(ROOMS)
@@ -218,8 +228,8 @@ def _without_change(room: str, copy: Path) -> Tests:
     if code is None or not record.is_file():
         sys.exit(f"The tests of {room} do not run without a change:\n{log[-2000:]}")
     found = json.loads(record.read_text(encoding="utf-8"))
-    tests.failing, tests.file_s = found["failing"], found["file_s"]
-    tests.files = [name for name in tests.files if name in tests.file_s]
+    tests.failing, tests.seconds = found["failing"], found["seconds"]
+    tests.files = [name for name in tests.files if any(test.startswith(name) for test in tests.seconds)]
     seconds = time.perf_counter() - started
     tests.limit_s = SLOWER * seconds + START_S
     print(
@@ -261,7 +271,8 @@ def _judge(room: str, change: Change, tests: Tests, share: float) -> Verdict:
     try:
         file.write_bytes(change.applied(source))
         _forget_compiled(file)
-        code, log = _run(_copy[0], tests.ordered(change.file, share), tests.limit_s, tests.failing)
+        left_out = [*tests.failing, *tests.slowest(share)]
+        code, log = _run(_copy[0], tests.ordered(change.file), tests.limit_s, left_out)
     finally:
         file.write_bytes(source)
         _forget_compiled(file)
@@ -288,9 +299,9 @@ def _run(
 ) -> tuple[int | None, str]:
     """(exit code of pytest, None where it ran out of time; its output), of a fork in a copy of the repository."""
     log, scratch = copy.with_suffix(".log"), copy.with_suffix(".tmp")
-    arguments = [*ARGUMENTS, f"--basetemp={scratch}", *([] if record else ["-x"])]
-    arguments += [*(f"--deselect={name}" for name in left_out), *files]
-    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(copy, log, arguments, record))
+    arguments = [*ARGUMENTS, f"--basetemp={scratch}", *([] if record else ["-x"]), *files]
+    of_pytest = (copy, log, arguments, left_out, record)
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=of_pytest)
     process.start()
     process.join(limit_s)
     alive = process.is_alive()
@@ -303,7 +314,9 @@ def _run(
     return None if alive else process.exitcode, log.read_text(encoding="utf-8", errors="replace")
 
 
-def _pytest(copy: Path, log: Path, arguments: list[str], record: Path | None) -> None:
+def _pytest(
+    copy: Path, log: Path, arguments: list[str], left_out: Sequence[str], record: Path | None
+) -> None:
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
@@ -312,12 +325,11 @@ def _pytest(copy: Path, log: Path, arguments: list[str], record: Path | None) ->
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     os.environ["PYTHONPATH"] = str(copy)  # of the programs that tests start
     sys.path[:0] = [str(copy)]
-    recorder = Recorder()
+    recorder = Recorder(left_out)
     code = pytest.main(arguments, plugins=[recorder])
     if record is not None:
-        record.write_text(
-            json.dumps({"failing": recorder.failing, "file_s": recorder.file_s}), encoding="utf-8"
-        )
+        found = {"failing": recorder.failing, "seconds": recorder.seconds}
+        record.write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()
     os._exit(code)
 
