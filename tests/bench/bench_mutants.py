@@ -86,7 +86,7 @@ class Tests:
     files: list[str]
     failing: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    limit_s: float = 900.0
+    limit_s: float = 3600.0
 
     def ordered(self, mutated: Path) -> list[str]:
         """Quick files, then those named as the module, those that import it, and the others by the time they take."""
