@@ -42,14 +42,14 @@ from mutations import Change, changes, compiles
 
 ROOT = Path(__file__).parents[2]
 HAND = Path(__file__).with_name("wrong_formulas.yaml")
-QUICK = ("tests/golden", "tests/physics/hand*", "tests/physics/test_hand*")
+QUICK = ("tests/golden", "tests/physics/hand*", "tests/*/test_*by_hand.py")
 NOT_DRAWN = (
     "process.py", "foreground.py",  # they end processes: a change in which may end those of others
     "trainer", "slurm.py", "slurm_control.py", "slurm_watch.py",  # PyTorch and Slurm run in CI alone
 )  # fmt: skip
 # room: (its code, what of it is not drawn, its tests in the order in which they run)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "physics": (("jointopt/physics",), ("jointopt/physics/instructions.py",), (*QUICK, "tests/physics")),
+    "physics": (("jointopt/physics",), ("jointopt/physics/instructions.py",), (*QUICK, "tests/physics", "tests/test_accuracy_gate.py")),
     "plans": (("jointopt/plans",), (), (*QUICK, "tests/plans")),
     "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_learning.py")),
     "polish": (
