@@ -49,7 +49,10 @@ NOT_DRAWN = (
 )  # fmt: skip
 # room: (its code, what of it is not drawn, its tests in the order in which they run)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "physics": (("jointopt/physics",), ("jointopt/physics/instructions.py",), (*QUICK, "tests/physics", "tests/test_accuracy_gate.py")),
+    "physics": (
+        ("jointopt/physics",), ("jointopt/physics/instructions.py",),
+        (*QUICK, "tests/physics", "tests/test_accuracy_gate.py"),
+    ),
     "plans": (("jointopt/plans",), (), (*QUICK, "tests/plans")),
     "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_learning.py")),
     "polish": (

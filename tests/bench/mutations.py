@@ -3,7 +3,7 @@
 A change replaces the bytes of one expression. Not changed, because no test can or should notice it: strings
 (docstrings, messages) and what stands in them, ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of
 `SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
-seeds, sizes of caches and blocks), and floats up to `ROUNDING`.
+seeds, sizes of caches and blocks), and tolerances up to `ROUNDING`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Finder:
 
     def _arithmetic(self, node: ast.BinOp, function: ast.FunctionDef | None) -> Iterator[tuple[str, str]]:
         left, right, op = self._text(node.left), self._text(node.right), type(node.op)
-        if _is_text(node.left) or _is_text(node.right):
+        if any(_is_text(side) or _is_rounding(side) for side in (node.left, node.right)):
             return
         if op in _OPERATORS:
             yield "operator", f"({left} {_OPERATORS[op]} {right})"
@@ -184,6 +184,8 @@ def _walk(
 
 
 def _silent(node: ast.AST) -> bool:
+    if _is_rounding(node):
+        return True
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return True
     if isinstance(node, ast.FunctionDef):
@@ -229,6 +231,17 @@ def _is_text(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
     return isinstance(node, containers) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_rounding(node: ast.AST) -> bool:
+    """Whether an expression is 1 plus or minus a tolerance."""
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add | ast.Sub)
+        and isinstance(node.right, ast.Constant)
+        and isinstance(node.right.value, float)
+        and abs(node.right.value) <= ROUNDING
+    )
 
 
 def _constant(value: object) -> Iterator[tuple[str, str]]:
