@@ -42,27 +42,27 @@ from mutations import Change, changes, compiles
 
 ROOT = Path(__file__).parents[2]
 HAND = Path(__file__).with_name("wrong_formulas.yaml")
-QUICK = ("tests/golden", "tests/physics/hand*", "tests/*/test_*by_hand.py")
+QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
 NOT_DRAWN = (
-    "process.py", "foreground.py",  # they end processes: a change in which may end those of others
-    "trainer", "slurm.py", "slurm_control.py", "slurm_watch.py",  # PyTorch and Slurm run in CI alone
+    "launchers/process.py",  # it ends processes: a change in which may end those of others
+    "trainer", "launchers/slurm.py", "launchers/slurm_control.py", "launchers/slurm_fleet.py",
+    "launchers/slurm_watch.py",  # tests of PyTorch and Slurm are those of services
 )  # fmt: skip
 # room: (its code, what of it is not drawn, its tests in the order in which they run)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "physics": (
-        ("jointopt/physics",), ("jointopt/physics/instructions.py",),
-        (*QUICK, "tests/physics", "tests/test_accuracy_gate.py"),
+        ("jointopt/physics",), ("jointopt/physics/polish",),
+        (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
     ),
-    "plans": (("jointopt/plans",), (), (*QUICK, "tests/plans")),
-    "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_learning.py")),
+    "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec/plans")),
+    "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py")),
     "polish": (
-        ("jointopt/tradeoff", "jointopt/polishing.py", "jointopt/physics/instructions.py"), (),
-        (*QUICK, "tests/tradeoff", "tests/test_polishing.py"),
+        ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
+        (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py"),
     ),
     "measure": (
-        ("jointopt/measure",),
-        tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
-        ("tests/measure/test_[!st]*.py", "tests/measure/test_slurm_script.py", "tests/measure/test_torchrun.py"),
+        ("jointopt/measure",), tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
+        ("tests/measure/devices", "tests/measure/launchers"),
     ),
 }  # fmt: skip
 LOADED = (
@@ -77,7 +77,17 @@ LOADED = (
 )
 NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "dist", "docs", "shared")
 SLOWER, START_S = 6.0, 60.0  # time limit of a mutant: so many times that of the room, and a start
-ARGUMENTS = ("-q", "-p", "no:cacheprovider", "-n", "0", "--tb=line", "--hypothesis-seed=0")
+ARGUMENTS = (
+    "-q",
+    "-m",
+    "not services",
+    "-p",
+    "no:cacheprovider",
+    "-n",
+    "0",
+    "--tb=line",
+    "--hypothesis-seed=0",
+)
 MOST_BYTES = 12 << 30  # of address space, for a change that asks for arrays without end
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
