@@ -1,4 +1,4 @@
-"""What several commands share: options, the job they name, progress."""
+"""Pieces of several commands: options, the job they name, answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ surrogate = click.option(
 
 
 def _basis(measured: Path | None, calibration: Path | None, **others: Any) -> dict[str, Any]:
-    """What predictions rest on, the named files read."""
+    """The ground of predictions, with the files that options name read."""
     from jointopt.spec.calibration import load_calibration
 
     learned = calibration and load_calibration(calibration)

@@ -23,9 +23,11 @@ class Commands(click.Group):
     """Imports the module of a command when the command is asked for, never all of what it needs to run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now; None for an unknown one."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"jointopt.cli.{cmd_name}"), cmd_name)

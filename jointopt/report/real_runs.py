@@ -39,6 +39,7 @@ class MeasuredRun:
 
     @property
     def status(self) -> str:
+        """How the run ended: one of `schema.STATUSES`."""
         return str(self.row["status"])
 
     @property

@@ -42,6 +42,7 @@ class TextColumn:
 
     @property
     def width(self) -> int:
+        """Characters of the widest line."""
         return max(map(len, [*self.header.split("\n"), *self.cells]))
 
 

@@ -38,6 +38,7 @@ class Genome:
 
     @classmethod
     def of(cls, problem: Problem) -> Genome:
+        """The genome of a problem."""
         coded = [np.unique(problem.layouts[name], return_inverse=True) for name in PRIORITY]
         genes = np.stack([inverse for _, inverse in coded], axis=1).astype(np.int64)
         slack_levels = 1 if problem.stage_clocks is None else SLACK_LEVELS

@@ -44,14 +44,17 @@ class Problem:
 
     @property
     def num_layouts(self) -> int:
+        """Number of layouts."""
         return len(self.layouts["pp"])
 
     @property
     def num_clocks(self) -> int:
+        """Number of clocks of the grid."""
         return len(self.clocks_mhz)
 
     @property
     def max_pp(self) -> int:
+        """Deepest pipeline of any layout."""
         return int(self.layouts["pp"].max()) if self.num_layouts else 1
 
     def uniform_clocks(self, layout_index: Ints, clock_index: Ints) -> Floats:

@@ -77,17 +77,7 @@ LOADED = (
 )
 NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "dist", "docs", "shared")
 SLOWER, START_S = 6.0, 60.0  # time limit of a mutant: so many times that of the room, and a start
-ARGUMENTS = (
-    "-q",
-    "-m",
-    "not services",
-    "-p",
-    "no:cacheprovider",
-    "-n",
-    "0",
-    "--tb=line",
-    "--hypothesis-seed=0",
-)
+ARGUMENTS = ("-q", "-m", "not services", "-p", "no:cacheprovider", "-n", "0", "--tb=line", "--hypothesis-seed=0")
 MOST_BYTES = 12 << 30  # of address space, for a change that asks for arrays without end
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -167,17 +157,11 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--room", action="append", choices=list(ROOMS), help="repeatable; default: all")
-    parser.add_argument(
-        "--sample", type=int, default=200, help="changes drawn, equally many of each room (200)"
-    )
+    parser.add_argument("--sample", type=int, default=200, help="changes drawn, equally many of each room (200)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--hand", action=argparse.BooleanOptionalAction, default=True, help="wrong_formulas.yaml"
-    )
+    parser.add_argument("--hand", action=argparse.BooleanOptionalAction, default=True, help="wrong_formulas.yaml")
     parser.add_argument("--jobs", type=int, default=2)
     quick = "a quick look: leave out the slowest tests, so that the others take this share of the time"
     parser.add_argument("--share", type=float, default=1.0, help=quick)
@@ -327,9 +311,7 @@ def _run(
     return None if alive else process.exitcode, log.read_text(encoding="utf-8", errors="replace")
 
 
-def _pytest(
-    copy: Path, log: Path, arguments: list[str], left_out: Sequence[str], record: Path | None
-) -> None:
+def _pytest(copy: Path, log: Path, arguments: list[str], left_out: Sequence[str], record: Path | None) -> None:
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)

@@ -167,9 +167,7 @@ class _Finder:
             yield "function", f"{self._text(node.func)}({condition}, {b}, {a})"
 
 
-def _walk(
-    node: ast.AST, function: ast.FunctionDef | None
-) -> Iterator[tuple[ast.AST, ast.FunctionDef | None]]:
+def _walk(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[ast.AST, ast.FunctionDef | None]]:
     """(node, function around it) of all that is not silent."""
     if _silent(node):
         return
@@ -218,16 +216,7 @@ def _called(node: ast.Call) -> str:
 
 def _is_text(node: ast.AST) -> bool:
     """Whether an operand of + or * is no number: a text, a list, a mapping."""
-    containers = (
-        ast.JoinedStr,
-        ast.List,
-        ast.Tuple,
-        ast.Dict,
-        ast.ListComp,
-        ast.DictComp,
-        ast.Set,
-        ast.SetComp,
-    )
+    containers = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp, ast.Set, ast.SetComp)
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
     return isinstance(node, containers) or (isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -122,9 +122,11 @@ class CommandProgram(Program):
         self.template = Template(command)
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words that start the program."""
         return self.template.filled(command_values(job, plan, folder))
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        """The row of a run that has ended, from the file that the program wrote."""
         path = folder / _FILE
         return read_result(path, job.cluster.num_gpus) if path.is_file() else None
 

@@ -202,15 +202,18 @@ class MegatronProgram(Program):
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words that start Megatron-LM on every node."""
         variables = (f"{name}={value}" for name, value in ENVIRONMENT.items())
         script = str((self.cwd / SCRIPT).resolve())
         return ["env", *variables, *node_torchrun(job), script, *self._arguments(job, plan)]
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words that start Megatron-LM on this machine alone."""
         start = local_torchrun(job.cluster.gpus_per_node)
         return [*start, str(self.cwd / SCRIPT), *self._arguments(job, plan)]
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        """The row of a run that has ended, from its log."""
         try:
             return measured(read_log(log, self.warmup_iterations), job.cluster.num_gpus)
         except ValueError:

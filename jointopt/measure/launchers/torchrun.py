@@ -41,19 +41,24 @@ class TorchrunProgram(Program):
         check_model(job.model)
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words that start the trainer on every node."""
         return [*node_torchrun(job), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words that start the trainer on this machine alone."""
         start = local_torchrun(self.spec(job, plan).processes)
         return [*start, *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
+        """Write the files that the trainer reads."""
         (folder / _SPEC).write_text(self.spec(job, plan, least_s).text(), encoding="utf-8")
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        """The row of a run that has ended, from the file that the trainer wrote."""
         return read_result(folder / _RESULT, job.model)
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
+        """The task of the trainer: model, plan, iterations."""
         return train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
 
 

@@ -49,6 +49,7 @@ class Experts(nn.Module):
         self.shared = make(width * spec.num_shared_experts) if spec.num_shared_experts else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Output of the routed experts for every token."""
         tokens = x.reshape(-1, x.shape[-1])
         weight, chosen = self.router(tokens).float().softmax(-1).topk(self.top_k, dim=-1)
         order = chosen.flatten().argsort(stable=True)  # routed copies, by expert

@@ -29,6 +29,8 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
+    """Causal self-attention with grouped keys and values and rotary positions."""
+
     def __init__(self, spec: TrainSpec, context: Context) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
@@ -41,6 +43,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(heads, spec.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Attention output (b, s, h)."""
         batch, length, _ = x.shape
         projected = (self.query(x), self.key(x), self.value(x))
         q, k, v = (p.view(batch, length, -1, self.head_dim).transpose(1, 2) for p in projected)
@@ -55,6 +58,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """Gated or plain feed-forward network."""
+
     def __init__(self, hidden: int, ffn: int, gated: bool) -> None:
         super().__init__()
         self.up = nn.Linear(hidden, ffn, bias=False)
@@ -62,11 +67,14 @@ class Mlp(nn.Module):
         self.down = nn.Linear(ffn, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Output (b, s, h)."""
         up = self.up(x)
         return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up)
 
 
 class Layer(nn.Module):
+    """One transformer layer, norms before attention and feed-forward network."""
+
     def __init__(self, spec: TrainSpec, context: Context, dense: bool) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(spec.hidden_size, eps=1e-5)
@@ -79,6 +87,7 @@ class Layer(nn.Module):
         self.mlp = mlp(spec.ffn_hidden_size) if dense else Experts(spec, context, mlp)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Output (b, s, h)."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -95,6 +104,7 @@ class Stage(nn.Module):
         self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of the last stage, hidden states of every other."""
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers.values():

@@ -68,6 +68,7 @@ class MeasuredStudy:
 
     @property
     def name(self) -> str:
+        """The study's name."""
         return self._study.study_name
 
     @property
