@@ -108,6 +108,13 @@ def test_residuals_far_from_a_source_s_median_are_clipped_at_a_half() -> None:
     assert sorted(part.residual) == pytest.approx([0.1, 0.2, 0.7])
 
 
+def test_a_large_source_is_sampled_and_counts_for_sixty_runs() -> None:
+    rows = runs([[0.0, 0.0]] * 200, [0.0] * 200, [0.0] * 200, "g" * 200)
+    part = _sampled(rows, np.linspace(0.0, 0.4, 200), 120, np.random.default_rng(0))
+    assert len(part.residual) == len(part.runs) == 120
+    assert part.weight == 0.5
+
+
 def test_learning_weighs_a_prior_on_logarithms_and_on_the_noise_of_each_source() -> None:
     # one logarithm 0.5 away: 0.5²/2; noise 0.06 against a usual 0.03 with a spread of 0.7
     centre = KERNEL.pack()

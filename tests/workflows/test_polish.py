@@ -115,3 +115,11 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_memory() -> None:
 def test_an_option_out_of_range_is_named(wrong) -> None:
     with pytest.raises(UsageError, match="must be"):
         polish(JOB, PLAN, **({"solver": "linear"} | wrong))
+
+
+def test_a_chunk_of_an_interleaved_stage_takes_its_share_of_the_stage_s_time_and_energy() -> None:
+    whole, chunks = (schedule_of(f"dp=8 pp=4 mbs=8 clock=1980{vpp}") for vpp in ("", " vpp=2"))
+    options = [schedule.problem.options[1] for schedule in (whole, chunks)]  # of a stage without embedding or head
+    for name in ("duration_s", "energy_j"):
+        once, twice = (float(getattr(option, name)[0]) for option in options)
+        assert 2 * twice == pytest.approx(once, rel=0.15)  # transfers of more chunks come on top

@@ -136,3 +136,10 @@ def test_another_file_is_no_reading(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(TableError, match="is no reading of a meter"):
         Series.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(("start", "end"), [(-2.0, 8.0), (2.0, 12.0)])
+def test_a_meter_that_starts_late_or_ends_early_has_not_measured_the_window(start: float, end: float) -> None:
+    reading = steady(seconds=10.0).between(1e9 + start, 1e9 + end)
+    assert reading.reason == "the meter ran 2.0 s less than what was to be measured"
+    assert math.isnan(reading.total_energy_j)

@@ -112,3 +112,34 @@ def test_a_model_that_is_built_otherwise_says_what_is_missing(job: Job, tmp_path
     assert "not the exact model" not in exact["notes"]
     wanted = "not the exact model: trained without its tied embeddings, learned positions, LayerNorm, biases"
     assert other["notes"].endswith(wanted)
+
+
+def written(folder: Path, **others: Any) -> Path:
+    """A result file as the trainer writes it."""
+    found = {"iteration_s": [0.9, 1.0, 1.4], "loss": [5.0, 4.0, 3.0], "peak_memory_gib": 2.5, "measured_s": [0.0, 3.3]}
+    (folder / "result.json").write_text(json.dumps(found | others))
+    return folder / "result.json"
+
+
+def test_the_time_of_a_run_is_the_median_of_its_iterations_and_notes_give_the_spread(job: Job, tmp_path: Path) -> None:
+    row = read_result(written(tmp_path), job.model)
+    assert row is not None
+    assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("ok", 1.0, 2.5)
+    assert "3 iterations, spread 50.0%, loss 5 to 3" in row["notes"]
+
+
+@pytest.mark.parametrize(("embedding", "missing"), [(0, False), (64, False), (32, True)])
+def test_a_narrower_embedding_is_named_as_left_out(job: Job, tmp_path: Path, embedding: int, missing: bool) -> None:
+    row = read_result(written(tmp_path), replace(job.model, embedding_size=embedding))
+    assert row is not None
+    assert ("narrower embedding" in row["notes"]) == missing
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_launcher_of_one_machine_takes_jobs_of_one_node(job: Job, nodes: int) -> None:
+    launcher = TorchrunLauncher()
+    if nodes == 1:
+        assert launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=1))) is None
+    else:
+        with pytest.raises(LauncherError, match="runs on one machine, and job .* has 2 nodes; use --launcher slurm"):
+            launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=2)))
