@@ -141,5 +141,5 @@ def test_a_launcher_of_one_machine_takes_jobs_of_one_node(job: Job, nodes: int) 
     if nodes == 1:
         assert launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=1))) is None
     else:
-        with pytest.raises(LauncherError, match="runs on one machine, and job .* has 2 nodes; use --launcher slurm"):
+        with pytest.raises(LauncherError, match=r"runs on one machine, and job .* has 2 nodes; use --launcher slurm"):
             launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=2)))
