@@ -22,6 +22,7 @@ ALLOWED = (
     "no TDP or no 16-bit peak in the catalogue",
     "PyTorch sees a GPU here",
     "no file system can be mounted here",
+    "SCIPY_ARRAY_API is not set",
 )
 
 
