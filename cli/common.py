@@ -166,11 +166,6 @@ def writing(option: str) -> Iterator[None]:
         raise UsageError(f"{option}: {place}{error.strerror or error}.") from error
 
 
-def progress(text: str) -> None:
-    """One line on stderr."""
-    click.echo(f"{text} ...", err=True)
-
-
 def remark(text: str) -> None:
     """One line on stderr, as it is."""
     click.echo(text, err=True)

@@ -38,6 +38,7 @@ class JobModel:
     job: Job
     surrogate: Surrogate | None = None
     evidence: Evidence = field(default_factory=Evidence)
+    name: str = "none"  # of the surrogate, as results give it
 
     @classmethod
     def of(
@@ -53,7 +54,7 @@ class JobModel:
         if isinstance(job, JobModel):
             return job
         learned = load_surrogate(surrogate)
-        model = cls(calibrated(job, calibration), learned)
+        model = cls(calibrated(job, calibration), learned, name=surrogate)
         if learned is None:
             return model
         model = model.fit_evidence(*_measurements(measured, storage))

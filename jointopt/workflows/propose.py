@@ -97,7 +97,7 @@ def propose(
             front, seen = _search(problem, exact, trials, seed, watch)
     reference, answer = _reference(physics), answered(model, physics, front)
     proposal = Proposal(
-        job=job, seed=seed, surrogate=surrogate, informed_by=model.evidence.counts, considered=space.considered,
+        job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
         front=_wanted(job, answer), reference=answered(model, physics, reference),
         covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
