@@ -1,16 +1,19 @@
 """Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning.
 
-Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, ``recompute`` is an index into
-`RECOMPUTE_NAMES` (int8) and ``stage_clock_mhz`` a float array of shape (n, max pp), NaN beyond pp.
+Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout are
+the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN beyond pp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from jointopt.core.codes import Codes, Lists, Names, Sets
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -19,6 +22,13 @@ Columns = dict[str, npt.NDArray[Any]]
 
 RECOMPUTE_CODES = {"none": 0, "selective": 1, "full": 2}
 RECOMPUTE_NAMES = tuple(RECOMPUTE_CODES)
+RECOMPUTE = Names(RECOMPUTE_NAMES, {"true": "full", "false": "none", "-": "none", "sel": "selective", "all": "full"})
+# Megatron Core's --recompute-modules
+MODULES = Sets(("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts"))
+OFFLOAD = Names(("none", "optimizer", "activations"), {"": "none", "-": "none", "false": "none"})
+# 1f1b is interleaved where vpp > 1; the others are PyTorch's ScheduleZBV..., and zb-h1 of arXiv:2401.10241
+SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleaved": "1f1b", "interleaved1f1b": "1f1b"})
+STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
@@ -39,11 +49,25 @@ class Column:
     short: str = ""  # as printed tables head it, where that is not the name
     layout: bool = False  # part of a layout: an array of `Columns`, in this order
     degree: bool = False  # the product of the degrees is the number of GPUs
+    codes: Codes | None = None  # of a layout column of text: its numbers
+    neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
 
     @property
     def array_dtype(self) -> type[np.generic]:
-        """Type of the arrays of a layout column; ``recompute`` is stored as its code."""
-        return {"bool": np.bool_, "str": np.int8}.get(self.dtype, np.int64)
+        """Type of the arrays of a layout column."""
+        return {"bool": np.bool_, "str": np.int32}.get(self.dtype, np.int64)
+
+    def inside(self, value: object) -> int:
+        """The number by which arrays hold a cell of a layout column of text; ValueError where it makes no sense."""
+        assert self.codes is not None
+        return self.codes.code(value)
+
+    def outside(self, value: Any) -> Any:
+        """A value of an array as plans in text and JSON hold it."""
+        if self.codes is not None:
+            return self.codes.text(int(value))
+        # the experts of a dense model have a degree of 0 inside
+        return bool(value) if self.dtype == "bool" else max(int(value), int(self.low))
 
 
 COLUMNS = {
@@ -57,8 +81,20 @@ COLUMNS = {
         Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True),
         Column("micro_batch_size", "int", "sequences", "plan", "sequences per micro-batch", short="mbs", layout=True),
         Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
-        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True),
+        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE),
         Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
+        Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0),
+        Column("dp_replicate", "int", "", "plan", "groups of ranks that each shard states by themselves (HSDP)",
+               short="rep", layout=True, neutral=1),
+        Column("stage_layers", "str", "", "plan", "layers of each model chunk, in the order of the pipeline; "
+               "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0),
+        Column("schedule", "str", "", "plan", "pipeline schedule; 1f1b is interleaved where vpp > 1", layout=True,
+               codes=SCHEDULE, neutral=0),
+        Column("recompute_modules", "str", "", "plan", "what selective recompute recomputes; blank: the framework's "
+               "usual", short="modules", layout=True, codes=MODULES, neutral=0),
+        Column("recompute_num_layers", "int", "", "plan", "layers per model chunk that full recompute recomputes; 0 = "
+               "all", 0, short="rc layers", layout=True, neutral=0),
+        Column("offload", "str", "", "plan", "what lies in host memory", layout=True, codes=OFFLOAD, neutral=0),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
         Column("source", "str", "", "workload", "where the row came from"),
@@ -93,6 +129,7 @@ COLUMNS = {
     )
 }  # fmt: skip
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
+NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
@@ -107,3 +144,15 @@ def num_gpus(layouts: Columns) -> Ints:
     """GPUs of each layout, (n,): the product of its degrees."""
     gpus: Ints = np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0)
     return gpus
+
+
+def outside(name: str, values: Iterable[Any]) -> list[Any]:
+    """Values of one layout column as plans in text, tables and JSON hold them."""
+    column = COLUMNS[name]
+    return [column.outside(value) for value in values]
+
+
+def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
+    """Cells of one layout column as its array, (n,); ValueError for one that makes no sense."""
+    column = COLUMNS[name]
+    return np.asarray([column.inside(v) if column.codes else v for v in values], column.array_dtype)

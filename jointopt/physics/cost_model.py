@@ -22,6 +22,7 @@ from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import PowerConstants
+from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants
 
@@ -46,7 +47,7 @@ def _by_depth(layouts: Columns) -> Iterator[tuple[Ints, Columns]]:
         rows = np.flatnonzero(key == depth)
         for start in range(0, len(rows), _CHUNK):
             part = rows[start : start + _CHUNK]
-            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS}
+            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class CostModel:
 
     def __init__(self, job: Job, layouts: Columns, constants: KernelConstants | None = None) -> None:
         self.job = job
-        self.layouts = layouts
+        self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)

@@ -100,7 +100,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     """
     lay, profile = LayoutArrays(job, layouts), job.training.framework
     layers = stage_layers(job, layouts)
-    groups = placement(layouts, even_domain(job.cluster))
+    groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
     layer = layer_costs(job, hw, lay)
     work = work_per_stage(job, layers, lay, layer)
     exposed = _stage_traffic(job, hw, lay, groups, layer, layers)
@@ -180,7 +180,7 @@ def _optimizer_step(
     Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B).
     """
     shard = np.where(lay.zero >= 1, lay.dp * lay.cp, 1.0)[:, None]
-    expert_shard = np.where(lay.zero >= 1, lay.dp * lay.cp / lay.ep, 1.0)[:, None]
+    expert_shard = np.where(lay.zero >= 1, lay.expert_dp, 1.0)[:, None]
     step_bytes = 30.0 * (params.dense / shard + params.expert / expert_shard)
     # ZeRO-1 and 2 put gathered weights together where each rank's slice is a copy of its own
     copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.dp * lay.cp - 1.0, 0.0)

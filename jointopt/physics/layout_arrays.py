@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import RECOMPUTE_CODES, Columns, Floats
+from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
 from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
 
@@ -13,6 +14,7 @@ class LayoutArrays:
     """Layout columns as floats, and what every formula needs of them."""
 
     def __init__(self, job: Job, layouts: Columns) -> None:
+        layouts = completed(job, layouts)
         f = {k: v.astype(float) for k, v in layouts.items()}
         self.tp, self.cp, self.ep, self.dp, self.vpp = f["tp"], f["cp"], f["ep"], f["dp"], f["vpp"]
         self.sp = layouts["sequence_parallel"].astype(bool)
@@ -25,9 +27,11 @@ class LayoutArrays:
         self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
             np.int64
         )
-        whole = job.training.framework.expert_tensor_parallel
-        self.expert_tp = self.tp if whole else np.ones_like(self.tp)
-        self.token_share = np.ones_like(self.tp) if whole else 1.0 / self.tp
+        # experts see the tokens of as many tensor ranks as cut them
+        self.expert_tp = np.maximum(f["etp"], 1.0)
+        spanned = self.dp * self.cp * (self.tp / self.expert_tp if job.training.framework.experts_span_tp else 1.0)
+        self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
+        self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
 
 

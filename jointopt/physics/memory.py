@@ -52,7 +52,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
 def state_bytes(
     params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, gradient_bytes: int, training: Training
 ) -> dict[str, Floats]:
-    """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = dp·cp/ep.
+    """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = ranks of an expert.
 
     Mixed precision: 2 bytes of weights, ``gradient_bytes``, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1
     shards the optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5).
@@ -171,7 +171,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
     shard, zero = (lay.dp * lay.cp)[:, None], lay.zero[:, None]
-    state = state_bytes(params, zero, shard, shard / lay.ep[:, None], profile.gradient_bytes, training)
+    state = state_bytes(params, zero, shard, lay.expert_dp[:, None], profile.gradient_bytes, training)
     activations = _activation_bytes(job, lay, layers)
     held_gib = job.cluster.gpu.process_memory_gib
     other = np.full_like(activations, (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB)

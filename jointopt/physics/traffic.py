@@ -146,7 +146,7 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Hides under its own MoE ``layer``.
     """
     moved = routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
-    moved = np.where(lay.expert_tp > 1, moved / lay.tp, moved)  # each tensor rank sends its slice
+    moved = moved / lay.expert_tp  # each rank sends its own slice of the tokens
     once = _collective(hw, "all_to_all", moved, groups["ep"])
     return _exposed(once, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.ep_overlap, layer)
 

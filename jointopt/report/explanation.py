@@ -12,6 +12,7 @@ from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
 from jointopt.report.documents import Result, pick, tidy_parts
+from jointopt.report.plans import is_neutral
 from jointopt.report.site import has_site_costs, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
@@ -120,7 +121,7 @@ def _title(found: Explanation, powered: bool) -> list[str]:
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
-    layout = {name: plan[name] for name in LAYOUT_COLUMNS}
+    layout = {name: plan[name] for name in LAYOUT_COLUMNS if not is_neutral(name, plan[name])}
     layout["sequence_parallel"] = "yes" if plan["sequence_parallel"] else "no"
     limits = plan.get("stage_power_limit_w") or [plan[name] for name in ("power_limit_w",) if name in plan]
     if limits:

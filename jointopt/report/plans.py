@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, outside
 from jointopt.report import table
 from jointopt.report.table import TextColumn
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
@@ -23,7 +23,7 @@ _CLOCKS_IN_WORDS = 40
 _HEADS = {name: name for name in LAYOUT_COLUMNS} | {
     "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
     "stage_clock_mhz": "clock",
-}  # fmt: skip
+} | {name: COLUMNS[name].short or name for name in NEUTRAL}  # fmt: skip
 _NAMES = {"sequence_parallel": "sequence parallel", "zero_stage": "ZeRO"}
 _VALUES: dict[str, dict[Any, tuple[str, str]]] = {  # column -> value -> (cell, word)
     "sequence_parallel": {False: ("-", "no"), True: ("y", "yes")},
@@ -65,6 +65,11 @@ def differing(plans: Iterable[Row]) -> frozenset[str]:
     return frozenset(name for name, values in met.items() if len(values) > 1)
 
 
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether a column of a plan is one that most plans do without, at the value that has no effect."""
+    return name in NEUTRAL and value == COLUMNS[name].outside(NEUTRAL[name])
+
+
 def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
     shown = [name for name in _HEADS if name in _IN_WORDS or name in differing]
@@ -84,6 +89,8 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Sequence
     """
     columns, equal = [*left], []
     for name in LAYOUT_COLUMNS:
+        if all(is_neutral(name, plan[name]) for plan in plans):
+            continue
         shown = [_VALUES.get(name, {}).get(plan[name], (str(plan[name]),) * 2) for plan in plans]
         if name in _IN_TABLES or len(plans) == 1 or len(set(shown)) > 1:
             columns.append(TextColumn(_HEADS[name], [cell for cell, _ in shown]))
@@ -134,6 +141,6 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
     import pandas as pd
 
     columns = dict(plans)
-    columns["recompute"] = np.asarray(RECOMPUTE_NAMES)[plans["recompute"]]
+    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS}
     columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return pd.DataFrame({name: list(v) if v.ndim > 1 else v for name, v in columns.items()})

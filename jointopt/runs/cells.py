@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, ONE_CLOCK, RECOMPUTE_NAMES, STATUSES, Ints, column_of
+from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, ONE_CLOCK, STATUSES, Column, Ints, column_of
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -100,6 +100,21 @@ def _one_of(names: Sequence[str], spellings: Mapping[str, str] | None = None) ->
     return read
 
 
+def _coded(cells: pd.Series, name: str) -> Reading:
+    """The cells of a plan's column of text as that column writes them."""
+    column = column_of(name)
+    words = cells.map(lambda cell: _rewritten(column, cell), na_action="ignore")
+    assert column.codes is not None
+    return words, words.isna() & cells.notna(), f"{column.codes.expected}, or blank"
+
+
+def _rewritten(column: Column, cell: object) -> str | None:
+    try:
+        return str(column.outside(column.inside(cell)))
+    except (ValueError, TypeError):
+        return None
+
+
 def _meaning_one_of(names: Sequence[str], meaning: Callable[[str], str | None]) -> Reader:
     """Leaves free text as it is, and refuses what means none of ``names``."""
 
@@ -159,7 +174,7 @@ def named_attention(text: str) -> tuple[str | None, bool]:
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
 READERS: dict[str, Reader] = {
     "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
-    "recompute": _one_of(RECOMPUTE_NAMES, {"true": "full", "false": "none"}),
+    **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

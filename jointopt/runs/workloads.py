@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats, Ints
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
 from jointopt.runs.cells import named_attention, named_dtype, row_codes
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
@@ -47,7 +47,7 @@ _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gp
 # fields of a plan, in the order in which a row names those that it lacks
 _ASSUMABLE = (
     "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
-    "recompute",
+    "recompute", *NEUTRAL,
 )  # fmt: skip
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
@@ -310,12 +310,18 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 
 def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
     """The layouts of the rows of one job, blanks filled."""
-    codes = rows.assign(recompute=rows["recompute"].map(RECOMPUTE_CODES)) if "recompute" in rows else rows
-    given = {name: _cells(codes, name) for name in LAYOUT_COLUMNS}
+    coded = {name: _codes(rows[name], name) for name in LAYOUT_COLUMNS if COLUMNS[name].codes and name in rows}
+    given = {name: coded[name] if name in coded else _cells(rows, name) for name in LAYOUT_COLUMNS}
     default = defaults.default_plan(job, given)
     # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
     kept = {"zero_stage": default.layouts["zero_stage"]}
-    return replace(default, layouts=defaults.canonical(job.training, default.layouts) | kept)
+    return replace(default, layouts=defaults.canonical(job, default.layouts) | kept)
+
+
+def _codes(cells: pd.Series, name: str) -> Floats:
+    """A plan's column of text as numbers, (n,), NaN where blank."""
+    codes, distinct = pd.factorize(cells)
+    return np.append([float(COLUMNS[name].inside(text)) for text in distinct], np.nan)[codes]
 
 
 def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:

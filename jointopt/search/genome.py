@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import NEUTRAL, Bools, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
 PRIORITY = (
-    "tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel",
+    "tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel", *NEUTRAL,
 )  # fmt: skip
 DERIVED = PRIORITY.index("dp")
 CLOCK, SLACK = len(PRIORITY), len(PRIORITY) + 1
@@ -32,7 +32,7 @@ class Genome:
 
     problem: Problem
     sizes: Ints  # (NUM_GENES,) number of values per gene
-    layout_genes: Ints  # (num_layouts, 10), in the problem's order
+    layout_genes: Ints  # (num_layouts, len(PRIORITY)), in the problem's order
     order: Ints  # layouts in lexicographic order of their genes
     prefixes: tuple[Ints, ...]  # per column, the codes of all genes up to it, in that order
 
@@ -51,7 +51,7 @@ class Genome:
         return cls(problem, sizes, genes, order, tuple(prefixes))
 
     def repair(self, genes: Ints) -> Ints:
-        """The layout (n,) nearest to each row of genes (n, >=10), column by column in order of priority."""
+        """The layout (n,) nearest to each row of genes, column by column in order of priority."""
         code = np.zeros(len(genes), dtype=np.int64)
         position = code
         for column, prefix in enumerate(self.prefixes):

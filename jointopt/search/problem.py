@@ -84,5 +84,5 @@ class Problem:
 
     def describe(self, plans: Columns) -> Columns:
         """The same plans with their layouts' columns and the bottleneck's clock, for a table or a study."""
-        layouts = {name: self.layouts[name][plans["layout_index"]] for name in LAYOUT_COLUMNS}
+        layouts = {name: self.layouts[name][plans["layout_index"]] for name in LAYOUT_COLUMNS if name in self.layouts}
         return layouts | {"clock_mhz": self.clocks_mhz[plans["clock_index"]]} | plans

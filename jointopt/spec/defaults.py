@@ -12,7 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    MODULES,
+    NEUTRAL,
+    RECOMPUTE_CODES,
+    STAGE_LAYERS,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+)
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
@@ -57,13 +69,32 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
         "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
         "zero_stage": _default_zero_stage(framework, layouts["pp"]),
     }
+    defaults["etp"] = default_etp(job, layouts)
+    defaults |= {name: np.full(size, value) for name, value in NEUTRAL.items() if name not in defaults}
     layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
     has_choice = {
         "ep": np.full(size, model.is_moe), "vpp": layouts["pp"] > 1, "sequence_parallel": layouts["tp"] > 1,
-        "zero_stage": layouts["dp"] * layouts["cp"] > 1,
+        "zero_stage": layouts["dp"] * layouts["cp"] > 1, "etp": model.is_moe & (layouts["tp"] > 1),
+        **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False),
     }  # fmt: skip
     assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
     return DefaultPlan({n: layouts[n].astype(COLUMNS[n].array_dtype) for n in LAYOUT_COLUMNS}, assumed)
+
+
+def default_etp(job: Job, layouts: Columns) -> Ints:
+    """The degree (n,) that cuts an expert: tp where the framework does so and ep leaves tp free; 0 without experts."""
+    if not job.model.is_moe:
+        return np.zeros_like(layouts["tp"])
+    whole = (layouts["dp"] * layouts["cp"]) % layouts["ep"] == 0
+    return np.where(job.training.framework.expert_tensor_parallel & whole, layouts["tp"], 1)
+
+
+def completed(job: Job, layouts: Columns) -> Columns:
+    """The layouts with the columns that most plans do without, each at its default where it is missing."""
+    if all(name in layouts for name in NEUTRAL):
+        return layouts
+    found = {name: np.full(len(layouts["tp"]), value) for name, value in NEUTRAL.items()}
+    return found | {"etp": default_etp(job, layouts)} | layouts
 
 
 def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:
@@ -79,15 +110,51 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
     return {name: np.where(single[name], rest, known[name]) for name in DEGREES}, guessed
 
 
-def canonical(training: Training, layouts: Columns) -> Columns:
+def canonical(job: Job, layouts: Columns) -> Columns:
     """The layouts with choices that have no effect at their one value, as the space lists them."""
+    training, piped = job.training, layouts["pp"] > 1
+    sharded = layouts["dp"] * layouts["cp"] > 1
+    zero_stage = np.where(sharded, layouts["zero_stage"], 0)
     selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
-    none = selective & training.selective_is_none
-    return layouts | {
+    full = layouts["recompute"] == RECOMPUTE_CODES["full"]
+    modules = np.where(selective, layouts["recompute_modules"], 0)
+    if training.selective_is_none:  # there are no scores to drop
+        modules = modules & ~MODULES.bit("core_attn")
+        selective = selective & (modules > 0)
+    modules = np.where(modules == MODULES.bit("core_attn"), 0, modules)  # what a blank means
+    recompute = np.where(full, RECOMPUTE_CODES["full"], np.where(selective, RECOMPUTE_CODES["selective"], 0))
+    found = {
         "sequence_parallel": layouts["sequence_parallel"] & (layouts["tp"] > 1),
-        "zero_stage": np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0),
-        "recompute": np.where(none, RECOMPUTE_CODES["none"], layouts["recompute"]).astype(np.int8),
+        "zero_stage": zero_stage,
+        "recompute": recompute,
+        "etp": layouts["etp"] if job.model.is_moe else np.where(layouts["etp"] > 1, layouts["etp"], 0),
+        "dp_replicate": np.where(zero_stage > 0, layouts["dp_replicate"], 1),
+        "stage_layers": np.where(piped, _stated_splits(job.model, layouts), 0),
+        "schedule": np.where(piped, layouts["schedule"], 0),
+        "recompute_modules": modules,
+        "recompute_num_layers": np.where(full, _fewer_layers(job.model, layouts), 0),
     }
+    return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}
+
+
+def _stated_splits(model: Model, layouts: Columns) -> Ints:
+    """``stage_layers`` (n,), blank where it says no more than that all chunks are equal."""
+    codes = np.array(layouts["stage_layers"])
+    chunks = layouts["pp"] * layouts["vpp"]
+    for code in np.unique(codes[codes > 0]).tolist():
+        numbers = STAGE_LAYERS.numbers(code)
+        even = len(set(numbers)) == 1 and sum(numbers) == model.num_layers
+        codes[(codes == code) & even & (chunks == len(numbers))] = 0
+    return codes
+
+
+def _fewer_layers(model: Model, layouts: Columns) -> Ints:
+    """``recompute_num_layers`` (n,), 0 where no chunk has more."""
+    most = -(-model.num_layers // (layouts["pp"] * layouts["vpp"]))
+    for code in np.unique(layouts["stage_layers"]).tolist():
+        if code:
+            most = np.where(layouts["stage_layers"] == code, max(STAGE_LAYERS.numbers(code), default=0), most)
+    return np.where(layouts["recompute_num_layers"] < most, layouts["recompute_num_layers"], 0)
 
 
 def default_dtype(gpu: Gpu) -> str:

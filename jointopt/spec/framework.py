@@ -20,6 +20,8 @@ class Framework:
     interleaving: bool = True
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
+    schedules: tuple[str, ...] = ("1f1b",)
+    experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"

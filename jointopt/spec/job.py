@@ -58,6 +58,13 @@ class Search:
     zero_stage: tuple[int, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
     recompute: tuple[str, ...] | None = None
+    etp: tuple[int, ...] | None = None
+    dp_replicate: tuple[int, ...] | None = None
+    stage_layers: tuple[str, ...] | None = None
+    schedule: tuple[str, ...] | None = None
+    recompute_modules: tuple[str, ...] | None = None
+    recompute_num_layers: tuple[int, ...] | None = None
+    offload: tuple[str, ...] | None = None
     clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
     per_stage_clocks: bool = True
 

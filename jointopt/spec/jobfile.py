@@ -9,7 +9,7 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Column
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
@@ -232,11 +232,19 @@ def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
     column = COLUMNS[name]
     if column.dtype == "bool":
         return tuple(sorted({item.flag(name) for item in _items(section, name, "true or false")}))
-    if column.dtype == "str":
-        words = {item.choice(name, RECOMPUTE_NAMES) for item in _items(section, name, "a recompute mode")}
-        return tuple(sorted(words, key=RECOMPUTE_NAMES.index))
+    if column.codes is not None:
+        texts = {_text(item, column) for item in _items(section, name, column.codes.expected)}
+        return tuple(sorted(texts, key=column.inside))
     low, high = int(column.low), int(min(column.high, _MOST_GPUS))
     return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
+
+
+def _text(item: Section, column: Column) -> str:
+    """A value of a layout's column of text, as that column writes it."""
+    try:
+        return str(column.outside(column.inside(item.values[column.name])))
+    except ValueError as error:
+        raise item.refuse(column.name, column.codes.expected if column.codes else "") from error
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, inside
 from jointopt.physics.facility import SITE_COLUMNS, with_site
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.database import without_password
@@ -144,6 +144,9 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
 
     UsageError that names a column that is missing or a cell that makes no sense.
     """
+    # files of earlier versions lack the columns that most plans do without; a blank there has no effect either
+    table = table.assign(**{name: table[name].astype(object) if name in table else np.nan for name in NEUTRAL})
+    table = table.fillna({name: COLUMNS[name].outside(neutral) for name, neutral in NEUTRAL.items()})
     missing = [name for name in _NEEDED if name not in table]
     if missing:
         raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
@@ -164,7 +167,7 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
 def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
     columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
     columns["sequence_parallel"] = clean["sequence_parallel"].to_numpy(np.float64) > 0
-    columns["recompute"] = clean["recompute"].map(RECOMPUTE_CODES).to_numpy(np.int8)
+    columns |= {name: inside(name, clean[name]) for name in LAYOUT_COLUMNS if COLUMNS[name].codes is not None}
     clocks: list[tuple[float, ...]] = clean["stage_clock_mhz"].tolist()
     stages = np.array([len(row) for row in clocks])
     if (stages != columns["pp"]).any():
@@ -179,7 +182,7 @@ def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
     return columns
 
 
-_WHOLE = tuple(name for name in LAYOUT_COLUMNS if name not in ("sequence_parallel", "recompute"))
+_WHOLE = tuple(name for name in LAYOUT_COLUMNS if COLUMNS[name].dtype == "int")
 
 
 def _results(clean: pd.DataFrame) -> Columns:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Ints, inside
 from jointopt.measure.launchers.base import Launcher, load_launcher
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
@@ -162,8 +162,7 @@ class _Bench(Campaign):
 def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], job: Job) -> _Chosen:
     """``chosen`` with other plans after them; each is a record, and attributes of its trial with its predictions."""
     plans = [plan for plan, _ in others]
-    columns: Columns = {name: np.array([plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
-    columns["recompute"] = np.array([RECOMPUTE_CODES[plan["recompute"]] for plan in plans], np.int8)
+    columns: Columns = {name: inside(name, [plan[name] for plan in plans]) for name in LAYOUT_COLUMNS}
     width = max(len(plan["stage_clock_mhz"]) for plan in plans)
     clocks = [widened(np.array([plan["stage_clock_mhz"]], float), width) for plan in plans]
     columns["stage_clock_mhz"] = np.concatenate(clocks)

@@ -49,7 +49,7 @@ def test_a_plan_with_blanks_is_the_same_plan_everywhere(framework, gpu, model, p
     job, table = both(framework, gpu, model, plan)
     parsed = parse_plan(plan, job)
     (work,), _ = workloads(table)
-    row = canonical(work.job.training, work.plans)
+    row = canonical(work.job, work.plans)
     clocks = parsed.stage_clock_mhz
     assert plan_records(row, work.stage_clock_mhz, [0]) == plan_records(parsed.layouts, clocks, [0])
     for name in ("dtype", "attention", "fused_norm", "framework", "global_batch_size"):

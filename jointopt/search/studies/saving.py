@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
@@ -94,11 +94,11 @@ def _share(shown: int, evaluated: int) -> str:
 
 
 def _mapping(plans: Columns) -> dict[str, list[Any]]:
-    """The plans by column, as JSON: recompute by name, stage clocks as text, unknown values as null."""
+    """The plans by column, as JSON: layouts as in a table, stage clocks as text, unknown values as null."""
     columns: dict[str, list[Any]] = {}
     for name in (*LAYOUT_COLUMNS, *(name for name in plans if name not in _LEFT_OUT)):
         columns[name] = [None if value != value else value for value in plans[name].tolist()]
-    columns["recompute"] = [RECOMPUTE_NAMES[code] for code in plans["recompute"]]
+    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS}
     columns["stage_clock_mhz"] = list(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return columns
 

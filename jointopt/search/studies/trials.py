@@ -12,7 +12,7 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, outside
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.spec.plans.parse import plan_records
 
@@ -44,12 +44,13 @@ def searched(plans: Columns) -> dict[str, BaseDistribution]:
 
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
-    if name == "recompute":
-        return CategoricalDistribution(RECOMPUTE_NAMES)
+    if COLUMNS[name].codes is not None:
+        texts = RECOMPUTE_NAMES if name == "recompute" else tuple(outside(name, np.unique(values)))
+        return CategoricalDistribution(texts)
     if name == "sequence_parallel":
         return CategoricalDistribution((False, True))
     low, high = int(values.min()), int(values.max())
-    return IntDistribution(low, high, log=name != "zero_stage")
+    return IntDistribution(low, high, log=low > 0)
 
 
 def plan_key(plan: Mapping[str, Any]) -> str:
@@ -79,8 +80,8 @@ def trials_of(
 
 
 def _external(name: str, values: Any) -> list[Any]:
-    if name == "recompute":
-        return [RECOMPUTE_NAMES[code] for code in values]
+    if name in LAYOUT_COLUMNS and COLUMNS[name].codes is not None:
+        return outside(name, values)
     listed: list[Any] = (np.nan_to_num(values) if name == "slack" else values).tolist()
     return listed
 

@@ -15,19 +15,17 @@ import numpy as np
 
 from jointopt.core.errors import PlanError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, ONE_CLOCK, RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, ONE_CLOCK, Columns, Floats
 from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import format_stage_clocks, number_in, parse_stage_clocks, plain_number
 
 PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
 _LARGEST = 10**6  # more GPUs than any system; keeps arrays over stages small
-_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_WORDS = {
+    "true": True, "1": True, "yes": True, "y": True, "false": False, "0": False, "no": False, "n": False, "-": False,
+}  # fmt: skip
 _ALIASES = {c.short.lower(): c.name for c in (*COLUMNS.values(), ONE_CLOCK) if c.short}
-_SHORT_WORDS = {
-    "sequence_parallel": {"y": "true", "n": "false", "-": "false"},
-    "recompute": {"-": "none", "sel": "selective", "all": "full"},
-}
 _BETWEEN_PAIRS = re.compile(r"\s+|,(?=\s*[^\s=,]+=)")  # a comma within a value separates clocks
 
 
@@ -49,7 +47,7 @@ def parse_plan(plan: str | Mapping[str, Any], job: Job) -> ParsedPlan:
     given = _read(plan)
     row = {key: _value(key, value) for key, value in given.items() if key in LAYOUT_COLUMNS}
     default = default_plan(job, row)
-    layouts = canonical(job.training, default.layouts)
+    layouts = canonical(job, default.layouts)
     pp = int(layouts["pp"][0])
     clocks = _clocks(given, pp, job)
     absent = [name for name in LAYOUT_COLUMNS if name not in row and (name in DEGREES or default.assumed[name][0])]
@@ -67,10 +65,11 @@ def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
-    """The plan in row ``index`` as text that `parse_plan` reads; a clock common to all stages is written once."""
+    """The plan in row ``index`` as text that `parse_plan` reads: no columns without effect, a common clock once."""
     record = plan_records(layouts, stage_clock_mhz, [index])[0]
     clocks = record.pop("stage_clock_mhz")
-    words = [f"{key}={_word(value)}" for key, value in record.items()]
+    without = {name for name, neutral in NEUTRAL.items() if layouts[name][index] == neutral}
+    words = [f"{key}={_word(value)}" for key, value in record.items() if key not in without]
     name = "clock_mhz" if len(set(clocks)) == 1 else "stage_clock_mhz"
     clock_text = format_stage_clocks(clocks[:1] if name == "clock_mhz" else clocks)
     return " ".join([*words, f"{name}={clock_text}"] if clocks else words)
@@ -86,9 +85,7 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
 
 
 def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
-    record: dict[str, Any] = {name: layouts[name][i].item() for name in LAYOUT_COLUMNS}
-    record["sequence_parallel"] = bool(record["sequence_parallel"])
-    record["recompute"] = list(RECOMPUTE_CODES)[record["recompute"]]
+    record: dict[str, Any] = {name: COLUMNS[name].outside(layouts[name][i]) for name in LAYOUT_COLUMNS}
     record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
     if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
         record["power_limit_w"] = float(layouts["power_limit_w"][i])
@@ -133,9 +130,17 @@ def _json_pairs(text: str) -> list[tuple[str, Any]]:
 
 
 def _value(key: str, value: Any) -> int | bool:
-    """One layout value in its column's type; ``recompute`` as its code."""
-    if key in _SHORT_WORDS:
-        return _choice(key, value, _WORDS if key == "sequence_parallel" else RECOMPUTE_CODES)
+    """One layout value as its array holds it."""
+    column = COLUMNS[key]
+    if column.codes is not None:
+        try:
+            return column.inside(value)
+        except ValueError as error:
+            known = getattr(column.codes, "names", ())
+            hint = nearest(str(value), known)
+            raise PlanError(f"The {key} of a plan must be {column.codes.expected}; got {value!r}{hint}.") from error
+    if column.dtype == "bool":
+        return _flag(key, value)
     lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, _LARGEST))
     try:
         number = lowest - 1 if isinstance(value, bool) else int(str(value))
@@ -146,13 +151,12 @@ def _value(key: str, value: Any) -> int | bool:
     return number
 
 
-def _choice(key: str, value: Any, known: Mapping[str, int]) -> int:
+def _flag(key: str, value: Any) -> bool:
     word = str(value).strip().lower()
-    word = _SHORT_WORDS[key].get(word, word)
-    if word not in known:
-        names = ", ".join(known)
-        raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, known)}.")
-    return known[word]
+    if word not in _WORDS:
+        names = ", ".join(_WORDS)
+        raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, _WORDS)}.")
+    return _WORDS[word]
 
 
 def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:

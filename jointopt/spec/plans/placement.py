@@ -1,7 +1,7 @@
 """Which links the communication groups of a layout use: how many members share a scale-up domain.
 
 Ranks are numbered as Megatron-LM's default order tp-cp-ep-dp-pp does: tp innermost, then cp, then dp, pp
-outermost, and ep inside dp*cp. A domain (NVLink switch, or the node) holds consecutive ranks.
+outermost; experts number the ranks of a stage anew, etp innermost, then ep. A domain (NVLink switch, or the node) holds consecutive ranks.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ class Group(NamedTuple):
     local: Ints  # fewest members in any domain that a group touches: their links carry its traffic into it
 
 
-def placement(layouts: Columns, domain: int) -> dict[str, Group]:
-    """Groups ``tp, cp, dp, dp_cp, ep, expert_dp, pp`` of n layouts on domains of ``domain`` GPUs; arrays are (n,).
+def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> dict[str, Group]:
+    """Groups ``tp, cp, dp, dp_cp, etp, ep, expert_dp, pp`` of n layouts on domains of ``domain`` GPUs; arrays are (n,).
 
     ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts. ``pp`` is the pair of
-    neighbouring stages: size 2 (1 without pipeline), local 2 only where all boundaries are inside a domain.
+    neighbouring stages: size 2 (1 without pipeline), local 2 only where all boundaries are inside a domain. Experts
+    lie over all ranks of a stage, etp innermost, then ep, as Megatron Core's RankGenerator numbers them; where a
+    framework keeps them inside dp*cp (not ``experts_span_tp``), ep has tp's ranks in between.
     """
-    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in ("tp", "cp", "dp", "pp", "ep")])
+    layouts = {"etp": layouts["tp"], **layouts}
+    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in ("tp", "cp", "dp", "pp", "ep", "etp")])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
     starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
     lengths = np.diff(starts, append=degrees.shape[1])
-    tp, cp, dp, pp, ep = degrees[:, starts]
-    groups = _groups(tp, cp, dp, pp, ep, domain)
+    groups = _groups(degrees[:, starts], domain, experts_span_tp)
     return {name: Group(*(np.repeat(part, lengths) for part in group)) for name, group in groups.items()}
 
 
-def _groups(tp: Ints, cp: Ints, dp: Ints, pp: Ints, ep: Ints, domain: int) -> dict[str, Group]:
-    gpus, shards = tp * cp * dp * pp, dp * cp
+def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Group]:
+    tp, cp, dp, pp, ep, etp = degrees
+    gpus, shards, etp = tp * cp * dp * pp, dp * cp, np.maximum(etp, 1)
+    inner = etp if experts_span_tp else tp
     strides = {
-        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp), "ep": (ep, tp),
-        "expert_dp": (shards // ep, tp * ep), "pp": (pp, tp * shards),
+        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp), "etp": (etp, np.ones_like(tp)),
+        "ep": (ep, inner), "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep), "pp": (pp, tp * shards),
     }  # fmt: skip
     groups = {name: Group(n, members_per_domain(n, stride, gpus, domain)) for name, (n, stride) in strides.items()}
     chain = groups["pp"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns, inside
 from jointopt.spec.job import Job, Search, Training
 
 SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
@@ -44,7 +44,7 @@ def layout_rules(job: Job) -> tuple[Rule, ...]:
     return (
         *(rule for name in ("tp", "pp", "cp", "dp") for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
-        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job),
+        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_stage_rules(job),
     )  # fmt: skip
 
 
@@ -54,7 +54,9 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
     `jointopt.spec.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
-    columns = {name: np.asarray([RECOMPUTE_CODES.get(plan[name], plan[name])]) for name in LAYOUT_COLUMNS}
+    columns = {name: inside(name, [plan.get(name, COLUMNS[name].outside(NEUTRAL.get(name, 0)))]) for name in LAYOUT_COLUMNS}
+    if not job.model.is_moe:  # whose experts have no degree
+        columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
     broken.sort(key=lambda rule: rule.of_search)
     figures, most = {**plan, **_plan_figures(job, plan)}, job.cluster.power_limit_w
@@ -72,7 +74,8 @@ def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "product": shards * plan["tp"] * plan["pp"], "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
         "micro_batches": job.training.global_batch_size // step, "chunks": plan["pp"] * plan["vpp"],
-        "tokens": job.training.seq_length // plan["cp"],
+        "tokens": job.training.seq_length // plan["cp"], "stage_ranks": shards * plan["tp"],
+        "expert_ranks": plan["ep"] * plan.get("etp", 1),
     }  # fmt: skip
 
 
@@ -111,12 +114,21 @@ def _searched(job: Job, column: str, where: Callable[[Columns], Any] | None = No
     listed: tuple[Any, ...] | None = getattr(job.search, column)
     if listed is None:
         return ()
-    values = _codes(job.training, listed) if column == "recompute" else [int(value) for value in listed]
+    values = [int(inside(column, [value])[0]) for value in listed]
+    if column == "recompute":
+        values = _codes(job.training, listed)
     outside = _not_in(column, values, where)
-    columns = {"sequence_parallel": ("tp",), "zero_stage": ("dp", "cp")}.get(column, ())
+    columns = _EFFECT.get(column, ())
     names = ", ".join(map(str, listed))
     sentence = f"{column} {{{column}}} is outside the job's search.{column} ({names})."
     return (Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
+
+
+# where a choice has an effect depends on these columns
+_EFFECT = {
+    "sequence_parallel": ("tp",), "zero_stage": ("dp", "cp"), "dp_replicate": ("zero_stage",), "schedule": ("pp",),
+    "stage_layers": ("pp", "vpp"), "recompute_modules": ("recompute",), "recompute_num_layers": ("recompute",),
+}  # fmt: skip
 
 
 def _not_in(column: str, values: list[int], where: Callable[[Columns], Any] | None = None) -> Callable[[Columns], Any]:
@@ -170,7 +182,16 @@ def _tp_shards(job: Job) -> list[tuple[str, int]]:
 
 
 def _expert_rules(job: Job) -> list[Rule]:
-    model, experts = job.model, job.model.num_experts
+    model, experts, framework = job.model, job.model.num_experts, job.training.framework
+
+    def offered(c: Columns) -> list[Any]:
+        return [1.0] if framework.expert_tensor_parallel else [1.0 / tp for tp in np.unique(c["tp"])]
+
+    def uneven(c: Columns) -> Any:
+        if framework.experts_span_tp:
+            return (c["dp"] * c["cp"] * c["tp"]) % (c["ep"] * np.maximum(c["etp"], 1)) != 0
+        return (c["dp"] * c["cp"]) % c["ep"] != 0
+
     return [
         *_searched(job, "ep"),
         Rule("experts", ("ep",), lambda c: (c["ep"] > 1) & (not model.is_moe),
@@ -178,8 +199,16 @@ def _expert_rules(job: Job) -> list[Rule]:
              f"ep {{ep}} needs experts, and {_literal(model.name)} is a dense model."),
         Rule("expert_split", ("ep",), lambda c: model.is_moe & (experts % c["ep"] != 0),
              f"ep does not divide the {experts} experts", f"ep {{ep}} does not divide the {experts} experts."),
-        Rule("expert_ranks", ("dp", "cp", "ep"), lambda c: (c["dp"] * c["cp"]) % c["ep"] != 0,
-             "ep does not divide dp*cp", "ep {ep} does not divide dp*cp, which is {shards}."),
+        *_searched(job, "etp", lambda c: c["etp"] > 0),
+        Rule("expert_tp", ("etp",), lambda c: (c["etp"] > 0) & (not model.is_moe),
+             f"etp without experts {DUPLICATE}",
+             f"etp {{etp}} needs experts, and {_literal(model.name)} is a dense model."),
+        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & ~np.isin(c["etp"] / c["tp"], offered(c)),
+             f"{framework.name} does not cut experts so (etp)",
+             f"{framework.name} does not cut experts by etp {{etp}} where tp is {{tp}}."),
+        Rule("expert_ranks", ("dp", "tp", "cp", "ep", "etp"), uneven,
+             "ep*etp does not divide dp*cp*tp", "ep*etp is {expert_ranks}, which does not divide the {stage_ranks} "
+             "ranks of a stage (dp*cp*tp)."),
     ]  # fmt: skip
 
 
@@ -284,6 +313,37 @@ def _zero_rules(job: Job) -> list[Rule]:
              f"{framework.name} has no such zero_stage with pp > 1",
              f"{framework.name} has no zero_stage {{zero_stage}} with pp > 1."),
     ]  # fmt: skip
+
+
+def _stage_rules(job: Job) -> list[Rule]:
+    layers, framework = job.model.num_layers, job.training.framework
+
+    def wrong(c: Columns) -> Any:
+        return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
+
+    return [
+        *_searched(job, "stage_layers", lambda c: c["pp"] > 1),
+        Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
+             f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
+             f"stage_layers {{stage_layers}} must be pp*vpp = {{chunks}} numbers that add up to the {layers} layers."),
+        *_searched(job, "schedule", lambda c: c["pp"] > 1),
+        Rule("schedule", ("schedule",), lambda c: ~np.isin(c["schedule"], [SCHEDULE.code(s) for s in framework.schedules]),
+             f"{framework.name} has no such schedule", f"{framework.name} has no pipeline schedule {{schedule}}."),
+        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
+        *_searched(job, "recompute_modules", lambda c: c["recompute"] == RECOMPUTE_CODES["selective"]),
+        *_searched(job, "recompute_num_layers", lambda c: c["recompute"] == RECOMPUTE_CODES["full"]),
+        *_searched(job, "offload"),
+    ]  # fmt: skip
+
+
+def _by_split(c: Columns, broken: Callable[[tuple[int, ...], Any], Any]) -> Bools:
+    """Where ``broken`` holds of the numbers of stated ``stage_layers`` and pp*vpp; never of blank ones."""
+    codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
+    out = np.zeros(codes.shape, np.bool_)
+    for code in np.unique(codes[codes > 0]).tolist():
+        at = codes == code
+        out[at] = broken(STAGE_LAYERS.numbers(code), chunks[at])
+    return out
 
 
 def _literal(text: str) -> str:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, Bools, Columns, Floats, Ints, inside
 from jointopt.spec.job import Job
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 
 # The columns that are not settled by the number of GPUs, those that drop most first.
-_EXPANDED = ("ep", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
+_EXPANDED = ("ep", "etp", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
+_EXPANDED += tuple(name for name in NEUTRAL if name not in _EXPANDED)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,16 @@ def _candidates(job: Job, column: str) -> Ints:
     most = {"sequence_parallel": 1, "recompute": len(RECOMPUTE_CODES) - 1, "zero_stage": COLUMNS["zero_stage"].high}
     if column in most:
         return np.arange(int(most[column]) + 1, dtype=np.int64)
+    if column in NEUTRAL:
+        listed = getattr(job.search, column) or ()
+        return np.asarray(sorted({*_usual(job, column), *inside(column, listed).tolist()}), dtype=np.int64)
     experts, batch = max(job.model.num_experts, 1), job.training.global_batch_size
     whole = {"ep": experts, "micro_batch_size": batch, "vpp": job.model.num_layers}[column]
     return np.asarray(sorted({*divisors(whole), *(getattr(job.search, column) or ())}), dtype=np.int64)
+
+
+def _usual(job: Job, column: str) -> list[int]:
+    """The values of a column that most plans do without, where the job lists none."""
+    if column == "etp" and job.model.is_moe:
+        return divisors(job.model.num_attention_heads)  # tp is one of them
+    return [NEUTRAL[column]]

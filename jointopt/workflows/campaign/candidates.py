@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
 from jointopt.runs.workloads import workloads
 from jointopt.search.pareto import front_order
 from jointopt.spec.calibration import Calibration
@@ -131,8 +131,7 @@ def peeled(first: Floats, second: Floats, count: int) -> Ints:
 
 def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     """Plans of a job as rows of a measurement table without results, the job's own columns included."""
-    table = pd.DataFrame({name: columns[name] for name in LAYOUT_COLUMNS})
-    table["recompute"] = [RECOMPUTE_NAMES[code] for code in columns["recompute"]]
+    table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
     own = {name: getattr(job.model, name) for name in _OF_MODEL}
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING}
     return table.assign(

@@ -1,0 +1,107 @@
+"""Text cells of a plan as whole numbers, so that every column of many plans is one array."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+MOST_CHUNKS = 4096  # numbers in one list; no pipeline has more chunks
+_LIST = re.compile(r"\d+(\*\d+)?")
+_SEPARATORS = re.compile(r"[;,\s]+")
+
+
+class Codes(Protocol):
+    """Both ways between the text of a cell and its number."""
+
+    expected: str  # completes "must be ..."
+
+    def code(self, value: object) -> int:
+        """The number of a cell; ValueError where it is none of the column's."""
+
+    def text(self, code: int) -> str:
+        """The cell of a number."""
+
+
+class Names:
+    """One of a few words; the number is the word's position. ``spellings`` are further words for them."""
+
+    def __init__(self, names: Sequence[str], spellings: Mapping[str, str] | None = None) -> None:
+        self.names, self._spellings = tuple(names), dict(spellings or {})
+        self.expected = f"one of {', '.join(names)}"
+
+    def code(self, value: object) -> int:
+        """Position of the word, in any letter case."""
+        word = str(value).strip().lower()
+        return self.names.index(self._spellings.get(word, word))
+
+    def text(self, code: int) -> str:
+        """The word at a position."""
+        return self.names[code]
+
+
+class Sets:
+    """A set of a few words, ``mlp;moe_act``; the number has a bit for each. Blank or ``-`` is the empty set."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.expected = f"some of {', '.join(names)}, separated by semicolons"
+
+    def code(self, value: object) -> int:
+        """The bits of the words, in any order."""
+        words = value if isinstance(value, list | tuple) else _SEPARATORS.split(str(value).strip("[] "))
+        return sum({1 << self.names.index(word.strip("'\"").lower()) for word in map(str, words) if word.strip("-")})
+
+    def text(self, code: int) -> str:
+        """The words of the bits, in the column's order."""
+        return ";".join(name for bit, name in enumerate(self.names) if code >> bit & 1)
+
+    def bit(self, name: str) -> int:
+        """The number of the set of that one word."""
+        return 1 << self.names.index(name)
+
+
+class Lists:
+    """A list of whole numbers, ``7;8;8;7`` or ``7;8*2;7``, each numbered as it is first met; blank is 0.
+
+    The numbers are those of this process: files hold the text.
+    """
+
+    expected = "whole numbers separated by semicolons, such as 7;8;8;7"
+
+    def __init__(self) -> None:
+        self._lists: list[tuple[int, ...]] = [()]
+        self._code_of: dict[tuple[int, ...], int] = {(): 0}
+
+    def code(self, value: object) -> int:
+        """The number of a list; ValueError for anything else."""
+        return self.of(_whole_numbers(value))
+
+    def of(self, numbers: Iterable[int]) -> int:
+        """The number of the list of these ``numbers``."""
+        key = tuple(numbers)
+        if key not in self._code_of:
+            self._code_of[key] = len(self._lists)
+            self._lists.append(key)
+        return self._code_of[key]
+
+    def numbers(self, code: int) -> tuple[int, ...]:
+        """The list of a number; empty for a blank."""
+        return self._lists[code]
+
+    def text(self, code: int) -> str:
+        """The list as a cell."""
+        return ";".join(map(str, self._lists[code]))
+
+
+def _whole_numbers(value: object) -> list[int]:
+    words = value if isinstance(value, list | tuple) else _SEPARATORS.split(str(value).strip("[]-; "))
+    numbers: list[int] = []
+    for word in (str(word).strip() for word in words if str(word).strip()):
+        if not _LIST.fullmatch(word):
+            raise ValueError(word)
+        number, _, times = word.partition("*")
+        if len(numbers) + int(times or 1) > MOST_CHUNKS:
+            raise ValueError(word)
+        numbers += [int(number)] * int(times or 1)
+    return numbers
