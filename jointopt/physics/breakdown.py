@@ -126,7 +126,8 @@ def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:
     row = int(physics.row_of[index])
     batches = float(costs.num_micro_batches[row])
     weights, activations = _affine(physics, layout)
-    alone = _affine(physics, layout | {"tp": np.ones(1, np.int64), "sequence_parallel": np.zeros(1, bool)})[1]
+    whole = {"tp": np.ones(1, np.int64), "etp": np.minimum(layout["etp"], 1), "sequence_parallel": np.zeros(1, bool)}
+    alone = _affine(physics, layout | whole)[1]
     reread = np.maximum(activations - alone / float(layout["tp"][0]), 0.0)
     return {
         "weights": pj * batches * weights,

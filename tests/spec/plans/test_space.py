@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
 from jointopt.spec.plans.clocks import uniform_stage_clocks
@@ -91,7 +91,7 @@ def test_no_layout_occurs_twice_and_each_passes_the_checker(make_job, dense, moe
 def test_each_column_has_its_own_dtype(make_job):
     layouts = enumerate_layouts(make_job()).layouts
     assert tuple(layouts) == LAYOUT_COLUMNS
-    special = {"sequence_parallel": np.bool_, "recompute": np.int8}
+    special = {name: COLUMNS[name].array_dtype for name in LAYOUT_COLUMNS}
     assert all(column.dtype == special.get(name, np.int64) for name, column in layouts.items())
 
 
