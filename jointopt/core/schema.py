@@ -6,6 +6,7 @@ Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, ``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,23 +40,30 @@ class Column:
     short: str = ""  # as printed tables head it, where that is not the name
     layout: bool = False  # part of a layout: an array of `Columns`, in this order
     degree: bool = False  # the product of the degrees is the number of GPUs
+    log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
 
     @property
     def array_dtype(self) -> type[np.generic]:
         """Type of the arrays of a layout column; ``recompute`` is stored as its code."""
         return {"bool": np.bool_, "str": np.int8}.get(self.dtype, np.int64)
 
+    @property
+    def codes(self) -> range:
+        """Values of a layout column as its array holds them; the first leaves the feature out."""
+        whole = range(int(self.low), int(self.high) + 1)
+        return {"bool": range(2), "str": range(len(RECOMPUTE_NAMES))}.get(self.dtype, whole)
+
 
 COLUMNS = {
     c.name: c
     for c in (
-        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True),
-        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True),
-        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True),
-        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True),
-        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 for dense models", layout=True),
-        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True),
-        Column("micro_batch_size", "int", "sequences", "plan", "sequences per micro-batch", short="mbs", layout=True),
+        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True, log=True),
+        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True, log=True),
+        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True),
+        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True),
+        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True),
+        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True),
+        Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True),
         Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
         Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True),
         Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
@@ -94,6 +102,9 @@ COLUMNS = {
 }  # fmt: skip
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
+DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
+SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in DOUBLINGS)  # the rest: few values, as they are
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
@@ -103,7 +114,6 @@ def column_of(name: str) -> Column:
     return COLUMNS.get(name, ONE_CLOCK)
 
 
-def num_gpus(layouts: Columns) -> Ints:
-    """GPUs of each layout, (n,): the product of its degrees."""
-    gpus: Ints = np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0)
-    return gpus
+def num_gpus(layouts: Mapping[str, npt.ArrayLike]) -> Ints:
+    """GPUs of each layout, (n,), or of one plan, (): the product of its degrees."""
+    return np.asarray(np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0))

@@ -12,7 +12,7 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.spec.plans.parse import plan_records
 
@@ -44,12 +44,10 @@ def searched(plans: Columns) -> dict[str, BaseDistribution]:
 
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
-    if name == "recompute":
-        return CategoricalDistribution(RECOMPUTE_NAMES)
-    if name == "sequence_parallel":
-        return CategoricalDistribution((False, True))
-    low, high = int(values.min()), int(values.max())
-    return IntDistribution(low, high, log=name != "zero_stage")
+    column = COLUMNS[name]
+    if column.dtype != "int":
+        return CategoricalDistribution((False, True) if column.dtype == "bool" else RECOMPUTE_NAMES)
+    return IntDistribution(int(values.min()), int(values.max()), log=column.log)
 
 
 def plan_key(plan: Mapping[str, Any]) -> str:

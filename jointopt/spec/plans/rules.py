@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns
+from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, num_gpus
 from jointopt.spec.job import Job, Search, Training
 
 SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
@@ -41,11 +41,14 @@ class Rule:
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
     """Every rule of the job's space; the earlier one takes the blame for a combination that breaks several."""
-    return (
-        *(rule for name in ("tp", "pp", "cp", "dp") for rule in _searched(job, name)),
+    rules = (
+        *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
         *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job),
     )  # fmt: skip
+    named = {rule.name for rule in rules}
+    others = [name for name in LAYOUT_COLUMNS if _SEARCH + name not in named]
+    return (*rules, *(rule for name in others for rule in _searched(job, name)))
 
 
 def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
@@ -70,7 +73,7 @@ def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Figures that the sentences of rules name beside the columns of ``plan``."""
     step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
     return {
-        "product": shards * plan["tp"] * plan["pp"], "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
+        "product": num_gpus(plan), "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
         "micro_batches": job.training.global_batch_size // step, "chunks": plan["pp"] * plan["vpp"],
         "tokens": job.training.seq_length // plan["cp"],
     }  # fmt: skip
@@ -132,8 +135,8 @@ def _degree_rules(job: Job) -> list[Rule]:
     batch, sequence, gpus = training.global_batch_size, training.seq_length, job.cluster.num_gpus
     uneven = "which does not divide"
     return [
-        Rule("gpus", ("dp", "tp", "pp", "cp"), lambda c: c["dp"] * c["tp"] * c["pp"] * c["cp"] != gpus, "",
-             f"dp*tp*pp*cp is {{product}}; it must be the cluster's {gpus} GPUs."),
+        Rule("gpus", DEGREES, lambda c: num_gpus(c) != gpus, "",
+             f"{'*'.join(DEGREES)} is {{product}}; it must be the cluster's {gpus} GPUs."),
         *(_shard_rule(count, parts) for parts, count in _tp_shards(job)),
         Rule("layers", ("pp",), lambda c: c["pp"] > layers, f"pp is larger than the {layers} layers",
              f"pp {{pp}} is larger than the {layers} layers."),
