@@ -24,7 +24,10 @@ STEP = 0.1  # of a logarithm, for finite differences
 
 
 def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
-    """Logarithms and categories of plan, model and cluster, (n,) each."""
+    """Logarithms and categories of plan, model and cluster, (n,) each, none with a unit.
+
+    ``log2_<name>`` of the plan's `DOUBLINGS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest.
+    """
     model, training, cluster = job.model, job.training, job.cluster
     n = len(layouts["pp"])
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
