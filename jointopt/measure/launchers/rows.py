@@ -50,7 +50,7 @@ def failed_row(failure: Failure) -> dict[str, Any]:
 def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
     """The result columns of a run: what it ``reported`` if it ended well (``whole``) or reports how it failed.
 
-    A log that speaks of short memory counts more than a result that does not: that may be half written.
+    A log that reports short memory counts more than a result that does not: that may be half written.
     """
     if reported is not None and (whole or (reported["status"] != "ok" and failure.status != "oom")):
         return dict(reported)

@@ -16,7 +16,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, num_gpus
 from jointopt.spec.job import Job, Search, Training
 
-SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
+SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
 _SEARCH = "search."  # begins the names of the rules that the job itself sets
 
 
