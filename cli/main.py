@@ -20,7 +20,7 @@ COMMANDS = (
 
 
 class Commands(click.Group):
-    """Imports the module of a command when the command is asked for, never all of what it needs to run."""
+    """Imports the module of a command when the command is used, never all of what it needs to run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, in the order of the help."""

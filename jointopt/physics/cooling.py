@@ -94,7 +94,7 @@ class Cooler:
 
     @property
     def leakage_line(self) -> tuple[float, float]:
-        """(a, b) of leakage = a + b x power, the mean over positions."""
+        """(a in W, b in W per W) of leakage = a + b x power, the mean over positions."""
         return self._line(self.mean_inlet_c)
 
     @property
@@ -112,7 +112,7 @@ class Cooler:
         return at_air, self.leakage_w(reference_power_w) - at_air
 
     def peak_leakage_w(self, reference_power_w: Floats) -> Floats:
-        """`leakage_w` of the hottest position."""
+        """`leakage_w` of the hottest position, in W."""
         return self._leakage_w(reference_power_w, self.hottest_inlet_c)
 
     def _temperature_c(self, reference_power_w: Floats, air_c: float) -> Floats:

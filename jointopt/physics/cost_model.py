@@ -152,14 +152,14 @@ class CostModel:
         return self.memory_factor * peak_memory_bytes(self.job, self.layouts)
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
-        """The time of `evaluate` alone, (n,), without energy and memory."""
+        """The time in s of `evaluate` alone, (n,), without energy and memory."""
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
         return out * self.time_factor[index]
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
-        """Time and energy (n,) that layout rows go below at no clocks."""
+        """Time in s and energy in J, (n,) each, that layout rows go below at no clocks."""
         time, energy = self._bounds
         return time[index], energy[index]
 

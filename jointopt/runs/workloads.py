@@ -44,11 +44,12 @@ _SHAPE = [
     "vocab_size", "num_experts", "moe_router_topk",
 ]  # fmt: skip
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
-# fields of a plan, in the order in which a row names those that it lacks
-_ASSUMABLE = (
+# fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
+_ASSUMED_FIRST = (
     "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
     "recompute", *NEUTRAL,
 )  # fmt: skip
+_ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))

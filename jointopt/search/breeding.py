@@ -22,7 +22,7 @@ COMBINATION = np.array([1, 1_000, 1_000_000] + [0] * (len(PRIORITY) - 3))  # one
 
 @dataclass
 class Seen:
-    """The plans that need no second look, told apart by layout and stage clocks."""
+    """The plans that need no second look, distinguished by layout and stage clocks."""
 
     keys: set[bytes] = field(default_factory=set)
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import NEUTRAL, Bools, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
-PRIORITY = (
-    "tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel", *NEUTRAL,
-)  # fmt: skip
+_FIRST = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
+PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
 DERIVED = PRIORITY.index("dp")
 CLOCK, SLACK = len(PRIORITY), len(PRIORITY) + 1
 NUM_GENES = len(PRIORITY) + 2

@@ -73,7 +73,7 @@ class Problem:
         return clocks
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
-        """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` said."""
+        """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` returned."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
         return self.evaluated(layout_index, clock_index, slack, clocks)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import PlanError
-from jointopt.core.schema import Columns
+from jointopt.core.schema import Columns, num_gpus
 from jointopt.core.units import GIB
 from jointopt.physics import cooling
 from jointopt.physics.breakdown import Breakdown, breakdown
@@ -105,7 +105,6 @@ def _stages(parts: Breakdown) -> tuple[Stage, ...]:
 
 def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
     """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
-    gpus = record["dp"] * record["tp"] * record["pp"] * record["cp"]
     batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
-    if broken and (gpus != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
+    if broken and (num_gpus(record) != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
         raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, inside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, inside, num_gpus
 from jointopt.physics.facility import SITE_COLUMNS, with_site
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.database import without_password
@@ -117,8 +117,7 @@ def _of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> S
             f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
         )
     plans = _columns(_frame(rows, source), source, blank=RESULTS)
-    gpus = np.prod([plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
-    power = plans["energy_j"] / plans["iteration_time_s"] / gpus
+    power = plans["energy_j"] / plans["iteration_time_s"] / num_gpus(plans)
     plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
     job = _job(parse_yaml(job_text), source) if job_text else None
     return StoredPlans(source, plans, "" if job is None else job.name, job, measured=True)
@@ -166,7 +165,7 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
 
 def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
     columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
-    columns["sequence_parallel"] = clean["sequence_parallel"].to_numpy(np.float64) > 0
+    columns |= {name: clean[name].to_numpy(np.float64) > 0 for name in _SWITCHED}
     columns |= {name: inside(name, clean[name]) for name in LAYOUT_COLUMNS if COLUMNS[name].codes is not None}
     clocks: list[tuple[float, ...]] = clean["stage_clock_mhz"].tolist()
     stages = np.array([len(row) for row in clocks])
@@ -182,7 +181,7 @@ def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
     return columns
 
 
-_WHOLE = tuple(name for name in LAYOUT_COLUMNS if COLUMNS[name].dtype == "int")
+_WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] for dtype in ("int", "bool"))
 
 
 def _results(clean: pd.DataFrame) -> Columns:
@@ -210,7 +209,7 @@ def _check_same(found: StoredPlans, job: Job) -> None:
 
 
 def _check_size(found: StoredPlans, job: Job) -> None:
-    sizes: Floats = np.prod([found.plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
+    sizes = num_gpus(found.plans)
     if (sizes != job.cluster.num_gpus).any():
         raise UsageError(
             f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {job.name!r} has "

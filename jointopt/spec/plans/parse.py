@@ -68,7 +68,7 @@ def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> st
     """The plan in row ``index`` as text that `parse_plan` reads: no columns without effect, a common clock once."""
     record = plan_records(layouts, stage_clock_mhz, [index])[0]
     clocks = record.pop("stage_clock_mhz")
-    without = {name for name, neutral in NEUTRAL.items() if layouts[name][index] == neutral}
+    without = {name for name, neutral in NEUTRAL.items() if name not in layouts or layouts[name][index] == neutral}
     words = [f"{key}={_word(value)}" for key, value in record.items() if key not in without]
     name = "clock_mhz" if len(set(clocks)) == 1 else "stage_clock_mhz"
     clock_text = format_stage_clocks(clocks[:1] if name == "clock_mhz" else clocks)
@@ -85,7 +85,8 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
 
 
 def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
-    record: dict[str, Any] = {name: COLUMNS[name].outside(layouts[name][i]) for name in LAYOUT_COLUMNS}
+    values = NEUTRAL | {name: layouts[name][i] for name in LAYOUT_COLUMNS if name in layouts}
+    record: dict[str, Any] = {name: COLUMNS[name].outside(values[name]) for name in LAYOUT_COLUMNS}
     record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
     if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
         record["power_limit_w"] = float(layouts["power_limit_w"][i])
@@ -154,7 +155,7 @@ def _value(key: str, value: Any) -> int | bool:
 def _flag(key: str, value: Any) -> bool:
     word = str(value).strip().lower()
     if word not in _WORDS:
-        names = ", ".join(_WORDS)
+        names = ", ".join(name for name in _WORDS if len(name) > 1 or name.isdigit())
         raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, _WORDS)}.")
     return _WORDS[word]
 

@@ -1,7 +1,8 @@
 """Which links the communication groups of a layout use: how many members share a scale-up domain.
 
 Ranks are numbered as Megatron-LM's default order tp-cp-ep-dp-pp does: tp innermost, then cp, then dp, pp
-outermost; experts number the ranks of a stage anew, etp innermost, then ep. A domain (NVLink switch, or the node) holds consecutive ranks.
+outermost; experts number the ranks of a stage anew, etp innermost, then ep. A domain (NVLink switch, or the node)
+holds consecutive ranks.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Grou
     gpus, shards, etp = tp * cp * dp * pp, dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
     strides = {
-        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp), "etp": (etp, np.ones_like(tp)),
-        "ep": (ep, inner), "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep), "pp": (pp, tp * shards),
+        "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp),
+        "etp": (etp, np.ones_like(tp)), "ep": (ep, inner),
+        "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep), "pp": (pp, tp * shards),
     }  # fmt: skip
     groups = {name: Group(n, members_per_domain(n, stride, gpus, domain)) for name, (n, stride) in strides.items()}
     chain = groups["pp"]

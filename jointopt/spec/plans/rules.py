@@ -13,10 +13,22 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns, inside
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    RECOMPUTE_CODES,
+    SCHEDULE,
+    STAGE_LAYERS,
+    Bools,
+    Columns,
+    inside,
+    num_gpus,
+)
 from jointopt.spec.job import Job, Search, Training
 
-SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
+SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
 _SEARCH = "search."  # begins the names of the rules that the job itself sets
 
 
@@ -41,11 +53,14 @@ class Rule:
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
     """Every rule of the job's space; the earlier one takes the blame for a combination that breaks several."""
-    return (
-        *(rule for name in ("tp", "pp", "cp", "dp") for rule in _searched(job, name)),
+    rules = (
+        *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
         *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_stage_rules(job),
     )  # fmt: skip
+    named = {rule.name for rule in rules}
+    others = [name for name in LAYOUT_COLUMNS if _SEARCH + name not in named]
+    return (*rules, *(rule for name in others for rule in _searched(job, name)))
 
 
 def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
@@ -54,7 +69,8 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
     `jointopt.spec.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
-    columns = {name: inside(name, [plan.get(name, COLUMNS[name].outside(NEUTRAL.get(name, 0)))]) for name in LAYOUT_COLUMNS}
+    usual = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+    columns = {name: inside(name, [(usual | dict(plan))[name]]) for name in LAYOUT_COLUMNS}
     if not job.model.is_moe:  # whose experts have no degree
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
@@ -72,7 +88,7 @@ def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Figures that the sentences of rules name beside the columns of ``plan``."""
     step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
     return {
-        "product": shards * plan["tp"] * plan["pp"], "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
+        "product": num_gpus(plan), "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
         "micro_batches": job.training.global_batch_size // step, "chunks": plan["pp"] * plan["vpp"],
         "tokens": job.training.seq_length // plan["cp"], "stage_ranks": shards * plan["tp"],
         "expert_ranks": plan["ep"] * plan.get("etp", 1),
@@ -144,8 +160,8 @@ def _degree_rules(job: Job) -> list[Rule]:
     batch, sequence, gpus = training.global_batch_size, training.seq_length, job.cluster.num_gpus
     uneven = "which does not divide"
     return [
-        Rule("gpus", ("dp", "tp", "pp", "cp"), lambda c: c["dp"] * c["tp"] * c["pp"] * c["cp"] != gpus, "",
-             f"dp*tp*pp*cp is {{product}}; it must be the cluster's {gpus} GPUs."),
+        Rule("gpus", DEGREES, lambda c: num_gpus(c) != gpus, "",
+             f"{'*'.join(DEGREES)} is {{product}}; it must be the cluster's {gpus} GPUs."),
         *(_shard_rule(count, parts) for parts, count in _tp_shards(job)),
         Rule("layers", ("pp",), lambda c: c["pp"] > layers, f"pp is larger than the {layers} layers",
              f"pp {{pp}} is larger than the {layers} layers."),
@@ -327,7 +343,7 @@ def _stage_rules(job: Job) -> list[Rule]:
              f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
              f"stage_layers {{stage_layers}} must be pp*vpp = {{chunks}} numbers that add up to the {layers} layers."),
         *_searched(job, "schedule", lambda c: c["pp"] > 1),
-        Rule("schedule", ("schedule",), lambda c: ~np.isin(c["schedule"], [SCHEDULE.code(s) for s in framework.schedules]),
+        Rule("schedule", ("schedule",), _not_in("schedule", [SCHEDULE.code(name) for name in framework.schedules]),
              f"{framework.name} has no such schedule", f"{framework.name} has no pipeline schedule {{schedule}}."),
         *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
         *_searched(job, "recompute_modules", lambda c: c["recompute"] == RECOMPUTE_CODES["selective"]),

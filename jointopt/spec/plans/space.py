@@ -12,13 +12,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, Bools, Columns, Floats, Ints, inside
+from jointopt.core.schema import (
+    CHOICES,
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    inside,
+)
 from jointopt.spec.job import Job
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 
-# The columns that are not settled by the number of GPUs, those that drop most first.
-_EXPANDED = ("ep", "etp", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
-_EXPANDED += tuple(name for name in NEUTRAL if name not in _EXPANDED)
+# In the order in which they are tried: those that drop most first.
+_EXPANDED = tuple(dict.fromkeys(("ep", "etp", "micro_batch_size", *CHOICES)))
 
 
 @dataclass(frozen=True)
@@ -98,30 +108,29 @@ class _Sieve:
 
 
 def _factorisations(num_gpus: int) -> Columns:
-    """All ordered (tp, pp, cp, dp) whose product is ``num_gpus``, as columns; dp, the last, takes the rest."""
+    """All ordered degrees whose product is ``num_gpus``, as columns; the first, dp, takes the rest."""
     choices = np.asarray(divisors(num_gpus), dtype=np.int64)
     columns: Columns = {}
     rest = np.asarray([num_gpus], dtype=np.int64)
-    for name in ("tp", "pp", "cp"):
+    for name in DEGREES[1:]:
         rows, picks = np.nonzero(rest[:, np.newaxis] % choices == 0)
         columns = {key: column[rows] for key, column in columns.items()}
         columns[name] = choices[picks]
         rest = rest[rows] // columns[name]
-    columns["dp"] = rest
+    columns[DEGREES[0]] = rest
     return columns
 
 
 def _candidates(job: Job, column: str) -> Ints:
     """The values of one column that enter the product: what could fit, and whatever the job lists."""
-    most = {"sequence_parallel": 1, "recompute": len(RECOMPUTE_CODES) - 1, "zero_stage": COLUMNS["zero_stage"].high}
-    if column in most:
-        return np.arange(int(most[column]) + 1, dtype=np.int64)
+    listed = getattr(job.search, column) or ()
     if column in NEUTRAL:
-        listed = getattr(job.search, column) or ()
         return np.asarray(sorted({*_usual(job, column), *inside(column, listed).tolist()}), dtype=np.int64)
     experts, batch = max(job.model.num_experts, 1), job.training.global_batch_size
-    whole = {"ep": experts, "micro_batch_size": batch, "vpp": job.model.num_layers}[column]
-    return np.asarray(sorted({*divisors(whole), *(getattr(job.search, column) or ())}), dtype=np.int64)
+    whole = {"ep": experts, "micro_batch_size": batch, "vpp": job.model.num_layers}.get(column)
+    if whole is None:
+        return np.asarray(COLUMNS[column].values, dtype=np.int64)
+    return np.asarray(sorted({*divisors(whole), *listed}), dtype=np.int64)
 
 
 def _usual(job: Job, column: str) -> list[int]:
