@@ -143,4 +143,4 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
     columns = dict(plans)
     columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(plans["stage_clock_mhz"]))
-    return pd.DataFrame({name: list(v) if v.ndim > 1 else v for name, v in columns.items()})
+    return pd.DataFrame({name: list(v) if np.ndim(v) > 1 else v for name, v in columns.items()})

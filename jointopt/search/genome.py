@@ -38,7 +38,8 @@ class Genome:
     @classmethod
     def of(cls, problem: Problem) -> Genome:
         """The genome of a problem."""
-        coded = [np.unique(problem.layouts[name], return_inverse=True) for name in PRIORITY]
+        none = np.zeros(problem.num_layouts, np.int64)
+        coded = [np.unique(problem.layouts.get(name, none), return_inverse=True) for name in PRIORITY]
         genes = np.stack([inverse for _, inverse in coded], axis=1).astype(np.int64)
         slack_levels = 1 if problem.stage_clocks is None else SLACK_LEVELS
         sizes = np.array([len(values) for values, _ in coded] + [problem.num_clocks, slack_levels])

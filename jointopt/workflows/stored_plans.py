@@ -143,9 +143,8 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
 
     UsageError that names a column that is missing or a cell that makes no sense.
     """
-    # files of earlier versions lack the columns that most plans do without; a blank there has no effect either
-    table = table.assign(**{name: table[name].astype(object) if name in table else np.nan for name in NEUTRAL})
-    table = table.fillna({name: COLUMNS[name].outside(neutral) for name, neutral in NEUTRAL.items()})
+    # files of earlier versions lack the columns that most plans do without
+    table = table.assign(**{name: None for name in NEUTRAL if name not in table})
     missing = [name for name in _NEEDED if name not in table]
     if missing:
         raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
@@ -155,12 +154,13 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
         raise TableError(f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}.")
     # of some processors no source states the power, so that no plan has any
     powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
-    needed = [name for name in _NEEDED if name not in (*blank, *powerless)]
+    needed = [name for name in _NEEDED if name not in (*blank, *powerless, *NEUTRAL)]
     missing_cells = clean[needed].isna().to_numpy()
     if missing_cells.any():
         row, column = np.argwhere(missing_cells)[0]
         raise TableError(f"{source}: {needed[column]} of plan {row + 1} is blank; expected a value.")
-    return _plan_columns(clean, source) | _results(clean)
+    usual = {name: clean[name].where(clean[name].notna(), COLUMNS[name].outside(NEUTRAL[name])) for name in NEUTRAL}
+    return _plan_columns(clean.assign(**usual), source) | _results(clean)
 
 
 def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
