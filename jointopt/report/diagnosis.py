@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.report.documents import Result
-from jointopt.report.table import figure, paragraphs, wrapped
+from jointopt.report.table import figure, paragraphs
 
 _FIGURES = {
     "fp32": "fp32 products, TFLOP/s", "bf16": "bf16 products, TFLOP/s",
@@ -44,7 +44,7 @@ class Diagnosis(Result):
         for feature in self.features:
             text = f"{'ok     ' if feature.works else 'missing'}  {feature.name}: {feature.what}"
             features.append(f"{text}; {feature.fix}" if feature.fix else text)
-        notes = [line for note in self.notes for line in ("", *wrapped(note))]
+        notes = [line for note in self.notes for line in ("", *paragraphs([note]))]
         cluster = ["For the job file:", "", *self.cluster_yaml.splitlines()]
         lines = [*_machine_lines(self.machine), "", *paragraphs(features, " " * 9), "", *cluster, *notes]
         return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,9 @@ class Evaluation(Result):
 
     def text(self) -> str:
         """The groups as a table, then the figures over all rows."""
-        figures = [
-            f"{name.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.3f'}}"
-            for name, value in known_figures(self.overall).items()
-        ]
-        return f"{_table(self.groups)}\n\n{', '.join(figures)}"
+        overall = known_figures(self.overall).items()
+        words = (f"{n.replace('_', ' ')} {v:{',' if isinstance(v, int) else '.3f'}}" for n, v in overall)
+        return f"{_table(self.groups)}\n\n{', '.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -133,38 +131,32 @@ class Calibrated(Result):
             if (value := getattr(found.constants, name)) is not None:
                 spread = found.plus_minus.get(name, 0.0)
                 lines.append(f"  {label:<46} {value:>8.4g} ± {spread:.2g} {unit}".rstrip())
-        lines += ["", *_work_table(found), ""]
+        lines += ["", *_work_table(found.work), ""] if found.work else [""]
         lines += [f"To know more, measure {advice}." for advice in found.measure_next]
         return "\n".join([*lines, *([] if self.predictions is None else _prediction_lines(self.predictions))])
 
 
-def _work_table(found: Calibration) -> list[str]:
-    shown = found.work[:_MOST_WORK]
-    cells = list(zip(*map(_work_cells, shown), strict=True)) or [()] * 4
-    heads = ("  work", "clock-sensitive", "least energy", "saved at 1, 5, 10 % more time")
-    columns = [TextColumn(head, cells[i], left=i == 0) for i, head in enumerate(heads)]
-    more = len(found.work) - _MOST_WORK
-    return [*lay_out(columns, gap="  "), *([f"  and {more} more in the file"] if more > 0 else [])]
-
-
-def _work_cells(work: Mapping[str, Any]) -> tuple[str, ...]:
+def _work_table(work: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name, share, clock and saving of the least energy, savings at three slowdowns; dashes where no clock saves."""
-    known = f"  {work['work']}", f"{work['clock_sensitive_share']:.0%}"
-    if "least_energy_clock_mhz" not in work:
-        return *known, "-", "-"
-    least = f"{work['least_energy_clock_mhz']} MHz -{work['least_energy_saving_percent']:.0f}%"
-    saved = [f"{work[f'saving_percent_at_{slower}_percent_slowdown']:.1f}" for slower in (1, 5, 10)]
-    return *known, least, f"{', '.join(saved)} %"
+    keys = {
+        "  work": ("work", "  {}"),
+        "clock-\nsensitive": ("clock_sensitive_share", "{:.0%}"),
+        "least energy\nMHz": ("least_energy_clock_mhz", "{:.0f}"),
+        "saved\n%": ("least_energy_saving_percent", "{:.0f}"),
+    } | {f"saved at {n} %\nmore time": (f"saving_percent_at_{n}_percent_slowdown", "{:.1f}") for n in (1, 5, 10)}
+    columns = [
+        TextColumn(head, [form.format(row[key]) if key in row else "-" for row in work[:_MOST_WORK]], key == "work")
+        for head, (key, form) in keys.items()
+    ]
+    more = len(work) - _MOST_WORK
+    return [*lay_out(columns), *([f"  and {more} more in the file"] if more > 0 else [])]
 
 
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
-    unknown = predictions["not_predicted"].astype(str) != ""
-    lines = [f"{int((~unknown).sum()):,} of {len(predictions):,} rows predicted."]
-    several = int((predictions["assumed"].astype(str) != "").sum()) if "assumed" in predictions else 0
-    if several:
-        lines.append(
-            f"  {several:,} in no order, of stages that no column tells apart: the mean of all, with an interval that "
-            "holds them all. A column stage would say which."
-        )
-    reasons = predictions.loc[unknown, "not_predicted"].value_counts()
+    reasons = predictions["not_predicted"].astype(str).value_counts()
+    predicted = int(reasons.pop("")) if "" in reasons else 0
+    lines = [f"{predicted:,} of {len(predictions):,} rows predicted."]
+    if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
+        words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
+        lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")
     return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]

@@ -9,8 +9,8 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import json_text
+from jointopt.report.plans import has_site_costs, site_table
 from jointopt.report.results import Explanation, Proposal
-from jointopt.report.site import has_site_costs, site_table
 from jointopt.spec.job import Job
 
 

@@ -63,7 +63,7 @@ def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     words = {key: _word(value) for key, value in record.items()}
     words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
-    return tuple(Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed)
+    return tuple(Assumption.not_given(key, record[key], words[key]) for key in parsed.assumed)
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
