@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.plans import basis_lines, has_site_costs, site_table
+from jointopt.report.plans import basis_lines, has_site_costs, plan_words, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -91,7 +90,7 @@ class Explanation(Result):
     def text(self) -> str:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         blocks = [
-            [*_totals(self), *table.paragraphs(f"- {text}" for text in self.violations)],
+            _totals(self),
             shares("Time on the critical path", tidy_parts(self.time_s), table.TIME_UNITS),
             shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), table.MEMORY_UNITS),
             stage_table(self.stages),
@@ -104,12 +103,9 @@ class Explanation(Result):
 
 def _totals(found: Explanation) -> list[str]:
     """Job, plan, totals with their 90 % intervals, and whether it can be run."""
-    job, cluster, plan = found.job, found.job.cluster, dict(found.plan)
+    job, cluster, plan = found.job, found.job.cluster, found.plan
     watts = plan.get("stage_power_limit_w") or [plan[name] for name in ("power_limit_w",) if name in plan]
-    plan["power_limit_w"] = ";".join(f"{limit:g}" for limit in watts)
-    words = " ".join(
-        f"{name}={str(plan[name]).lower()}" for name in (*LAYOUT_COLUMNS, "power_limit_w") if plan[name] != ""
-    )
+    limits = f" power_limit_w={';'.join(f'{limit:g}' for limit in watts)}" if watts else ""
     totals = []
     for name in ("iteration_time_s", "energy_j"):
         if math.isfinite(value := getattr(found, name)):
@@ -118,14 +114,14 @@ def _totals(found: Explanation) -> list[str]:
             totals.append(f"{table.quantity(value, table.RESULT_UNITS[name][1])}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     known = "" if found.in_domain else " No recorded runs support such a plan (cluster, model, framework or clocks)."
-    return table.paragraphs(
-        [
-            f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
-            f"Plan: {words}",
-            f"{' and '.join(totals)} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.{known}",
-            "Feasible." if found.feasible else "Not feasible:",
-        ]
-    )
+    lines = [
+        f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
+        f"Plan: {plan_words(plan, plan)}{limits}",
+        f"{' and '.join(totals)} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.{known}",
+        "Feasible." if found.feasible else "Not feasible:",
+        *(f"- {text}" for text in found.violations),
+    ]
+    return table.paragraphs(lines)
 
 
 def shares(
@@ -182,9 +178,9 @@ def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -
 
 
 def stage_table(stages: Sequence[Stage]) -> list[str]:
-    """One line per stage; neighbours that would print the same but for memory share one line, with its range.
+    """One line per stage, or per neighbours that print the same, with the range of their memory.
 
-    The last column has the limit (W) or the temperature that holds a stage below the plan's clock.
+    ``held by``: the power limit (W), or heat, that keeps the clock below the plan's.
     """
 
     def each(name: str) -> list[Any]:
@@ -212,7 +208,7 @@ def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
         {name: joules / (stage.num_gpus or 1) for name, joules in tidy_parts(stage.energy_by_part_j).items()}
         for stage in stages
     ]
-    if len(stages) < 2 or not all(per_gpu) or not all(stage.num_gpus for stage in stages):
+    if len(stages) < 2 or not all(per_gpu):
         return []
     total = {name: sum(parts.get(name, 0.0) for parts in per_gpu) for name in per_gpu[0]}
     most = max(max(parts.values()) for parts in per_gpu)

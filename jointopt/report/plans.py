@@ -35,11 +35,7 @@ _IN_WORDS = (*_IN_TABLES, "recompute", "zero_stage")
 
 
 def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
-    """The clocks of one plan in at most ``width`` characters where they fit without loss.
-
-    ``1410`` for one clock on all stages, ``1410×14,1200×2`` where the runs fit, else ``1200..1410``: the lowest and
-    the highest of them.
-    """
+    """The clocks of one plan: ``1410×14,1200×2`` in at most ``width`` characters, else lowest and highest."""
     whole = [round(clock) for clock in clocks_mhz]
     runs = table.equal_runs(whole)
     text = ",".join(f"{whole[run[0]]}{f'×{len(run)}' if len(run) > 1 < len(runs) else ''}" for run in runs)
@@ -79,8 +75,7 @@ def _word(value: Any) -> str:
 def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable[TextColumn]) -> list[str]:
     """Lines of a table of plans (records) between two groups of columns, no wider than the text.
 
-    Layout columns in which all plans agree become a sentence above the table, columns of which nothing is known are
-    left out on the right, and clocks take the room that there is.
+    Layout columns in which all plans agree go above the table; on the right, those of which nothing is known go.
     """
     columns, equal, right = [*left], [], table.known(right)
     for name in LAYOUT_COLUMNS:
@@ -155,7 +150,8 @@ def basis_lines(assumed: Sequence[Assumption], informed_by: Mapping[str, int]) -
 
 # --- the site
 
-_SITE_HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "cost", "time_s": "time"}
+_SITE_HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "cost"}
+_SITE_HEADS |= {"run_time_s": "run: time"} | {f"run_{name}": head for name, head in _SITE_HEADS.items()}
 _SITE_UNITS = {
     "facility_energy_j": table.ENERGY_UNITS, "run_facility_energy_j": table.RUN_ENERGY_UNITS,
     "run_time_s": table.RUN_TIME_UNITS, "carbon_kg": table.CARBON_UNITS, "run_carbon_kg": table.CARBON_UNITS,
@@ -180,12 +176,10 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     if iterations is not None:
         title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"
     paid = bill(job, time_s, energy_j)
-    above = "\n" if iterations is not None else ""
     power = (paid["facility_energy_j"] / time_s).tolist()
     columns = [TextColumn("", [f"  {name}" for name in names], left=True)]
-    columns.append(table.measured(f"{above}power", power, table.SITE_POWER_UNITS))
+    columns.append(table.measured("power", power, table.SITE_POWER_UNITS))
     for name, values in paid.items():
-        over = "run\n" if name.startswith("run_") else above
-        units = _SITE_UNITS.get(name, ((1.0, cluster.currency),))
-        columns.append(table.measured(f"{over}{_SITE_HEADS[name.removeprefix('run_')]}", values.tolist(), units))
+        head, units = _SITE_HEADS[name], _SITE_UNITS.get(name, ((1.0, cluster.currency),))
+        columns.append(table.measured(head, values.tolist(), units))
     return [*table.paragraphs([f"{title}:"]), *table.lay_out(columns)]

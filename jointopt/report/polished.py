@@ -93,10 +93,20 @@ class Polished(Result):
 
     def text(self) -> str:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
+        graph, clocks = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40)
+        chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
+        time = table.quantity(self.iteration_time_s, table.TIME_UNITS)
+        energy = table.quantity(self.energy_j, table.ENERGY_UNITS)
+        slower = f"{_percent([self.chosen.iteration_time_s], self.iteration_time_s)[0]} % iteration time"
+        title = [
+            f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
+            f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
+            f"A clock per pass saves {100 * self.saving(self.chosen):.2f} % of the energy at {slower}.",
+        ]
         legend = "= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."
         remarks = table.paragraphs([legend, *_remarks(self)])
         return table.blocks_text(
-            _title(self), _points(self), _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
+            table.paragraphs(title), _points(self), _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
         )
 
     def write_zeus(self, path: Path) -> None:
@@ -121,19 +131,6 @@ def zeus_command(path: Path) -> str:
         f"ZEUS_PFO_SCHEDULER=PointSolution3D ZEUS_PFO_SCHEDULER_ARGS={arguments} "
         f"uvicorn zeus.optimizer.pipeline_frequency.server.router:app --port 7787"
     )
-
-
-def _title(found: Polished) -> list[str]:
-    graph, clocks = found.graph, short_clocks(found.plan["stage_clock_mhz"], 40)
-    chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-    time = table.quantity(found.iteration_time_s, table.TIME_UNITS)
-    energy = table.quantity(found.energy_j, table.ENERGY_UNITS)
-    slower = _percent([found.chosen.iteration_time_s], found.iteration_time_s)[0]
-    return table.paragraphs([
-        f"{found.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
-        f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
-        f"A clock per pass saves {100 * found.saving(found.chosen):.2f} % of the energy at {slower} % iteration time.",
-    ])  # fmt: skip
 
 
 def _percent(values: Sequence[float], reference: float) -> list[str]:

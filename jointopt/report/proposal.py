@@ -15,10 +15,10 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.report.documents import Result, json_text, pick, plan_entries
 from jointopt.report.plans import basis_lines, has_site_costs, plan_frame, predicted_table, site_table
-from jointopt.report.table import OBJECTIVE_WORDS, blocks_text, paragraphs
+from jointopt.report.table import blocks_text, paragraphs
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.plans.parse import PLAN_KEYS, format_plan
+from jointopt.spec.plans.parse import PLAN_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,16 +62,12 @@ class Proposal(Result):
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
         front, reference = (plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference))
-        searched = "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"
-        return {
-            "job": self.job.name,
+        return pick(self, "job=job.name seed surrogate informed_by assumed seconds") | {
             "job_file": job_mapping(self.job),
-            **pick(self, "seed surrogate informed_by"),
-            "space": pick(self, searched),
+            "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
             "front": front,
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
-            **pick(self, "assumed seconds"),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -123,9 +119,8 @@ class Shared:
         failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
         study = f"the study has {self.finished:,}, {size:,} of them on the front"
         lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
-        for row in sorted({0, size // 2, size - 1}) if size else ():
-            results = f"{front['iteration_time_s'][row]:.4g} s  {front['energy_j'][row] / 1e3:.5g} kJ"
-            lines.append(f"  {results}  {format_plan(front, front['stage_clock_mhz'], row)}")
+        if rows := sorted({0, size // 2, size - 1}) if size else []:
+            lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
         lines += [f"Study: {self.study_name}", f"  jointopt dashboard --storage {without_password(storage)}"]
         return "\n".join(lines)
 
@@ -151,11 +146,10 @@ def spread_along(front: Columns, count: int) -> Ints:
 
 def _title(proposal: Proposal) -> list[str]:
     job, training, cluster = proposal.job, proposal.job.training, proposal.job.cluster
-    objectives = " and ".join(OBJECTIVE_WORDS.get(name, name) for name in job.objectives)
     return paragraphs([
         f"{job.name}: {job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
         f"{training.dtype}, {training.framework.name}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}. "
-        f"Plans that no other beats in {objectives}: {len(proposal.front['pp']):,}."
+        f"Plans that no other beats in {' and '.join(job.objectives)}: {len(proposal.front['pp']):,}."
     ])  # fmt: skip
 
 

@@ -138,22 +138,23 @@ class MeasuredResult(Result):
         return table.blocks_text(table.paragraphs([title]), rows or ["Nothing was measured."], lines)
 
 
-def run_table(runs: Sequence[MeasuredRun], left: Sequence[TextColumn], right: Sequence[TextColumn]) -> list[str]:
-    """The table of plans with the status of each run; ``over`` is one beyond a bound of the job."""
-    status = TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)
-    return plan_table([run.plan for run in runs], left, [status, *right]) if runs else []
+def run_table(
+    runs: Sequence[MeasuredRun], left: Sequence[TextColumn], results: Mapping[str, Sequence[TextColumn]],
+    *right: TextColumn,
+) -> list[str]:  # fmt: skip
+    """The table of plans with the status of each run (``over``: beyond a bound of the job), and its results.
 
-
-def _result_columns(runs: Sequence[MeasuredRun], name: str) -> list[TextColumn]:
-    """A result as measured and, in the same unit, as predicted; none where no run has it."""
-    head, units = table.RESULT_UNITS[name]
-    values = [run.result(name) for run in runs]
-    if math.isnan(least := table.least_of(values)):
-        return []
-    predicted = [run.predicted.get(name, math.nan) for run in runs]
-    return table.known(
-        [table.measured(head, values, units, least), table.measured("pre-\ndicted", predicted, units, least)]
-    )
+    ``results`` are names of results that are shown as measured and, in the same unit, as predicted, as far as known;
+    each with the columns after it.
+    """
+    columns = [TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)]
+    for name, beside in results.items():
+        (head, units), values = table.RESULT_UNITS[name], [run.result(name) for run in runs]
+        if math.isfinite(least := table.least_of(values)):
+            predicted = [run.predicted.get(name, math.nan) for run in runs]
+            columns.append(table.measured(head, values, units, least))
+            columns += [table.measured("pre-\ndicted", predicted, units, least), *beside]
+    return plan_table([run.plan for run in runs], left, [*columns, *right]) if runs else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,26 +176,21 @@ class Tuned(MeasuredResult):
 
     def text(self) -> str:
         """The runs in their order, * on those that no other beats, and a summary."""
-        words = [table.OBJECTIVE_WORDS[name] for name in self.objectives]
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
-        title = (
-            f"{self.job.name}: {new} of {self.candidates:,} plans run by {self.launcher}, for {' and '.join(words)}."
-        )
-        legend = f"* no other run is better; Δ% is the {words[0]} against the best; predicted was before the run."
+        first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans run by {self.launcher}"
+        title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
+        legend = f"* no other run is better; Δ% is the {first} against the best; predicted was before the run."
         gain = gain_words(self.gain_left, len(self.objectives), "The plans that are left")
-        rows = _tuned_table(self, max(self.spent.runs - new, 0))
+        numbered = itertools.count(max(self.spent.runs - new, 0) + 1)
+        left = [
+            TextColumn("", ["*" if i in self.front else " " for i in range(len(self.runs))]),
+            TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in self.runs]),
+        ]
+        kept = [math.nan if run.broken else run.result(first) for run in self.runs]
+        slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
+        shown: Any = dict.fromkeys(("iteration_time_s", "energy_j"), ())
+        rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
         return self.page(title, rows, legend if self.front else "", [f"{gain}."] if self.front else [])
-
-
-def _tuned_table(found: Tuned, before: int) -> list[str]:
-    runs = found.runs
-    numbered = itertools.count(before + 1)
-    marks = TextColumn("", ["*" if i in found.front else " " for i in range(len(runs))])
-    numbers = TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in runs])
-    kept = [math.nan if run.broken else run.result(found.objectives[0]) for run in runs]
-    slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
-    results = [column for name in ("iteration_time_s", "energy_j") for column in _result_columns(runs, name)]
-    return run_table(runs, [marks, numbers], [*results, TextColumn("best\nΔ%", slower)])
 
 
 def gain_words(gain: float, objectives: int, plans: str) -> str:
@@ -247,17 +243,13 @@ class Validated(MeasuredResult):
             head = table.RESULT_UNITS[name][0].capitalize()
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
-        rows = _validated_table(runs)
+        marks = ["=" * run.reference + "0" * run.earlier + "?" * (not run.in_domain) for run in runs]
+        judged = {
+            name: [
+                TextColumn("err\n%", table.fixed((100 * run.error(name) for run in runs), "+.0f")),
+                TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
+            ]
+            for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
+        }
+        rows = run_table(runs, [TextColumn("", marks)], judged)
         return self.page(title, rows, " ".join(text for text, needed in legend.items() if needed), remarks)
-
-
-def _validated_table(runs: Sequence[ValidatedRun]) -> list[str]:
-    """A result as measured and, where there was a prediction, predicted, its error and whether inside the interval."""
-    marks = ["=" * run.reference + "0" * run.earlier + "?" * (not run.in_domain) for run in runs]
-    columns = []
-    for name in ("iteration_time_s", "energy_j", "peak_memory_gib"):
-        columns += _result_columns(runs, name)
-        columns.append(TextColumn("err\n%", table.fixed((100 * run.error(name) for run in runs), "+.0f")))
-        inside = [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]
-        columns.append(TextColumn("in", inside))
-    return run_table(runs, [TextColumn("", marks)], columns)

@@ -99,22 +99,18 @@ class Selection(Result):
         (entry,) = plan_entries(self.plans, [self.row])
         plan = {name: value for name, value in entry.items() if name in PLAN_KEYS}
         keys = (
-            "source job=job_name objective objective_because=reason energy measured at_high_end "
-            "stored_plans=num_plans satisfying_plans=satisfying"
+            "source job=job_name objective objective_because=reason energy measured at_high_end binding binds_together "
+            "stored_plans=num_plans satisfying_plans=satisfying next=next_command"
         )
-        return {
-            **pick(self, keys),
-            "plan": plan,
-            **{name: value for name, value in entry.items() if name not in plan},
+        results = {name: value for name, value in entry.items() if name not in plan}
+        return pick(self, keys) | {"plan": plan, **results} | {
             "constraints": {limit.name: pick(limit, "limit=bound value high room_percent") for limit in self.limits},
-            **pick(self, "binding binds_together"),
             "relaxations": {
                 limit.name: self._bought(limit, limit.relaxed)
                 | {"nearest_useful": limit.nearest and self._bought(limit, limit.nearest)}
                 for limit in self.limits
             },
-            "next": self.next_command,
-        }
+        }  # fmt: skip
 
     def _bought(self, limit: Limit, relaxation: Relaxation) -> dict[str, Any]:
         """``gain`` is in units of the objective: seconds, joules, or their product."""
@@ -132,32 +128,26 @@ class Selection(Result):
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
         job, others = self.job, _others(self)
         rows, marks = [self.row, *others.values()], ["=", *others]
-        site = job is not None and (has_site_costs(job) or self.energy == SITE_ENERGY)
-        time_s, energy_j = (self.plans[name][rows] for name in ("iteration_time_s", "energy_j"))
-        with_file = "" if self.shipped_job else " (with your job's file)"
+        kept = f"; {self.satisfying:,} keep every limit" if self.limits else ""
+        counted = f"{self.num_plans:,} plans of {self.source}{', measured by real runs' if self.measured else ''}{kept}"
+        energy = ", hosts and PUE counted as energy" if self.energy == SITE_ENERGY else ""
+        why = self.reason if self.reason == AS_GIVEN else f"{self.reason}; --objective changes that"
+        best = f"{'The knee' if self.objective == 'knee' else f'Least {self.objective}'} ({why}){energy}:"
+        ends = "" if self.limits or not others else ", f the fastest, e that of least energy"
+        legend = [f"= the plan chosen{ends}; Δ% is relative to it."]
+        entries = plan_entries(self.plans, rows)
+        if any(entry.get("in_domain") is False for entry in entries):
+            legend.append("? outside of what was checked: its interval (±) is wider.")
+        site = []
+        if job is not None and (has_site_costs(job) or self.energy == SITE_ENERGY):
+            site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))
         return blocks_text(
-            _title(self),
-            [*predicted_table(plan_entries(self.plans, rows), marks), *_legend(self, others)],
+            paragraphs([f"{self.job_name or 'Plans'}: {counted}.", best]),
+            [*predicted_table(entries, marks), *paragraphs(legend)],
             [*_limit_table(self, others), *paragraphs(_remarks(self))],
-            site_table(job, marks, time_s, energy_j) if job is not None and site else [],
-            [f"Next: take it apart{with_file}", f"  {self.next_command}"],
+            site,
+            [f"Next: take it apart{'' if self.shipped_job else ' (with your job file)'}", f"  {self.next_command}"],
         )
-
-
-_WORDS = {
-    "iteration_time_s": "iteration time, s",
-    "energy_j": "energy of the GPUs, J",
-    "facility_energy_j": "energy of the site, J",
-    "avg_power_w": "mean power, W per GPU",
-    "cluster_power_kw": "power of the site, kW",
-}
-_BEST = {  # title of the plan chosen, and what a better one has
-    "time": ("The fastest plan", "time"),
-    "energy": ("The plan of least energy", "energy"),
-    "edp": ("The plan of least energy times time", "energy times time"),
-    "knee": ("The knee of the front", ""),
-}
-_POWER = ("avg_power_w", "cluster_power_kw")
 
 
 def _others(found: Selection) -> dict[str, int]:
@@ -166,24 +156,6 @@ def _others(found: Selection) -> dict[str, int]:
         return {mark: row for mark, row in zip("fe", found.ends, strict=True) if row != found.row}
     rows = [limit.useful.row for limit in found.limits if limit.useful.gain > 0]
     return dict(zip("abcd", [row for row in dict.fromkeys(rows) if row != found.row], strict=False))
-
-
-def _title(found: Selection) -> list[str]:
-    energy = ", hosts and PUE counted as energy" if found.energy == SITE_ENERGY else ""
-    kept = f"; {found.satisfying:,} keep every limit" if found.limits else ""
-    measured = ", measured by real runs" if found.measured else ""
-    reason = found.reason if found.reason == AS_GIVEN else f"{found.reason}; --objective changes that"
-    count = f"{found.job_name or 'Plans'}: {found.num_plans:,} of {found.source}{measured}{kept}."
-    return paragraphs([count, f"{_BEST[found.objective][0]} ({reason}){energy}:"])
-
-
-def _legend(found: Selection, others: Mapping[str, int]) -> list[str]:
-    ends = "" if found.limits or not others else ", f the fastest, e that of least energy"
-    known = found.plans.get("in_domain")
-    unsure = known is not None and any(known[row] is False for row in (found.row, *others.values()))
-    doubt = " ? outside of what was checked: its interval (±) is wider." if unsure else ""
-    more = "" if found.limits else " Limits (--max-...) choose another."
-    return paragraphs([f"= the plan chosen{ends}; Δ% is relative to it.{doubt}{more}"])
 
 
 def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
@@ -198,11 +170,9 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
          marks.get(buy.row, "-")) if pay else ("-",) * 4
         for (limit, buy), pay in zip(pairs, pays, strict=True)
     ]  # fmt: skip
-    offers = zip(
-        ("relaxed\nto", "by\n%", f"less {_BEST[found.objective][1]}\n%", "row"), zip(*bought, strict=True), strict=True
-    )
+    offers = zip(("relaxed\nto", "by\n%", f"less {found.objective}\n%", "row"), zip(*bought, strict=True), strict=True)
     columns = [
-        TextColumn("limit", [_WORDS[limit.name] for limit in found.limits], left=True),
+        TextColumn("limit", [limit.name for limit in found.limits], left=True),
         TextColumn("at most", [figure(limit.bound) for limit in found.limits]),
         TextColumn("is", [figure(limit.value) for limit in found.limits]),
         TextColumn("up to", [figure(limit.held) if found.at_high_end else "-" for limit in found.limits]),
@@ -215,10 +185,11 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
 
 def _remarks(found: Selection) -> list[str]:
     over = [limit.name for limit in found.limits if limit.high is not None and limit.high > limit.bound]
-    powers = [f"constraints.{limit.name}" for limit in found.limits if limit.name in _POWER]
+    powers = [f"constraints.{limit.name}" for limit in found.limits if "power" in limit.name]
     useless = [limit.name for limit in found.limits if limit.binds and not limit.useful.gain > 0]
     remarks = {
         f"No looser limit on {' or '.join(useless)} buys 0.1 %.": useless,
+        "Limits (--max-...) choose another plan.": not found.limits,
         "No limit binds alone: a better plan breaks several of them at once.": found.binds_together,
         f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within.":
             over and not found.at_high_end,

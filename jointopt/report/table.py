@@ -27,9 +27,6 @@ RESULT_UNITS = {  # of the result columns, with the short name of each
     "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
     "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
 }  # fmt: skip
-OBJECTIVE_WORDS = {
-    "iteration_time_s": "iteration time", "energy_j": "energy", "facility_energy_j": "energy of the site",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,10 +92,7 @@ def _decimals_for(scale: float, digits: int = 4) -> int:
 
 
 def numbers(values: Sequence[float], scale: float) -> list[str]:
-    """The values with equal decimals: those that ``scale`` needs, fewer where large ones would take over 7 characters.
-
-    A dash stands for what is not finite.
-    """
+    """As `fixed`, with the decimals that ``scale`` needs, fewer where large values would take over 7 characters."""
     whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
     return fixed(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
 
@@ -127,10 +121,7 @@ def least_of(values: Iterable[float]) -> float:
 
 
 def measured(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
-    """A column in the unit and with the decimals that suit the value ``at``, by default the least of ``values``.
-
-    The unit goes below ``head``, if there is one.
-    """
+    """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
     at = least_of(values) if at is None else at
     factor, unit = unit_of(at, units)
     cells = numbers([value / factor for value in values], at / factor)

@@ -23,7 +23,7 @@ def test_the_reference_comes_first_and_the_others_are_compared_with_it(make_fron
     assert body[0][0] == "="
 
 
-def test_columns_that_never_differ_are_told_once(make_front: Fronts) -> None:
+def test_columns_that_never_differ_are_shown_once(make_front: Fronts) -> None:
     lines = predicted_table(plan_entries(make_front(3)), [""] * 3)
     assert lines[0].startswith("All plans: cp=1 ep=1 vpp=1 sp=n rc=none ZeRO=1")
     assert "vpp" not in lines[1]
