@@ -96,7 +96,11 @@ class Explanation(Result):
             stage_table(self.stages),
         ]
         if math.isfinite(self.energy_j):
-            blocks[2:2] = [energy_table(self), _site(self)]
+            job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
+            paid = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
+            site = shares(f"Energy of the site (PUE {job.cluster.pue:g})", paid, table.ENERGY_UNITS)
+            costs = site_table(job, ["this plan"], [time_s], [energy_j]) if has_site_costs(job) else []
+            blocks[2:2] = [energy_table(self), site, costs]
             blocks.append(stage_energy_table(self.stages))
         return table.blocks_text(*blocks, basis_lines(self.assumed, self.informed_by))
 
@@ -156,14 +160,6 @@ def energy_table(found: Explanation) -> list[str]:
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
     inside = {"memory": memory, "communication": links}
     return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), table.ENERGY_UNITS, inside)
-
-
-def _site(found: Explanation) -> list[str]:
-    """Energy of the site, and what it costs where the job has prices."""
-    job, time_s, energy_j = found.job, found.iteration_time_s, found.energy_j
-    parts = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
-    lines = shares(f"Energy of the site (PUE {job.cluster.pue:g})", parts, table.ENERGY_UNITS)
-    return lines + (["", *site_table(job, ["this plan"], [time_s], [energy_j])] if has_site_costs(job) else [])
 
 
 def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,27 +38,26 @@ _IN_WORDS = (*_IN_TABLES, "recompute", "zero_stage")
 def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
     """The clocks of one plan: ``1410×14,1200×2`` in at most ``width`` characters, else lowest and highest."""
     whole = [round(clock) for clock in clocks_mhz]
-    runs = table.equal_runs(whole)
-    text = ",".join(f"{whole[run[0]]}{f'×{len(run)}' if len(run) > 1 < len(runs) else ''}" for run in runs)
+    text = _counted(whole, "×")
     return text if len(text) <= width else table.span(min(whole), max(whole))
+
+
+def _counted(clocks: Sequence[object], times: str) -> str:
+    runs = table.equal_runs(map(str, clocks))
+    return ",".join(f"{clocks[run[0]]}{f'{times}{len(run)}' if len(run) > 1 < len(runs) else ''}" for run in runs)
 
 
 def short_plan(plans: Columns, row: int) -> str:
     """The plan of a row as `jointopt.spec.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
     layout = format_plan(plans, plans["stage_clock_mhz"], row).rsplit(" ", 1)[0]
     clocks = [plain_number(clock) for clock in plans["stage_clock_mhz"][row].tolist() if clock == clock]
-    runs = table.equal_runs(clocks)
-    words = [clocks[run[0]] + (f"x{len(run)}" if len(run) > 1 < len(runs) else "") for run in runs]
-    return f"{layout} clock_mhz={','.join(words)}"
+    return f"{layout} clock_mhz={_counted(clocks, 'x')}"
 
 
 def differing(plans: Iterable[Row]) -> frozenset[str]:
     """Plan columns in which ``plans`` (records) differ."""
-    met: dict[str, set[str]] = {}
-    for plan in plans:
-        for name, value in plan.items():
-            met.setdefault(name, set()).add(str(value))
-    return frozenset(name for name, values in met.items() if len(values) > 1)
+    met = {(name, str(value)) for plan in plans for name, value in plan.items()}
+    return frozenset(name for name, count in Counter(name for name, _ in met).items() if count > 1)
 
 
 def plan_words(plan: Row, differing: Collection[str]) -> str:

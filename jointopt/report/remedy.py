@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -35,20 +36,13 @@ def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Cost
     if physics is not None:
         return f"{message} {_closest(physics)}"
     if len(layouts["pp"]):
-        message += f" {_shortage(job, layouts)}"
-    change = next(_changes_that_help(job, bool(len(layouts["pp"]))), None)
-    return f"{message} {change}" if change else message
-
-
-def _shortage(job: Job, layouts: Columns) -> str:
-    """By how much the leanest layout is out of memory, and on which stage."""
-    needed = peak_memory_bytes(job, layouts)
-    row = int(needed.argmin())
-    layout = {name: values[[row]] for name, values in layouts.items()}
-    stage = int(np.sum(list(memory_parts(job, layout).values()), axis=0)[0].argmax())
-    by = f"{needed[row] / GIB - memory_limit_gib(job):.1f} GiB per GPU on stage {stage + 1}"
-    degrees = " ".join(f"{name}={layout[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
-    return f"The leanest layout ({degrees}) is out of memory by {by}."
+        needed = peak_memory_bytes(job, layouts)
+        leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
+        stage = int(np.sum(list(memory_parts(job, leanest).values()), axis=0)[0].argmax())
+        degrees = " ".join(f"{name}={leanest[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
+        by = f"{needed.min() / GIB - memory_limit_gib(job):.1f} GiB per GPU on stage {stage + 1}"
+        message += f" The leanest layout ({degrees}) is out of memory by {by}."
+    return " ".join([message, *itertools.islice(_changes_that_help(job, bool(len(layouts["pp"]))), 1)])
 
 
 def _closest(physics: CostModel) -> str:
