@@ -17,7 +17,7 @@ LEAST_SHARED = 10  # held-out rows that two surrogates must share to be compared
 _MOST_WORK = 12
 _WORK_HEADS = {  # of the columns of the work that was measured; savings are in percent of the energy
     "work": "work", "clock_sensitive_share": "clock-sensitive", "least_energy_clock_mhz": "least energy at MHz",
-    "least_energy_saving_percent": "saved",
+    "least_energy_saving_percent": "saved %",
 } | {f"saving_percent_at_{n}_percent_slowdown": f"{n} % slower" for n in (1, 5, 10)}  # fmt: skip
 
 
