@@ -75,7 +75,7 @@ def polish(
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
         seconds=time.perf_counter() - started,
-        assumed=tuple(map(str, (*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed))),
+        assumed=(*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed),
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     words = {key: _word(value) for key, value in record.items()}
     words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
-    return tuple(Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed)
+    return tuple(Assumption.not_given(key, record[key], words[key]) for key in parsed.assumed)
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
@@ -103,7 +103,7 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         pairs = _json_pairs(plan)
     else:
         words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
-        pairs = [_pair(word) for word in words if word]
+        pairs = [_pair(word) for word in words if word not in ("", "MHz")]  # as reports print clocks
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
     given = dict(pairs)
     for key in given:
