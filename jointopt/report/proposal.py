@@ -54,6 +54,7 @@ class Proposal(Result):
     reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
     covered_plans: int = 0  # plans of the joint space that the answer speaks for
     evaluated_plans: int = 0  # plans whose time and energy were really computed
+    searched: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # method -> evaluated, added, hypervolume
     study_name: str | None = None
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
@@ -69,6 +70,7 @@ class Proposal(Result):
             "job_file": job_mapping(self.job),
             **pick(self, "seed surrogate informed_by"),
             "space": pick(self, searched),
+            "searched": self.searched,
             "front": front,
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
@@ -200,11 +202,24 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     )
+    lines += wrapped(_methods(proposal.searched))
     lines += informed_lines(proposal.informed_by) + _dropped(proposal.infeasible) + assumptions(proposal.assumed)
     if proposal.storage and proposal.study_name:
         lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
     return lines
+
+
+METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsga2": "NSGA-II"}
+
+
+def _methods(searched: Mapping[str, Mapping[str, float]]) -> str:
+    """The methods that searched with what each added, in a sentence."""
+    added = [
+        f"{METHODS[method]} {gain['added']:,}" + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
+        for method, gain in searched.items()
+    ]
+    return f"Plans of the front by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."
 
 
 def _dropped(infeasible: Mapping[str, int]) -> list[str]:

@@ -29,12 +29,16 @@ ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the tr
 
 @dataclass(frozen=True)
 class ExactFront:
-    """The front sorted by time; the plans of the space, those evaluated, and those ruled out by bounds."""
+    """The front sorted by time; the plans of the space, those evaluated, and those ruled out by bounds.
+
+    ``sample``: some of the evaluated ones, promising layouts at clocks over the whole range; none without bounds.
+    """
 
     front: Columns
     covered: int
     evaluated: int
     pruned: int
+    sample: Columns
 
 
 @dataclass
@@ -44,6 +48,7 @@ class _Sweep:
     problem: Problem
     chunk_size: int
     progress: Progress | None
+    sample: Columns
     front: Columns | None = None
     evaluated: int = 0
     layouts_done: int = 0
@@ -84,12 +89,13 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
     ``chunk_size`` times the largest pp, not with the size of the space.
     """
     rows = max(1, min(chunk_size, STAGE_CELLS_PER_CHUNK // problem.max_pp))
-    sweep = _Sweep(problem, rows, progress)
+    none = np.zeros(0, dtype=np.int64)
+    nothing = problem.plans(none, none, np.zeros(0))
+    sweep = _Sweep(problem, rows, progress, nothing)
     swept = _sweep_blocks(sweep)
     covered = problem.num_layouts * problem.num_clocks
-    none = np.zeros(0, dtype=np.int64)
-    front = sweep.front if sweep.front is not None else problem.plans(none, none, np.zeros(0))
-    return ExactFront(front, covered, sweep.evaluated, covered - swept)
+    front = nothing if sweep.front is None else sweep.front
+    return ExactFront(front, covered, sweep.evaluated, covered - swept, sweep.sample)
 
 
 def _sweep_blocks(sweep: _Sweep) -> int:
@@ -124,7 +130,10 @@ def _seed(sweep: _Sweep, layouts: Ints) -> None:
     if sweep.problem.lower_bound is None and sweep.problem.energy_slope_w is None:
         return
     clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
-    sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)))
+    index, clock = np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts))
+    sweep.sample = sweep.problem.plans(index, clock, np.zeros(len(index)))
+    sweep.front = merge(sweep.front, sweep.sample)
+    sweep.evaluated += len(index)
 
 
 def _enumerate(sweep: _Sweep, layouts: Ints) -> None:

@@ -93,4 +93,4 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
         sweep.layouts(order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])])
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     evaluated = uniform.evaluated + sweep.evaluated
-    return ExactFront(sweep.front, covered, evaluated, covered - evaluated)
+    return ExactFront(sweep.front, covered, evaluated, covered - evaluated, uniform.sample)
