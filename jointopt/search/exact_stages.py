@@ -23,6 +23,7 @@ from jointopt.search.genome import SLACK_LEVELS
 from jointopt.search.pareto import merge
 from jointopt.search.problem import Problem, Progress
 
+FIRST_RANGES = 4  # of a layout's clocks: wider boxes are hardly ever covered
 SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
@@ -41,9 +42,12 @@ class _Sweep:
         index, clock = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
         relaxed = self.problem.decode_clocks(index, clock, np.ones(len(index)))
         table = relaxed.reshape(len(layouts), clocks, self.problem.max_pp)
-        nothing = np.zeros(len(layouts), dtype=np.int64)
+        edges = np.unique(np.linspace(0, clocks, FIRST_RANGES + 1).astype(np.int64))
         # ranges of bottleneck clocks: columns of (row of the table, lowest clock, highest clock)
-        boxes = np.stack([np.arange(len(layouts)), nothing, nothing + clocks - 1])
+        boxes = np.stack([
+            np.repeat(np.arange(len(layouts)), len(edges) - 1),
+            np.tile(edges[:-1], len(layouts)), np.tile(edges[1:] - 1, len(layouts)),
+        ])  # fmt: skip
         while boxes.size:
             boxes = boxes[:, self._may_improve(layouts, table, boxes)]
             row, low, high = boxes
@@ -88,8 +92,9 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
     step = max(1, STAGE_CELLS_PER_CHUNK // (problem.max_pp * problem.num_clocks))
     order, time_lb_s, energy_lb_j = ordered_bounds(problem, pipelines)
-    for start in range(0, len(order), step):
-        rows = slice(start, start + step)
+    left = may_improve(sweep.front, time_lb_s, energy_lb_j)  # the front of one clock leaves few, so chunks are few
+    for start in range(0, len(left), step):
+        rows = left[start : start + step]
         sweep.layouts(order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])])
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     evaluated = uniform.evaluated + sweep.evaluated

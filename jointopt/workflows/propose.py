@@ -18,7 +18,7 @@ from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
 from jointopt.report.remedy import remedy
-from jointopt.report.results import Proposal
+from jointopt.report.proposal import Proposal
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
@@ -250,10 +250,11 @@ def _contributions(steps: list[_Step]) -> dict[str, dict[str, float]]:
 def _reference(physics: CostModel) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
-    everything, clocks = np.arange(len(pp)), uniform_stage_clocks(pp, physics.top_mhz)
-    plans = physics.evaluate(everything, clocks) | {"layout_index": everything, "stage_clock_mhz": clocks}
-    best = int(plans["iteration_time_s"].argmin())
-    return {name: values[[best]] for name, values in plans.items()}
+    fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
+    best = np.array([fastest.argmin()])
+    clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
+    clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
+    return physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
