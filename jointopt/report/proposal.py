@@ -216,7 +216,8 @@ METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsg
 def _methods(searched: Mapping[str, Mapping[str, float]]) -> str:
     """The methods that searched with what each added, in a sentence."""
     added = [
-        f"{METHODS[method]} {gain['added']:,}" + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
+        f"{METHODS[method]} {gain['added']:,}"
+        + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
         for method, gain in searched.items()
     ]
     return f"Plans of the front by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."

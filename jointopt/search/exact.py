@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.pareto import is_covered, merge, objectives
+from jointopt.search.pareto import concat, is_covered, merge, objectives
 from jointopt.search.problem import Problem, Progress
 
 SEED_LAYOUTS = 256
@@ -53,8 +53,8 @@ class _Sweep:
     evaluated: int = 0
     layouts_done: int = 0
 
-    def visit(self, layout_index: Ints, clock_index: Ints) -> tuple[Floats, Floats]:
-        """Evaluate these plans in chunks and merge them into the front; returns their times and energies."""
+    def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> tuple[Floats, Floats]:
+        """Evaluate these plans in chunks, merge them into the front, ``keep`` them; return times and energies."""
         parts = []
         for start in range(0, len(layout_index), self.chunk_size):
             rows = slice(start, start + self.chunk_size)
@@ -62,6 +62,7 @@ class _Sweep:
             batch = self.problem.plans(layouts, clocks, np.zeros(len(layouts)))
             parts.append(np.stack(objectives(batch)))
             self.front = merge(self.front, batch)
+            self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
         values = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0))
         return values[0], values[1]
@@ -130,10 +131,7 @@ def _seed(sweep: _Sweep, layouts: Ints) -> None:
     if sweep.problem.lower_bound is None and sweep.problem.energy_slope_w is None:
         return
     clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
-    index, clock = np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts))
-    sweep.sample = sweep.problem.plans(index, clock, np.zeros(len(index)))
-    sweep.front = merge(sweep.front, sweep.sample)
-    sweep.evaluated += len(index)
+    sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)), keep=True)
 
 
 def _enumerate(sweep: _Sweep, layouts: Ints) -> None:

@@ -23,7 +23,6 @@ from jointopt.search.genome import SLACK_LEVELS
 from jointopt.search.pareto import merge
 from jointopt.search.problem import Problem, Progress
 
-FIRST_RANGES = 4  # of a layout's clocks: wider boxes are hardly ever covered
 SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
@@ -42,12 +41,9 @@ class _Sweep:
         index, clock = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
         relaxed = self.problem.decode_clocks(index, clock, np.ones(len(index)))
         table = relaxed.reshape(len(layouts), clocks, self.problem.max_pp)
-        edges = np.unique(np.linspace(0, clocks, FIRST_RANGES + 1).astype(np.int64))
+        nothing = np.zeros(len(layouts), dtype=np.int64)
         # ranges of bottleneck clocks: columns of (row of the table, lowest clock, highest clock)
-        boxes = np.stack([
-            np.repeat(np.arange(len(layouts)), len(edges) - 1),
-            np.tile(edges[:-1], len(layouts)), np.tile(edges[1:] - 1, len(layouts)),
-        ])  # fmt: skip
+        boxes = np.stack([np.arange(len(layouts)), nothing, nothing + clocks - 1])
         while boxes.size:
             boxes = boxes[:, self._may_improve(layouts, table, boxes)]
             row, low, high = boxes

@@ -55,8 +55,8 @@ class _Sampler(optuna.samplers.NSGAIISampler):
 
 
 def search(
-    problem: Problem, *, trials: int = TRIALS, seed: int = 0, start: Columns | None = None, population: int = POPULATION,
-    local_evaluations: int = 50_000, progress: Progress | None = None,
+    problem: Problem, *, trials: int = TRIALS, seed: int = 0, start: Columns | None = None,
+    population: int = POPULATION, local_evaluations: int = 50_000, progress: Progress | None = None,
 ) -> SearchResult:  # fmt: skip
     """NSGA-II for ``trials`` distinct plans, then a local search around the front; the seed decides all.
 

@@ -1,4 +1,4 @@
-"""``propose``: the plans of a job that no other plan beats, searched exactly and by NSGA-II."""
+"""``propose``: the plans of a job that no other plan beats, searched exactly, or by NSGA-II too."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
-from jointopt.report.remedy import remedy
 from jointopt.report.proposal import Proposal
+from jointopt.report.remedy import remedy
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
@@ -105,7 +105,8 @@ def propose(
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
         front=_wanted(job, answer), reference=answered(model, physics, reference),
         covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
-        searched=_contributions(searched), seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
+        searched=_contributions(searched), seconds=watch.seconds,
+        assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
