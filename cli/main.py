@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import sys
 from typing import Any
@@ -64,4 +65,5 @@ def jointopt() -> None:
 
 def main() -> None:
     """The entry point of the ``jointopt`` script."""
+    gc.set_threshold(100_000, 20, 20)  # by default it takes a tenth of a short command, over objects of imports
     sys.exit(jointopt())

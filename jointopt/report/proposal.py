@@ -53,6 +53,7 @@ class Proposal(Result):
     reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
     covered_plans: int = 0  # plans of the joint space that the answer speaks for
     evaluated_plans: int = 0  # plans whose time and energy were really computed
+    searched: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # method -> evaluated, added, hypervolume
     study_name: str | None = None
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
@@ -65,6 +66,7 @@ class Proposal(Result):
         return pick(self, "job=job.name seed surrogate informed_by assumed seconds") | {
             "job_file": job_mapping(self.job),
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
+            "searched": self.searched,
             "front": front,
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
@@ -187,6 +189,7 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip
+    lines += paragraphs([_methods(proposal.searched)])
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
     shown += [(f"for {len(others)} other reasons", sum(count for _, count in others))] if others else []
@@ -198,3 +201,16 @@ def _summary(proposal: Proposal) -> list[str]:
         lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
     return lines
+
+
+METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsga2": "NSGA-II"}
+
+
+def _methods(searched: Mapping[str, Mapping[str, float]]) -> str:
+    """The methods that searched with what each added, in a sentence."""
+    added = [
+        f"{METHODS[method]} {gain['added']:,}"
+        + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
+        for method, gain in searched.items()
+    ]
+    return f"Plans of the front by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."

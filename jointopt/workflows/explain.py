@@ -14,7 +14,7 @@ from jointopt.core.units import GIB
 from jointopt.physics import cooling
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.results import Explanation, Stage
+from jointopt.report.explanation import Explanation, Stage
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
