@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from jointopt.report.documents import pick
@@ -11,6 +12,7 @@ from jointopt.spec.catalog.clusters import cluster_names, load_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.catalog.recipes import recipes_of
 from jointopt.spec.jobfile import shipped_job, shipped_jobs
 
 _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
@@ -48,6 +50,11 @@ def listing(what: str) -> list[dict[str, Any]]:
     """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
     names, load, columns = _LISTINGS[what]
     return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
+
+
+def recipe_rows(model: str) -> list[dict[str, Any]]:
+    """Published plans of a model (blank: of all) as rows; None where no time or MFU is published."""
+    return [asdict(recipe) for recipe in recipes_of(model)]
 
 
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:

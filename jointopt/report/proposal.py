@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
+from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
 from jointopt.report.plans import basis_lines, has_site_costs, plan_frame, predicted_table, site_table
 from jointopt.report.table import blocks_text, paragraphs
@@ -58,6 +59,7 @@ class Proposal(Result):
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
+    beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
 
     def document(self) -> dict[str, Any]:
@@ -68,6 +70,7 @@ class Proposal(Result):
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
             "searched": self.searched,
             "front": front,
+            "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
         }
@@ -86,6 +89,7 @@ class Proposal(Result):
         table = [*predicted_table(plans, marks), *_legend(self, plans)]
         if total > len(rows):
             table += paragraphs([f"{total - len(rows):,} more plans lie between these: --all or --json has them."])
+        table += beside_lines(self.beside, self.feasible_layouts)
         return blocks_text(_title(self), table, _site(self), _summary(self))
 
     def write(self, folder: Path) -> None:

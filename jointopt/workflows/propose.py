@@ -32,6 +32,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def propose(
         covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
         searched=_contributions(searched), seconds=watch.seconds,
         assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
+        beside=beside(model, physics, answer),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal

@@ -44,7 +44,7 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def recipes_of(model: str = "") -> tuple[Recipe, ...]:
-    """The published plans of a model (a catalogue name or alias); all without one. CatalogError where there are none."""
+    """The published plans of a model (any of its names), all without one; CatalogError where there are none."""
     known = known_model(model)
     wanted = known.name if known else model
     found = tuple(recipe for recipe in recipes() if not model or recipe.model == wanted)

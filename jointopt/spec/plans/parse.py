@@ -15,7 +15,7 @@ import numpy as np
 
 from jointopt.core.errors import PlanError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, ONE_CLOCK, Columns, Floats
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, ONE_CLOCK, STAGE_LAYERS, Columns, Floats
 from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import format_stage_clocks, number_in, parse_stage_clocks, plain_number
@@ -69,6 +69,8 @@ def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> st
     record = plan_records(layouts, stage_clock_mhz, [index])[0]
     clocks = record.pop("stage_clock_mhz")
     without = {name for name, neutral in NEUTRAL.items() if name not in layouts or layouts[name][index] == neutral}
+    if "stage_layers" not in without:
+        record["stage_layers"] = STAGE_LAYERS.short(int(layouts["stage_layers"][index]))
     words = [f"{key}={_word(value)}" for key, value in record.items() if key not in without]
     name = "clock_mhz" if len(set(clocks)) == 1 else "stage_clock_mhz"
     clock_text = format_stage_clocks(clocks[:1] if name == "clock_mhz" else clocks)
