@@ -70,8 +70,20 @@ def losses(tmp_path: Path, processes: int, layouts: list[dict[str, Any]]) -> lis
     return json.loads(answer.read_text())
 
 
-def alone(tmp_path: Path, **model: Any) -> list[float]:
-    return losses(tmp_path, 1, [model])[0]
+SHARED = EXPERTS | {"gated_mlp": False, "num_query_groups": 2, "num_shared_experts": 1, "num_dense_layers": 1}
+MODELS: dict[str, dict[str, Any]] = {"dense": {}, "experts": EXPERTS, "shared experts": SHARED}
+LAYOUTS: dict[int, dict[tuple[str, str], dict[str, Any]]] = {
+    4: {("dense", name): layout for name, layout in FOUR.items()}
+    | {("experts", name): layout for name, layout in FOUR_EXPERTS.items()}
+    | {("shared experts", "plain MLP"): {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}},
+    8: {("dense", name): layout for name, layout in EIGHT.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Losses of every model on one process."""
+    return dict(zip(MODELS, losses(tmp_path_factory.mktemp("alone"), 1, list(MODELS.values())), strict=True))
 
 
 def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver: Any, tmp_path: Path) -> None:
@@ -87,31 +99,15 @@ def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver
     assert train_spec(job, plan, 1, 0).selective_share == 0.5
 
 
-def test_four_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
-    expected = alone(tmp_path)
-    assert expected[0] > expected[-1] + 0.1
-    for name, found in zip(FOUR, losses(tmp_path, 4, list(FOUR.values())), strict=True):
-        assert found == pytest.approx(expected, abs=2e-4), name
+def test_one_process_learns(alone: dict[str, list[float]]) -> None:
+    assert alone["dense"][0] > alone["dense"][-1] + 0.1
 
 
-def test_four_processes_train_experts_alike_in_every_layout(tmp_path: Path) -> None:
-    expected = alone(tmp_path, **EXPERTS)
-    layouts = [EXPERTS | layout for layout in FOUR_EXPERTS.values()]
-    for name, found in zip(FOUR_EXPERTS, losses(tmp_path, 4, layouts), strict=True):
-        assert found == pytest.approx(expected, abs=2e-4), name
-
-
-def test_eight_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
-    expected = alone(tmp_path)
-    for name, found in zip(EIGHT, losses(tmp_path, 8, list(EIGHT.values())), strict=True):
-        assert found == pytest.approx(expected, abs=2e-4), name
-
-
-def test_a_plain_mlp_grouped_queries_and_shared_experts_train_alike(tmp_path: Path) -> None:
-    shape = EXPERTS | {"gated_mlp": False, "num_query_groups": 2, "num_shared_experts": 1, "num_dense_layers": 1}
-    expected = alone(tmp_path, **shape)
-    found = losses(tmp_path, 4, [shape | {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}])[0]
-    assert found == pytest.approx(expected, abs=2e-4)
+@pytest.mark.parametrize("processes", LAYOUTS)
+def test_processes_train_alike_in_every_layout(tmp_path: Path, alone: dict[str, list[float]], processes: int) -> None:
+    specs = [MODELS[model] | layout for (model, _), layout in LAYOUTS[processes].items()]
+    for (model, name), found in zip(LAYOUTS[processes], losses(tmp_path, processes, specs), strict=True):
+        assert found == pytest.approx(alone[model], abs=2e-4), (model, name)
 
 
 @pytest.fixture
