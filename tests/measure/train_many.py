@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.pipelining.schedules  # the trainer's own import comes after the fork
 import torch.multiprocessing as mp
 
 from jointopt.measure.trainer.run import train
