@@ -21,7 +21,8 @@ class LayoutArrays:
         self.recompute = layouts["recompute"]
         self.full = self.recompute == RECOMPUTE_CODES["full"]
         self.selective = self.recompute == RECOMPUTE_CODES["selective"]
-        self.zero = layouts["zero_stage"]
+        # one rank has nothing to shard, whatever a recorded run calls its stage
+        self.zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
         self.pp = int(layouts["pp"][0])
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
         self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(

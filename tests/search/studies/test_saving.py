@@ -175,8 +175,7 @@ assert prepare_storage(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("_", range(3))
-def test_two_processes_may_make_one_new_database_at_once(tmp_path, _):
+def test_two_processes_may_make_one_new_database_at_once(tmp_path):
     url = f"sqlite:///{tmp_path}/new.db"
     pipe = subprocess.PIPE
     runs = [
