@@ -44,6 +44,7 @@ _HEADERS = {
     "num_query_groups": "KV\nheads", "moe_router_topk": "top\nk", "zero_stages": "ZeRO\nstages",
     "global_batch_size": "batch",
 }  # fmt: skip
+_IN_JSON_ALONE = ("source", "name")
 
 
 def listing(what: str) -> list[dict[str, Any]]:
@@ -58,7 +59,8 @@ def recipe_rows(model: str) -> list[dict[str, Any]]:
 
 
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as an aligned table, one header line per word of a column's name."""
+    """The rows as an aligned table, one header line per word of a column's name; sources are left to JSON."""
+    rows = [{name: value for name, value in row.items() if name not in _IN_JSON_ALONE} for row in rows]
     columns = [
         TextColumn(_header(name), [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
         for name, first in rows[0].items()
