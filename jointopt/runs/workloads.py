@@ -12,7 +12,7 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
-from jointopt.runs.cells import named_attention, named_dtype, row_codes
+from jointopt.runs.cells import named_attention, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -30,8 +30,8 @@ from jointopt.spec.model import Model
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
-    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
-    "heads_from_kin",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
@@ -283,6 +283,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+        token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
+        overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
     )
 
 

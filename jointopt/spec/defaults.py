@@ -28,7 +28,7 @@ from jointopt.core.schema import (
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021

@@ -74,7 +74,7 @@ def test_several_unknown_degrees_are_data_parallel() -> None:
 
 def test_a_blank_degree_of_expert_parallelism_is_assumed_for_experts_only() -> None:
     moe = {"num_experts": 8, "moe_router_topk": 2, "ep": None}
-    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep", ""]
+    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep etp", ""]
 
 
 @pytest.mark.parametrize(

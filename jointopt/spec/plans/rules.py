@@ -13,8 +13,19 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns, inside
+from jointopt.core.schema import (
+    COLUMNS,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    RECOMPUTE_CODES,
+    SCHEDULE,
+    STAGE_LAYERS,
+    Bools,
+    Columns,
+    inside,
+)
 from jointopt.spec.job import Job, Search, Training
+from jointopt.spec.plans.placement import even_domain
 
 SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
 _SEARCH = "search."  # begins the names of the rules that the job itself sets
@@ -44,7 +55,8 @@ def layout_rules(job: Job) -> tuple[Rule, ...]:
     return (
         *(rule for name in ("tp", "pp", "cp", "dp") for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
-        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_stage_rules(job),
+        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_replica_rules(job),
+        *_stage_rules(job),
     )  # fmt: skip
 
 
@@ -54,7 +66,9 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
     `jointopt.spec.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
-    columns = {name: inside(name, [plan.get(name, COLUMNS[name].outside(NEUTRAL.get(name, 0)))]) for name in LAYOUT_COLUMNS}
+    columns = {
+        name: inside(name, [plan.get(name, COLUMNS[name].outside(NEUTRAL.get(name, 0)))]) for name in LAYOUT_COLUMNS
+    }
     if not job.model.is_moe:  # whose experts have no degree
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
@@ -315,6 +329,39 @@ def _zero_rules(job: Job) -> list[Rule]:
     ]  # fmt: skip
 
 
+def _replica_rules(job: Job) -> list[Rule]:
+    """Rules of HSDP: replicas divide dp*cp, leave something to shard, and hold whole groups of experts."""
+    framework, domain = job.training.framework, even_domain(job.cluster)
+    columns = ("dp", "tp", "cp", "zero_stage", "dp_replicate")
+
+    def cut(c: Columns) -> Any:
+        return c["dp_replicate"] > 1
+
+    def unusual(c: Columns) -> Any:
+        return cut(c) & (c["dp"] * c["cp"] * c["tp"] != c["dp_replicate"] * domain)
+
+    def uneven(c: Columns) -> Any:
+        ranks = c["ep"] * np.maximum(c["etp"], 1) * c["dp_replicate"]
+        return cut(c) & ((c["dp"] * c["cp"] * c["tp"]) % ranks != 0)
+
+    return [
+        Rule("replicas_offered", ("dp_replicate",), lambda c: cut(c) & (not framework.replicates),
+             f"{framework.name} has no dp_replicate",
+             f"{framework.name} shards over dp*cp: dp_replicate must be 1, not {{dp_replicate}}."),
+        Rule("replicas_sharded", ("zero_stage", "dp_replicate"), lambda c: cut(c) & (c["zero_stage"] == 0),
+             f"dp_replicate > 1 without ZeRO {DUPLICATE}", "dp_replicate {dp_replicate} needs zero_stage > 0."),
+        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
+        Rule("replicas", ("dp", "cp", "dp_replicate"), lambda c: cut(c) & ((c["dp"] * c["cp"] % c["dp_replicate"] != 0)
+             | (c["dp"] * c["cp"] == c["dp_replicate"])), "dp_replicate is no proper divisor of dp*cp",
+             "dp_replicate {dp_replicate} must divide dp*cp = {shards} and be less."),
+        *([Rule("replicas_of_experts", (*columns, "ep", "etp"), uneven, "ep*etp*dp_replicate does not divide dp*cp*tp",
+                "ep*etp is {expert_ranks}, which does not divide the ranks of one of {dp_replicate} replicas of a stage "
+                "(dp*cp*tp = {stage_ranks}).")] if job.model.is_moe else []),
+        *([] if job.search.dp_replicate else [Rule("replicas_usual", columns, unusual,  # the only ones worth a search
+             f"replicas that are not one scale-up domain of {domain} GPUs")]),
+    ]  # fmt: skip
+
+
 def _stage_rules(job: Job) -> list[Rule]:
     layers, framework = job.model.num_layers, job.training.framework
 
@@ -329,7 +376,6 @@ def _stage_rules(job: Job) -> list[Rule]:
         *_searched(job, "schedule", lambda c: c["pp"] > 1),
         Rule("schedule", ("schedule",), lambda c: ~np.isin(c["schedule"], [SCHEDULE.code(s) for s in framework.schedules]),
              f"{framework.name} has no such schedule", f"{framework.name} has no pipeline schedule {{schedule}}."),
-        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
         *_searched(job, "recompute_modules", lambda c: c["recompute"] == RECOMPUTE_CODES["selective"]),
         *_searched(job, "recompute_num_layers", lambda c: c["recompute"] == RECOMPUTE_CODES["full"]),
         *_searched(job, "offload"),
