@@ -51,8 +51,8 @@ def _per_token(model: Model, places: Floats) -> Floats:
 def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
     """Expert parallelism: all-to-alls that dispatch and combine, forward and backward (again under full recompute).
 
-    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Cut experts (etp) gather the tokens of
-    their ranks and scatter the outputs, as Megatron Core's token dispatchers do. Hides under kernels of the MoE
+    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Under SP cut experts (etp) gather the
+    tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do. Hides under kernels of the MoE
     ``layer``: of another micro-batch, forward beside backward, so not in the fill and drain of the pipeline.
     """
     training, profile = job.training, job.training.framework
@@ -63,9 +63,10 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         _all_to_all(job, hw, lay, groups["ep"], size * sent) for size in (_FP8_BYTES if in_fp8 else element, element)
     )
     once = dispatch + combine
-    if np.any(lay.expert_tp > 1):
+    if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens, and tensor parallelism adds outputs
         gathered = element * sent * lay.expert_tp
-        once = once + sum(collective(hw, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
+        pair = sum(collective(hw, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
+        once = once + np.where(lay.sp, pair, 0.0)
     return _beside_other_micro_batches(job, lay, once, layer)
 
 

@@ -18,7 +18,7 @@ from jointopt.spec.plans.placement import even_domain
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 
 # The columns that are not settled by the number of GPUs, those that drop most first.
-_EXPANDED = ("ep", "etp", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
+_EXPANDED: tuple[str, ...] = ("ep", "etp", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
 _EXPANDED += tuple(name for name in NEUTRAL if name not in _EXPANDED)
 
 

@@ -61,6 +61,12 @@ def test_cut_experts_gather_the_routed_copies_of_their_ranks() -> None:
     assert found["ep_comm"] == pytest.approx(PASSES * 2 * once)
 
 
+def test_without_sequence_parallelism_cut_experts_have_all_tokens_already() -> None:
+    found = seconds(dp=4, ep=4, tp=2, etp=2, model=MOE)
+    assert found["ep_comm"] == pytest.approx(PASSES * 4 * inside_s("all_to_all", COPIES / 2, 4))
+    assert found["tp_comm"] == pytest.approx(PASSES * 4 * inside_s("all_reduce", STREAM, 2))
+
+
 def test_shared_experts_take_part_in_sequence_parallelism() -> None:
     found = seconds(dp=4, ep=4, tp=2, etp=1, sequence_parallel=True, model=replace(MOE, num_shared_experts=1))
     pair = inside_s("all_gather", STREAM, 2) + inside_s("reduce_scatter", STREAM, 2)
