@@ -205,7 +205,7 @@ class LayerCosts:
 def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
     """Kernels of one micro-batch, (L,), priced once per distinct shape."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp], axis=1)
+    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp, lay.expert_tp], axis=1)
     _, first, inverse = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
     tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence

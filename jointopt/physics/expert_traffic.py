@@ -63,7 +63,7 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         _all_to_all(job, hw, lay, groups["ep"], size * sent) for size in (_FP8_BYTES if in_fp8 else element, element)
     )
     once = dispatch + combine
-    if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens, and tensor parallelism adds outputs
+    if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens already
         gathered = element * sent * lay.expert_tp
         pair = sum(collective(hw, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
         once = once + np.where(lay.sp, pair, 0.0)

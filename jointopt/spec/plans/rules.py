@@ -198,8 +198,8 @@ def _tp_shards(job: Job) -> list[tuple[str, int]]:
 def _expert_rules(job: Job) -> list[Rule]:
     model, experts, framework = job.model, job.model.num_experts, job.training.framework
 
-    def offered(c: Columns) -> list[Any]:
-        return [1.0] if framework.expert_tensor_parallel else [1.0 / tp for tp in np.unique(c["tp"])]
+    def other(c: Columns) -> Any:
+        return c["etp"] != (c["tp"] if framework.expert_tensor_parallel else 1)
 
     def uneven(c: Columns) -> Any:
         if framework.experts_span_tp:
@@ -217,7 +217,7 @@ def _expert_rules(job: Job) -> list[Rule]:
         Rule("expert_tp", ("etp",), lambda c: (c["etp"] > 0) & (not model.is_moe),
              f"etp without experts {DUPLICATE}",
              f"etp {{etp}} needs experts, and {_literal(model.name)} is a dense model."),
-        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & ~np.isin(c["etp"] / c["tp"], offered(c)),
+        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & other(c),
              f"{framework.name} does not cut experts so (etp)",
              f"{framework.name} does not cut experts by etp {{etp}} where tp is {{tp}}."),
         Rule("expert_ranks", ("dp", "tp", "cp", "ep", "etp"), uneven,
@@ -355,8 +355,8 @@ def _replica_rules(job: Job) -> list[Rule]:
              | (c["dp"] * c["cp"] == c["dp_replicate"])), "dp_replicate is no proper divisor of dp*cp",
              "dp_replicate {dp_replicate} must divide dp*cp = {shards} and be less."),
         *([Rule("replicas_of_experts", (*columns, "ep", "etp"), uneven, "ep*etp*dp_replicate does not divide dp*cp*tp",
-                "ep*etp is {expert_ranks}, which does not divide the ranks of one of {dp_replicate} replicas of a stage "
-                "(dp*cp*tp = {stage_ranks}).")] if job.model.is_moe else []),
+                "ep*etp is {expert_ranks}, which does not divide the ranks of one of {dp_replicate} replicas of a "
+                "stage (dp*cp*tp = {stage_ranks}).")] if job.model.is_moe else []),
         *([] if job.search.dp_replicate else [Rule("replicas_usual", columns, unusual,  # the only ones worth a search
              f"replicas that are not one scale-up domain of {domain} GPUs")]),
     ]  # fmt: skip

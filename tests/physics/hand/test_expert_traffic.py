@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.expert_traffic import places_per_token
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.framework import Framework
@@ -36,6 +37,7 @@ from tests.physics.hand.plain_machine import (
 
 LAYERS, PASSES = 4, 4 * BATCHES
 COPIES = 2 * STREAM  # bytes of two copies of a sequence's tokens
+TOP = np.array([[1000.0]])
 SLOW = gpu_constants(FLOPS_PER_S / 1000)
 DEEPEP = {"token_dispatcher": "deepep"}
 
@@ -183,3 +185,16 @@ def test_cut_experts_on_two_nodes_gather_through_the_network() -> None:
     found = seconds(tp=16, etp=16, sequence_parallel=True, model=model)["ep_comm"]
     once = across_s("all_gather", COPIES, 16, 8) + across_s("reduce_scatter", COPIES, 16, 8)
     assert found == pytest.approx(PASSES * 2 * once)
+
+
+def test_plans_that_differ_in_the_cut_of_experts_alone_are_priced_as_each_alone() -> None:
+    # etp 1 sends a rank an eighth of the tokens for whole experts, etp 8 all of them for an eighth of each
+    model, plan = replace(MOE, num_query_groups=8), {"tp": 8, "dp": 1, "sequence_parallel": True}
+    job = physics(model=model, etp=1, **plan).job
+    both = {name: np.repeat(values, 2) for name, values in physics(model=model, etp=1, **plan).layouts.items()}
+    together = CostModel(job, both | {"etp": np.array([1, 8])}, SLOW)
+    alone = [
+        physics(machine=SLOW, model=model, etp=etp, **plan).iteration_time_s(np.array([0]), TOP)[0] for etp in (1, 8)
+    ]
+    assert together.iteration_time_s(np.arange(2), np.repeat(TOP, 2, axis=0)) == pytest.approx(alone)
+    assert together.groups[0].hbm_bytes[0] != together.groups[0].hbm_bytes[1]
