@@ -52,8 +52,8 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     """Expert parallelism: all-to-alls that dispatch and combine, forward and backward (again under full recompute).
 
     Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Under SP cut experts (etp) gather the
-    tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do. Hides under kernels of the MoE
-    ``layer``: of another micro-batch, forward beside backward, so not in the fill and drain of the pipeline.
+    tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do. Hides under kernels of the
+    MoE ``layer``: of another micro-batch, forward beside backward, so not in the fill and drain of the pipeline.
     """
     training, profile = job.training, job.training.framework
     sent = routed_bytes(job.model, lay.tokens, lay.token_share, 1.0) / lay.expert_tp  # each rank its slice of tokens
