@@ -17,6 +17,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
+from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.spec.cluster import PowerConstants
@@ -28,7 +29,7 @@ from jointopt.spec.plans.placement import Group, even_domain, placement
 class StageCosts:
     """Clock-independent costs of layouts with one pipeline depth."""
 
-    layouts: Columns  # layout columns, length L
+    layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
     layers: Floats  # (pp,)
     num_micro_batches: Ints  # (L,)
     replicas: Ints  # (L,) GPUs per stage
@@ -114,7 +115,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     sends = 2.0 * lay.vpp[:, None] - np.eye(1, lay.pp) - np.eye(1, lay.pp, lay.pp - 1)
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
-        layouts=layouts, layers=layers, num_micro_batches=lay.micro_batches,
+        layouts=layouts | {"zero_stage": lay.zero}, layers=layers, num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
@@ -135,13 +136,16 @@ def _stage_traffic(
     job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
 ) -> dict[str, traffic.Traffic]:
     """Collectives of one micro-batch inside the layers of every stage, (L, pp), by kind of parallelism."""
+    dense_layers = dense_layers_of(job, layers)
     exposed = {
-        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense).over(layers),
+        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense).over(dense_layers),
         "cp_comm": traffic.cp_traffic(job, hw, lay, groups, layer.core).over(layers),
     }
     if job.model.is_moe:
-        moe_layers = layers - dense_layers_of(job, layers)
-        exposed["ep_comm"] = traffic.ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
+        moe_layers = layers - dense_layers
+        routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True).over(moe_layers)
+        exposed["tp_comm"] = exposed["tp_comm"].plus(routed)
+        exposed["ep_comm"] = ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
     return exposed
 
 
@@ -179,11 +183,10 @@ def _optimizer_step(
 
     Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B).
     """
-    shard = np.where(lay.zero >= 1, lay.dp * lay.cp, 1.0)[:, None]
-    expert_shard = np.where(lay.zero >= 1, lay.expert_dp, 1.0)[:, None]
+    shard, expert_shard = (np.where(lay.zero >= 1, n, 1.0)[:, None] for n in (lay.shards, lay.expert_shards))
     step_bytes = 30.0 * (params.dense / shard + params.expert / expert_shard)
     # ZeRO-1 and 2 put gathered weights together where each rank's slice is a copy of its own
-    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.dp * lay.cp - 1.0, 0.0)
+    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.shards - 1.0, 0.0)
     slices_s = job.training.framework.zero_slice_s * copies[:, None] * layers
     return step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + slices_s, step_bytes
 
@@ -202,7 +205,7 @@ class LayerCosts:
 def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
     """Kernels of one micro-batch, (L,), priced once per distinct shape."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp], axis=1)
+    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp, lay.expert_tp], axis=1)
     _, first, inverse = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
     tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence

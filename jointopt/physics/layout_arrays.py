@@ -21,8 +21,12 @@ class LayoutArrays:
         self.recompute = layouts["recompute"]
         self.full = self.recompute == RECOMPUTE_CODES["full"]
         self.selective = self.recompute == RECOMPUTE_CODES["selective"]
+        profile = job.training.framework
         # one rank has nothing to shard, whatever a recorded run calls its stage
-        self.zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
+        zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
+        # weights and gradients that stay whole for all micro-batches are sharded no further than ZeRO-1's
+        kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
+        self.zero = np.where(kept, 1, zero)
         self.pp = int(layouts["pp"][0])
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
         self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
@@ -30,8 +34,11 @@ class LayoutArrays:
         )
         # experts see the tokens of as many tensor ranks as cut them
         self.expert_tp = np.maximum(f["etp"], 1.0)
-        spanned = self.dp * self.cp * (self.tp / self.expert_tp if job.training.framework.experts_span_tp else 1.0)
+        spanned = self.dp * self.cp * (self.tp / self.expert_tp if profile.experts_span_tp else 1.0)
         self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
+        # ranks over which ZeRO shards one copy of a state
+        self.shards = self.dp * self.cp / f["dp_replicate"]
+        self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
 

@@ -170,8 +170,8 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     layers = stage_layers(job, layouts)
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
-    shard, zero = (lay.dp * lay.cp)[:, None], lay.zero[:, None]
-    state = state_bytes(params, zero, shard, lay.expert_dp[:, None], profile.gradient_bytes, training)
+    shard, zero = lay.shards[:, None], lay.zero[:, None]
+    state = state_bytes(params, zero, shard, lay.expert_shards[:, None], profile.gradient_bytes, training)
     activations = _activation_bytes(job, lay, layers)
     held_gib = job.cluster.gpu.process_memory_gib
     other = np.full_like(activations, (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
-from jointopt.runs.cells import named_attention, named_dtype, row_codes
+from jointopt.runs.cells import named_attention, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -29,9 +29,10 @@ from jointopt.spec.model import Model
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
-    "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
-    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
-    "heads_from_kin",
+    "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
+    "seq_length", "global_batch_size", "dtype", "attention",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
@@ -126,7 +127,9 @@ def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
         shape = pd.Series({column: float(getattr(model, column)) for column in _SHAPE})
         rows = runs["model"] == name
         given = runs.reindex(columns=_SHAPE)[rows].astype(float)
-        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & given.isna().any(axis=1)]
+        # the columns of a model with experts never say all of it: latent attention, groups of experts
+        unstated = given.isna().any(axis=1) | model.is_moe
+        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & unstated]
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
         runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape, 1.0]
     return runs
@@ -284,6 +287,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+        token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
+        overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
     )
 
 
@@ -304,7 +309,10 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
         vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
-        rmsnorm=gated, num_experts=experts, moe_ffn_hidden_size=ffn if experts else 0,
+        rmsnorm=gated, num_experts=experts,
+        moe_ffn_hidden_size=int(row.get("moe_ffn_hidden_size", ffn)) if experts else 0,
+        num_shared_experts=int(row.get("num_shared_experts", 0)) if experts else 0,
+        num_dense_layers=min(int(row.get("num_dense_layers", 0)), int(row["num_layers"]) - 1) if experts else 0,
         moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ from jointopt.spec.job import (
     OBJECTIVES,
     SITE_ENERGY,
     TIME_ALONE,
+    TOKEN_DISPATCHERS,
     Constraints,
     Job,
     Search,
@@ -187,6 +188,9 @@ def _training(section: Section, gpu: Gpu) -> Training:
         attention_assumed=not training.has("attention"),
         fused_norm=training.flag("fused_norm", FUSED_NORM),
         framework=framework,
+        token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
+        overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
+        fp8_param_gather=training.flag("fp8_param_gather", False),
         run_tokens=_run_tokens(training),
     )
 

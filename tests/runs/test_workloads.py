@@ -80,7 +80,7 @@ def test_several_unknown_degrees_are_data_parallel() -> None:
 
 def test_a_blank_degree_of_expert_parallelism_is_assumed_for_experts_only() -> None:
     moe = {"num_experts": 8, "moe_router_topk": 2, "ep": None}
-    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep", ""]
+    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep etp", ""]
 
 
 @pytest.mark.parametrize(
@@ -372,3 +372,12 @@ def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
 def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:
     with pytest.raises(TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"):
         predict({"model": "llama-3-8"}, without=("num_layers",))
+
+
+def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> None:
+    stated = {"num_experts": 16, "moe_router_topk": 4, "moe_ffn_hidden_size": 256, "num_shared_experts": 1}
+    stated |= {"num_dense_layers": 2, "token_dispatcher": "flex/deepep", "overlap_moe_a2a": True}
+    (found,), _ = workloads(table(stated))
+    job, model = found.job, found.job.model
+    assert (model.moe_ffn_hidden_size, model.num_shared_experts, model.num_dense_layers) == (256, 1, 2)
+    assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)

@@ -27,6 +27,7 @@ from jointopt.core.schema import (
     num_gpus,
 )
 from jointopt.spec.job import Job, Search, Training
+from jointopt.spec.plans.placement import even_domain
 
 SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
 _SEARCH = "search."  # begins the names of the rules that the job itself sets
@@ -56,7 +57,8 @@ def layout_rules(job: Job) -> tuple[Rule, ...]:
     rules = (
         *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
-        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_stage_rules(job),
+        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_replica_rules(job),
+        *_stage_rules(job),
     )  # fmt: skip
     named = {rule.name for rule in rules}
     others = [name for name in LAYOUT_COLUMNS if _SEARCH + name not in named]
@@ -200,8 +202,8 @@ def _tp_shards(job: Job) -> list[tuple[str, int]]:
 def _expert_rules(job: Job) -> list[Rule]:
     model, experts, framework = job.model, job.model.num_experts, job.training.framework
 
-    def offered(c: Columns) -> list[Any]:
-        return [1.0] if framework.expert_tensor_parallel else [1.0 / tp for tp in np.unique(c["tp"])]
+    def other(c: Columns) -> Any:
+        return c["etp"] != (c["tp"] if framework.expert_tensor_parallel else 1)
 
     def uneven(c: Columns) -> Any:
         if framework.experts_span_tp:
@@ -219,7 +221,7 @@ def _expert_rules(job: Job) -> list[Rule]:
         Rule("expert_tp", ("etp",), lambda c: (c["etp"] > 0) & (not model.is_moe),
              f"etp without experts {DUPLICATE}",
              f"etp {{etp}} needs experts, and {_literal(model.name)} is a dense model."),
-        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & ~np.isin(c["etp"] / c["tp"], offered(c)),
+        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & other(c),
              f"{framework.name} does not cut experts so (etp)",
              f"{framework.name} does not cut experts by etp {{etp}} where tp is {{tp}}."),
         Rule("expert_ranks", ("dp", "tp", "cp", "ep", "etp"), uneven,
@@ -331,6 +333,39 @@ def _zero_rules(job: Job) -> list[Rule]:
     ]  # fmt: skip
 
 
+def _replica_rules(job: Job) -> list[Rule]:
+    """Rules of HSDP: replicas divide dp*cp, leave something to shard, and hold whole groups of experts."""
+    framework, domain = job.training.framework, even_domain(job.cluster)
+    columns = ("dp", "tp", "cp", "zero_stage", "dp_replicate")
+
+    def cut(c: Columns) -> Any:
+        return c["dp_replicate"] > 1
+
+    def unusual(c: Columns) -> Any:
+        return cut(c) & (c["dp"] * c["cp"] * c["tp"] != c["dp_replicate"] * domain)
+
+    def uneven(c: Columns) -> Any:
+        ranks = c["ep"] * np.maximum(c["etp"], 1) * c["dp_replicate"]
+        return cut(c) & ((c["dp"] * c["cp"] * c["tp"]) % ranks != 0)
+
+    return [
+        Rule("replicas_offered", ("dp_replicate",), lambda c: cut(c) & (not framework.replicates),
+             f"{framework.name} has no dp_replicate",
+             f"{framework.name} shards over dp*cp: dp_replicate must be 1, not {{dp_replicate}}."),
+        Rule("replicas_sharded", ("zero_stage", "dp_replicate"), lambda c: cut(c) & (c["zero_stage"] == 0),
+             f"dp_replicate > 1 without ZeRO {DUPLICATE}", "dp_replicate {dp_replicate} needs zero_stage > 0."),
+        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
+        Rule("replicas", ("dp", "cp", "dp_replicate"), lambda c: cut(c) & ((c["dp"] * c["cp"] % c["dp_replicate"] != 0)
+             | (c["dp"] * c["cp"] == c["dp_replicate"])), "dp_replicate is no proper divisor of dp*cp",
+             "dp_replicate {dp_replicate} must divide dp*cp = {shards} and be less."),
+        *([Rule("replicas_of_experts", (*columns, "ep", "etp"), uneven, "ep*etp*dp_replicate does not divide dp*cp*tp",
+                "ep*etp is {expert_ranks}, which does not divide the ranks of one of {dp_replicate} replicas of a "
+                "stage (dp*cp*tp = {stage_ranks}).")] if job.model.is_moe else []),
+        *([] if job.search.dp_replicate else [Rule("replicas_usual", columns, unusual,  # the only ones worth a search
+             f"replicas that are not one scale-up domain of {domain} GPUs")]),
+    ]  # fmt: skip
+
+
 def _stage_rules(job: Job) -> list[Rule]:
     layers, framework = job.model.num_layers, job.training.framework
 
@@ -345,7 +380,6 @@ def _stage_rules(job: Job) -> list[Rule]:
         *_searched(job, "schedule", lambda c: c["pp"] > 1),
         Rule("schedule", ("schedule",), _not_in("schedule", [SCHEDULE.code(name) for name in framework.schedules]),
              f"{framework.name} has no such schedule", f"{framework.name} has no pipeline schedule {{schedule}}."),
-        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
         *_searched(job, "recompute_modules", lambda c: c["recompute"] == RECOMPUTE_CODES["selective"]),
         *_searched(job, "recompute_num_layers", lambda c: c["recompute"] == RECOMPUTE_CODES["full"]),
         *_searched(job, "offload"),

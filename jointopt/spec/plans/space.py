@@ -25,6 +25,7 @@ from jointopt.core.schema import (
     inside,
 )
 from jointopt.spec.job import Job
+from jointopt.spec.plans.placement import even_domain
 from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
 
 # In the order in which they are tried: those that drop most first.
@@ -137,4 +138,6 @@ def _usual(job: Job, column: str) -> list[int]:
     """The values of a column that most plans do without, where the job lists none."""
     if column == "etp" and job.model.is_moe:
         return divisors(job.model.num_attention_heads)  # tp is one of them
+    if column == "dp_replicate" and job.training.framework.replicates:  # a scale-up domain each
+        return divisors(max(job.cluster.num_gpus // even_domain(job.cluster), 1))
     return [NEUTRAL[column]]
