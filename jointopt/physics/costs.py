@@ -17,11 +17,14 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
-from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
+from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import Group, even_domain, placement
+
+
+_OF_EXPERTS = ("ep_comm",)  # kinds of traffic that only MoE layers have
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class StageCosts:
     """Clock-independent costs of layouts with one pipeline depth."""
 
     layouts: Columns  # layout columns, length L
-    layers: Floats  # (pp,)
+    layers: Floats  # (L, pp)
+    split: Split  # the same by chunk
+    units_s: Floats  # (L, 2, 4) forward and backward: a dense layer, an MoE layer, the embedding, the head
     num_micro_batches: Ints  # (L,)
     replicas: Ints  # (L,) GPUs per stage
     forward_sm_s: Floats
@@ -52,6 +57,11 @@ class StageCosts:
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+
+    @property
+    def depth(self) -> int:
+        """Ranks of a pipeline, pp."""
+        return self.layers.shape[1]
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
@@ -99,11 +109,12 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
     lay, profile = LayoutArrays(job, layouts), job.training.framework
-    layers = stage_layers(job, layouts)
+    layers = lay.layers
     groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
     layer = layer_costs(job, hw, lay)
     work = work_per_stage(job, layers, lay, layer)
-    exposed = _stage_traffic(job, hw, lay, groups, layer, layers)
+    per_layer = _layer_traffic(job, hw, lay, groups, layer)
+    exposed = {name: t.over(layers - lay.dense_layers if name in _OF_EXPERTS else layers) for name, t in per_layer.items()}
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
@@ -114,7 +125,8 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     sends = 2.0 * lay.vpp[:, None] - np.eye(1, lay.pp) - np.eye(1, lay.pp, lay.pp - 1)
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
-        layouts=layouts, layers=layers, num_micro_batches=lay.micro_batches,
+        layouts=layouts, layers=layers, split=lay.split, units_s=_units_s(job, lay, layer, per_layer),
+        num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
@@ -131,18 +143,30 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     )  # fmt: skip
 
 
-def _stage_traffic(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
+def _layer_traffic(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
 ) -> dict[str, traffic.Traffic]:
-    """Collectives of one micro-batch inside the layers of every stage, (L, pp), by kind of parallelism."""
+    """Collectives of one micro-batch inside one layer, (L,), by kind of parallelism."""
     exposed = {
-        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense).over(layers),
-        "cp_comm": traffic.cp_traffic(job, hw, lay, groups, layer.core).over(layers),
+        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense),
+        "cp_comm": traffic.cp_traffic(job, hw, lay, groups, layer.core),
     }
     if job.model.is_moe:
-        moe_layers = layers - dense_layers_of(job, layers)
-        exposed["ep_comm"] = traffic.ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
+        exposed["ep_comm"] = traffic.ep_traffic(job, hw, lay, groups, layer.moe)
     return exposed
+
+
+def _units_s(job: Job, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, traffic.Traffic]) -> Floats:
+    """What the chunks of a rank share its time by, (L, 2, 4), as in `StageCosts`."""
+    units = np.empty((len(lay.tp), 2, 4))
+    parts = [_with_recompute(job, one, layer.core, lay) for one in (layer.dense, layer.moe)]
+    for column, part in enumerate((*parts, layer.embedding, layer.head)):
+        units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
+    for name, one in per_layer.items():
+        of_layers = slice(1 if name in _OF_EXPERTS else 0, 2)
+        units[:, 0, of_layers] += one.forward_s[:, None]
+        units[:, 1, of_layers] += one.backward_s[:, None]
+    return units
 
 
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
@@ -162,7 +186,7 @@ def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
     layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
     experts = profile.expert_host_s * job.model.num_experts / lay.ep
-    moe_layers = layers - dense_layers_of(job, layers)
+    moe_layers = layers - lay.dense_layers
     total = layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
@@ -218,7 +242,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
 
 def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
-    dense_layers, depth = dense_layers_of(job, layers), len(layers)
+    dense_layers, depth = lay.dense_layers, lay.pp
     first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
     dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
