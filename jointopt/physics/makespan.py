@@ -18,11 +18,11 @@ def makespan_s(costs: StageCosts, rows: Ints, forward: Floats, backward: Floats,
     depth, batches = costs.depth, costs.num_micro_batches[rows]
     vpp = costs.layouts["vpp"][rows]
     full = np.where((vpp > 1) & (depth > 1), -(-batches // depth) * depth, batches)
-    uneven = costs.split.uneven[costs.split.which[rows]] if depth > 1 else np.zeros(len(rows), np.bool_)
-    makespan, alike = np.empty(len(rows)), np.flatnonzero(~uneven)
-    makespan[alike] = iteration_time_s(
-        forward[alike], backward[alike], np.full(len(alike), depth), vpp[alike], full[alike]
-    )
+    uneven = costs.split.uneven[costs.split.which[rows]] & (depth > 1)
+    alike = slice(None) if not uneven.any() else ~uneven
+    makespan = np.empty(len(rows))
+    seconds = forward[alike], backward[alike]
+    makespan[alike] = iteration_time_s(*seconds, np.full(len(seconds[0]), depth), vpp[alike], full[alike])
     key = full * uneven << 32 | vpp
     for shape in np.unique(key[uneven]).tolist():
         at = np.flatnonzero(key == shape)

@@ -10,11 +10,12 @@ import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats, Ints
+from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
-_MOST_CHUNKS = 12  # per rank; published runs have up to 12
-_UNEVEN = 1.15  # a split is listed where its heaviest chunk, on all, is at most this much more than the whole
+MOST_CHUNKS = 12  # per rank; published runs have up to 12
+_UNEVEN = 1.1  # a split is listed where its heaviest chunk, on all, is at most this much more than the whole
 
 
 def token_costs(model: Model) -> tuple[int, int]:
@@ -45,11 +46,13 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     What the framework splits by itself; embedding and head counted as layers where that divides; one balanced split
     where nothing else is there, or where its heaviest rank is 5 % lighter. Uneven interleaved chunks cost time, so that
     few of them are listed: those of `_UNEVEN`.
+
+    Meta's Llama 3 405B (arXiv:2407.21783, section 3.3.2), 126 layers over 16 x 8 chunks, is one with both ends counted.
     """
     layers, framework, chunks = job.model.num_layers, job.training.framework, pp * vpp
     even = layers % chunks == 0
     found: list[tuple[int, ...]] = [()] if even or (vpp == 1 and framework.uneven_blank and pp <= layers) else []
-    if pp == 1 or chunks > layers + 2 or vpp > max(_MOST_CHUNKS, 1):
+    if pp == 1 or chunks > layers + 2 or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:
         found += _with_ends(layers, chunks)
@@ -62,6 +65,13 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
         if lighter and (vpp == 1 or close) and not (() in found and not even):
             found.append(split)
     return found
+
+
+def buildable(framework: Framework, split: Sequence[int]) -> bool:
+    """Whether the framework can be given these layers per chunk, in a pipeline of at least two chunks."""
+    if "any" in framework.stage_splits:
+        return all(split[1:-1])  # the first and the last chunk have embedding and head to run
+    return "ends" in framework.stage_splits and split in _with_ends(sum(split), len(split))
 
 
 def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:
