@@ -324,6 +324,11 @@ def _stage_rules(job: Job) -> list[Rule]:
     def wrong(c: Columns) -> Any:
         return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
 
+    def blank_listed(c: Columns) -> Any:  # a blank is the even split
+        even = [len(n) for n in map(STAGE_LAYERS.numbers, inside("stage_layers", job.search.stage_layers or ()))
+                if len(set(n)) == 1 and sum(n) == layers]  # fmt: skip
+        return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], even)
+
     def not_built(c: Columns) -> Any:
         return _by_split(c, lambda numbers, chunks: not buildable(framework, numbers))
 
@@ -332,7 +337,7 @@ def _stage_rules(job: Job) -> list[Rule]:
 
     return [
         Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
-        *_searched(job, "stage_layers", lambda c: c["pp"] > 1),
+        *_searched(job, "stage_layers", lambda c: (c["pp"] > 1) & ~blank_listed(c)),
         Rule("even_stages", ("pp", "vpp", "stage_layers"), uneven,
              f"{framework.name} asks that pp divides the {layers} layers",
              f"pp {{pp}} does not divide the {layers} layers, as {framework.name} asks without stage_layers."),

@@ -145,7 +145,7 @@ class _Splits:
         self.table = {
             p * self.width + v: [
                 *map(STAGE_LAYERS.of, offered_splits(job, p, v)),
-                *(code for code in listed if len(STAGE_LAYERS.numbers(code)) == p * v),
+                *(code for code in listed if len(numbers := STAGE_LAYERS.numbers(code)) == p * v and len(set(numbers)) > 1),
             ]
             for p in np.unique(pp).tolist()
             for v in vpp.tolist()
