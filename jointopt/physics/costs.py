@@ -18,11 +18,13 @@ from jointopt.core.units import PICO
 from jointopt.physics import traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.expert_traffic import ep_traffic
-from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
+from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import Group, even_domain, placement
+
+_PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class StageCosts:
     """Clock-independent costs of layouts with one pipeline depth."""
 
     layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
-    layers: Floats  # (pp,)
+    layers: Floats  # (L, pp)
+    split: Split  # the same by chunk
+    units_s: Floats  # (L, 2, 4) forward and backward: a dense layer, an MoE layer, the embedding, the head
     num_micro_batches: Ints  # (L,)
     replicas: Ints  # (L,) GPUs per stage
     forward_sm_s: Floats
@@ -53,6 +57,11 @@ class StageCosts:
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+
+    @property
+    def depth(self) -> int:
+        """Ranks of a pipeline, pp."""
+        return self.layers.shape[1]
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
@@ -100,11 +109,12 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
     lay, profile = LayoutArrays(job, layouts), job.training.framework
-    layers = stage_layers(job, layouts)
+    layers = lay.layers
     groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
     layer = layer_costs(job, hw, lay)
     work = work_per_stage(job, layers, lay, layer)
-    exposed = _stage_traffic(job, hw, lay, groups, layer, layers)
+    per_layer = _layer_traffic(job, hw, lay, groups, layer)
+    exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
@@ -115,7 +125,8 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     sends = 2.0 * lay.vpp[:, None] - np.eye(1, lay.pp) - np.eye(1, lay.pp, lay.pp - 1)
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
-        layouts=layouts | {"zero_stage": lay.zero}, layers=layers, num_micro_batches=lay.micro_batches,
+        layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
+        units_s=_units_s(job, lay, layer, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
@@ -132,21 +143,44 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     )  # fmt: skip
 
 
-def _stage_traffic(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
-) -> dict[str, traffic.Traffic]:
-    """Collectives of one micro-batch inside the layers of every stage, (L, pp), by kind of parallelism."""
-    dense_layers = dense_layers_of(job, layers)
-    exposed = {
-        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense).over(dense_layers),
-        "cp_comm": traffic.cp_traffic(job, hw, lay, groups, layer.core).over(layers),
-    }
+def _layer_traffic(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
+) -> dict[str, _PerLayer]:
+    """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
+
+    Of each kind those of a dense and of an MoE layer.
+    """
+    core = traffic.cp_traffic(job, hw, lay, groups, layer.core)
+    found: dict[str, _PerLayer] = {
+        "tp_comm": (traffic.tp_traffic(job, hw, lay, groups, layer.dense), None), "cp_comm": (core, None),
+    }  # fmt: skip
     if job.model.is_moe:
-        moe_layers = layers - dense_layers
-        routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True).over(moe_layers)
-        exposed["tp_comm"] = exposed["tp_comm"].plus(routed)
-        exposed["ep_comm"] = ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
-    return exposed
+        routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True)
+        found["tp_comm"], found["cp_comm"] = (found["tp_comm"][0], routed), (core, core)
+        found["ep_comm"] = (None, ep_traffic(job, hw, lay, groups, layer.moe))
+    return found
+
+
+def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
+    """The collectives of all layers of each stage, (L, pp)."""
+    dense, moe = one
+    layers = lay.dense_layers, lay.layers - lay.dense_layers
+    parts = [part.over(count) for part, count in zip((dense, moe), layers, strict=True) if part is not None]
+    return functools.reduce(traffic.Traffic.plus, parts)
+
+
+def _units_s(job: Job, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]) -> Floats:
+    """What the chunks of a rank share its time by, (L, 2, 4), as in `StageCosts`."""
+    units = np.empty((len(lay.tp), 2, 4))
+    parts = [_with_recompute(job, one, layer.core, lay) for one in (layer.dense, layer.moe)]
+    for column, part in enumerate((*parts, layer.embedding, layer.head)):
+        units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
+    for kinds in per_layer.values():
+        for column, one in enumerate(kinds):
+            if one is not None:
+                units[:, 0, column] += one.forward_s
+                units[:, 1, column] += one.backward_s
+    return units
 
 
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
@@ -166,7 +200,7 @@ def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
     layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
     experts = profile.expert_host_s * job.model.num_experts / lay.ep
-    moe_layers = layers - dense_layers_of(job, layers)
+    moe_layers = layers - lay.dense_layers
     total = layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
@@ -221,7 +255,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
 
 def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
-    dense_layers, depth = dense_layers_of(job, layers), len(layers)
+    dense_layers, depth = lay.dense_layers, lay.pp
     first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
     dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]

@@ -11,8 +11,8 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
-from jointopt.physics.schedule import in_flight_micro_batches
+from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 
@@ -37,7 +37,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
     moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    dense_layers = dense_layers_of(job, layers)
+    dense_layers = lay.dense_layers
     moe_layers = layers - dense_layers
     dense = dense_layer[:, None] * dense_layers + moe_layer[:, None] * moe_layers
     table = model.vocab_size * model.hidden_size / lay.tp
@@ -167,7 +167,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     allocator's fragmentation is not modelled but for the framework profile's ``activation_factor``.
     """
     lay = LayoutArrays(job, layouts)
-    layers = stage_layers(job, layouts)
+    layers = lay.layers
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
     shard, zero = lay.shards[:, None], lay.zero[:, None]
@@ -200,9 +200,22 @@ def _activation_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
         partly = (1.0 - share) * layer + share * inputs if share else layer - scores
         return np.where(lay.full, inputs, np.where(lay.selective, partly, layer))
 
-    dense_layers = dense_layers_of(job, layers)
-    per_batch = kept(dense)[:, None] * dense_layers + kept(moe)[:, None] * (layers - dense_layers)
-    depth = np.full(len(lay.tp), lay.pp)
-    in_flight = in_flight_micro_batches(depth, lay.vpp.astype(np.int64), lay.micro_batches, np.arange(lay.pp))
     working = np.where(lay.full | lay.selective, np.maximum(dense, moe), 0.0)
-    return per_batch * in_flight + working[:, None]
+    return _held(lay, kept(dense), kept(moe)) + working[:, None]
+
+
+def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
+    """Most bytes of activations alive at once on every rank, (L, pp), of so many bytes per layer of each kind, (L,)."""
+    batches = np.minimum(lay.micro_batches, MOST_GROUPS * lay.pp)
+    keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
+    held = np.zeros((len(dense), lay.pp))
+    for number, key in enumerate(keys.tolist()):
+        rows, which, micro_batches = np.flatnonzero(group == number), key >> 32, key & 0xFFFFFFFF
+        kinds = lay.split.dense[which], lay.split.moe[which]
+        alive = alive_chunks(lay.pp, kinds[0].shape[1], micro_batches)
+        layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds])
+        if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
+            layers = layers.max(axis=1, keepdims=True)
+        for count in np.unique(layers, axis=1).swapaxes(0, 1):
+            held[rows] = np.maximum(held[rows], dense[rows, None] * count[0] + moe[rows, None] * count[1])
+    return held

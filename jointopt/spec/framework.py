@@ -21,6 +21,9 @@ class Framework:
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
     schedules: tuple[str, ...] = ("1f1b",)
+    uneven_blank: bool = True  # splits layers that pp does not divide by itself where stage_layers is blank
+    # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
+    stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core

@@ -84,7 +84,7 @@ class Schedule:
 
     def __init__(self, physics: CostModel, stage_clock_mhz: Floats) -> None:
         costs = physics.groups[0]
-        pp, vpp, batches = len(costs.layers), int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
+        pp, vpp, batches = costs.depth, int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
         passes = instruction_costs(physics, 0, grid)
         self._waiting_w = physics.energy_slope_w

@@ -28,6 +28,7 @@ from jointopt.core.schema import (
 )
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.stages import buildable
 
 SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
 _SEARCH = "search."  # begins the names of the rules that the job itself sets
@@ -242,6 +243,7 @@ def _batch_rules(job: Job) -> list[Rule]:
 
 def _interleaving_rules(job: Job) -> list[Rule]:
     framework, layers, batch = job.training.framework, job.model.num_layers, job.training.global_batch_size
+    stated = " without stage_layers" if framework.stage_splits else ""
 
     def uneven_batches(c: Columns) -> Any:
         return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
@@ -253,9 +255,10 @@ def _interleaving_rules(job: Job) -> list[Rule]:
              f"{framework.name} does not interleave pipeline stages: vpp must be 1, not {{vpp}}."),
         Rule("interleaved_pipeline", ("pp", "vpp"), lambda c: (c["vpp"] > 1) & (c["pp"] == 1),
              "vpp > 1 needs pp > 1", "vpp {vpp} needs pp > 1."),
-        Rule("interleaved_layers", ("pp", "vpp"), lambda c: (c["vpp"] > 1) & (layers % (c["pp"] * c["vpp"]) != 0),
+        Rule("interleaved_layers", ("pp", "vpp", "stage_layers"),
+             lambda c: (c["vpp"] > 1) & (c["stage_layers"] == 0) & (layers % (c["pp"] * c["vpp"]) != 0),
              f"vpp > 1 and pp*vpp does not divide the {layers} layers",
-             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs."),
+             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs{stated}."),
         Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp"), uneven_batches,
              "vpp > 1 and pp does not divide the number of micro-batches",
              "pp {pp} does not divide the {micro_batches} micro-batches as interleaving needs."),
@@ -372,8 +375,25 @@ def _stage_rules(job: Job) -> list[Rule]:
     def wrong(c: Columns) -> Any:
         return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
 
+    def blank_listed(c: Columns) -> Any:  # a blank is the even split
+        even = [len(n) for n in map(STAGE_LAYERS.numbers, inside("stage_layers", job.search.stage_layers or ()))
+                if len(set(n)) == 1 and sum(n) == layers]  # fmt: skip
+        return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], even)
+
+    def not_built(c: Columns) -> Any:
+        return _by_split(c, lambda numbers, chunks: not buildable(framework, numbers))
+
+    def uneven(c: Columns) -> Any:
+        return (c["stage_layers"] == 0) & (c["vpp"] == 1) & (layers % c["pp"] != 0) & (not framework.uneven_blank)
+
     return [
-        *_searched(job, "stage_layers", lambda c: c["pp"] > 1),
+        Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
+        *_searched(job, "stage_layers", lambda c: (c["pp"] > 1) & ~blank_listed(c)),
+        Rule("even_stages", ("pp", "vpp", "stage_layers"), uneven,
+             f"{framework.name} asks that pp divides the {layers} layers",
+             f"pp {{pp}} does not divide the {layers} layers, as {framework.name} asks without stage_layers."),
+        Rule("stage_layers_offered", ("stage_layers",), not_built, f"{framework.name} cannot build such stage_layers",
+             f"{framework.name} cannot build stage_layers {{stage_layers}}."),
         Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
              f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
              f"stage_layers {{stage_layers}} must be pp*vpp = {{chunks}} numbers that add up to the {layers} layers."),
