@@ -160,14 +160,14 @@ def gradient_traffic(
     dp·cp; ZeRO-1, 2 scatter them and gather updated weights; ZeRO-3 gathers weights in every pass. Experts apart.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
-    weight_bytes = 4.0 if job.training.dtype == "fp32" else 2.0
+    weight_bytes = job.training.weight_gather_bytes
     whole = (zero == 0) | (zero == 1) & profile.zero1_reduces_whole
     reduced = gathered = np.zeros((2, *params.dense.shape))
     for count, name in ((params.dense, "dp_cp"), (params.expert, "expert_dp")):
         if not np.any(count):
             continue
         group = Group(groups[name].size[:, None], groups[name].local[:, None])
-        gradients = count * max(profile.gradient_comm_bytes, 1)
+        gradients = count * job.training.gradient_comm_bytes
         all_reduce, scatter = (_collective(hw, kind, gradients, group) for kind in ("all_reduce", "reduce_scatter"))
         reduced = reduced + np.where(whole, all_reduce, scatter)
         gathered = gathered + _collective(hw, "all_gather", weight_bytes * count, group)

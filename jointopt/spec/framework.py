@@ -61,6 +61,7 @@ class Framework:
 
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
+    quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss
     logits_tensor_parallel: bool = True  # logits stay split over tp
     activation_factor: float = 1.0  # allocator overhead on activations

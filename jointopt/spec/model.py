@@ -37,6 +37,7 @@ class Model:
     moe_ffn_hidden_size: int = 0
     num_shared_experts: int = 0
     num_dense_layers: int = 0  # leading dense layers of an MoE model (DeepSeek)
+    mtp_num_layers: int = 0  # multi-token-prediction layers after the last one (DeepSeek-V3)
     # multi-head latent attention (DeepSeek-V2/V3); kv_lora_rank = 0 means ordinary attention
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
