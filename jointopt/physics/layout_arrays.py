@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.core.schema import RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, Columns, Floats
+from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
 from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
@@ -23,6 +24,9 @@ class LayoutArrays:
         self.selective = self.recompute == RECOMPUTE_CODES["selective"]
         self.zero = layouts["zero_stage"]
         self.pp = int(layouts["pp"][0])
+        self.again = Recompute(layouts, self.selective, self.full, job.model.num_layers)
+        self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
+        self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
         self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
             np.int64

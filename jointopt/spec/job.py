@@ -89,6 +89,18 @@ class Training:
         return wanted if wanted > self.gradient_bytes and not self.precision_aware_optimizer else 0.0
 
     @property
+    def weight_bytes(self) -> float:
+        """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
+
+        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either).
+        """
+        if self.dtype == "fp32":
+            return 4.0
+        cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
+        return 2.0 + cached
+
+    @property
     def weight_gather_bytes(self) -> float:
         """Bytes per parameter of gathered weights."""
         if self.dtype == "fp32":
