@@ -96,6 +96,19 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
     return 4.0 * heads
 
 
+_SCORE_WORKSPACE = {"unfused": 12.0, "fused": 4.0}
+
+
+def score_workspace(model: Model, training: Training, tp: Floats) -> Floats:
+    """Bytes per token of scores that live only while their layer is at work, beyond the stored ones.
+
+    Derived here for 16 bit. Unfused: an fp32 copy, its softmax in fp32 and the gradient of that. A fused softmax has
+    16-bit gradients of its input and output.
+    """
+    per_score = _SCORE_WORKSPACE.get(training.attention, 0.0)
+    return per_score * model.num_attention_heads / tp * training.seq_length
+
+
 def attention_activations(
     model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
@@ -184,8 +197,8 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     """Bytes per rank of each stage, (L, pp), for layouts of one pipeline depth; the parts add up to the peak.
 
     Parts: weights, gradients, optimizer, main_gradients (what its step needs beyond the activations that are then
-    gone), activations, fragmentation (the framework profile's ``activation_factor``), logits, gathered_weights
-    (ZeRO-3), communication (NCCL's buffers), other (CUDA context, workspaces of kernels, captured graphs).
+    gone), activations, fragmentation (the framework profile's ``activation_factor``), logits (beyond the layer at
+    work, which is not alive with them), gathered_weights (ZeRO-3), communication (NCCL's buffers), other (CUDA context, workspaces of kernels, captured graphs).
     """
     lay = LayoutArrays(job, layouts)
     layers = stage_layers(job, layouts)
@@ -194,9 +207,12 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     shard, zero = (lay.dp * lay.cp)[:, None], lay.zero[:, None]
     state = state_bytes(params, zero, shard, lay.expert_dp[:, None], training)
     state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
-    activations = activation_bytes(job, lay, layers)
+    in_flight, at_work = activation_bytes(job, lay, layers)
+    activations = in_flight + at_work
     logits = np.zeros_like(activations)
     logits[:, -1] = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    # logits are gone when the last layer is recomputed
+    logits = np.maximum(logits - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
     lost = activations * (profile.activation_factor - 1.0)
@@ -255,11 +271,21 @@ def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
     return np.asarray(layer - dropped)
 
 
-def activation_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Bytes of activations of every stage, (L, pp): those of its micro-batches in flight, and the part recomputed.
+def activation_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> tuple[Floats, Floats]:
+    """Bytes of every stage's micro-batches in flight, and of the part at work that backward recomputes, (L, pp) each.
 
     Offloaded activations leave those of two layers: the one at work and the one that is copied.
     """
+    per_batch, working = batch_bytes(job, lay, layers)
+    depth = np.full(len(lay.tp), lay.pp)
+    in_flight = in_flight_micro_batches(depth, lay.vpp.astype(np.int64), lay.micro_batches, np.arange(lay.pp))
+    total = per_batch * in_flight
+    two = 2.0 * per_batch / np.maximum(layers, 1.0)
+    return np.where(lay.offloads_activations[:, None], np.minimum(total, two), total), working
+
+
+def batch_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> tuple[Floats, Floats]:
+    """Bytes that one micro-batch keeps on every stage, and those of the layer at work beside them, (L, pp) each."""
     model, training = job.model, job.training
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
     of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
@@ -275,11 +301,7 @@ def activation_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
         per_batch += count[kind] * (whole * inputs[:, None] + (1.0 - whole) * kept[:, None])
         at_work = np.where(whole > 0, (layer - inputs)[:, None], _recomputed(job, lay, layer, kept, inputs)[:, None])
         working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
-    depth = np.full(len(lay.tp), lay.pp)
-    in_flight = in_flight_micro_batches(depth, lay.vpp.astype(np.int64), lay.micro_batches, np.arange(lay.pp))
-    total = per_batch * in_flight
-    two = 2.0 * per_batch / np.maximum(layers, 1.0)
-    return np.where(lay.offloads_activations[:, None], np.minimum(total, two), total) + working
+    return per_batch, working + (lay.tokens * score_workspace(model, training, lay.tp))[:, None]
 
 
 def _recomputed(job: Job, lay: LayoutArrays, layer: Floats, kept: Floats, inputs: Floats) -> Floats:

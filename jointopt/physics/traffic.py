@@ -126,7 +126,7 @@ def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         _collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
     pair = np.where(lay.sp, gathered + scattered, reduced)
-    return _exposed(pair, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.tp_overlap, layer)
+    return _exposed(pair, 2.0, 2.0 + lay.again.pairs_again(job.model.is_moe), job.training.framework.tp_overlap, layer)
 
 
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
@@ -137,7 +137,7 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     """
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
     once = _collective(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.full, job.training.framework.cp_overlap, core)
+    return _exposed(once, 1.0, 2.0 + lay.again.full_share, job.training.framework.cp_overlap, core)
 
 
 def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
@@ -148,7 +148,7 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     moved = routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
     moved = moved / lay.expert_tp  # each rank sends its own slice of the tokens
     once = _collective(hw, "all_to_all", moved, groups["ep"])
-    return _exposed(once, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.ep_overlap, layer)
+    return _exposed(once, 2.0, 2.0 * (1.0 + lay.again.dispatches_again()), job.training.framework.ep_overlap, layer)
 
 
 def gradient_traffic(

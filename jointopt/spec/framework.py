@@ -63,6 +63,7 @@ class Framework:
     gradient_bytes: int = 4  # stored gradient per parameter
     weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
     quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
+    fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss
     logits_tensor_parallel: bool = True  # logits stay split over tp
     activation_factor: float = 1.0  # allocator overhead on activations

@@ -75,7 +75,7 @@ class Training:
         The precision-aware optimizer keeps only the 16 bits of the master that a 16-bit weight lacks (Megatron Core's
         store_param_remainders); an fp32 run needs no master.
         """
-        if self.dtype == "fp32":
+        if self.dtype == "fp32" or self.framework.fp32_weights:
             return 8.0
         whole = not self.precision_aware_optimizer or self.fp8_param_gather
         master = 4.0 if whole else 2.0
@@ -95,7 +95,7 @@ class Training:
         Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
         unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either).
         """
-        if self.dtype == "fp32":
+        if self.dtype == "fp32" or self.framework.fp32_weights:
             return 4.0
         cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
         return 2.0 + cached
