@@ -12,7 +12,7 @@ from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.assumed import assumptions, informed_lines
 from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.plans import is_neutral
+from jointopt.report.plans import TIGHT, is_neutral
 from jointopt.report.site import has_site_costs, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
@@ -54,7 +54,7 @@ class Explanation(Result):
 
     rows = "stages"
     keys = (
-        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib time_s "
+        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
     )
     job: Job
@@ -73,6 +73,7 @@ class Explanation(Result):
     memory_energy_j: Mapping[str, float] = field(default_factory=dict)  # of the part memory, by purpose
     communication_energy_j: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # result -> 90 % interval
+    fit_probability: float = 1.0  # that it fits in memory
     in_domain: bool = True  # recorded runs support such a plan
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
@@ -115,9 +116,13 @@ def _title(found: Explanation, powered: bool) -> list[str]:
         [
             f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
             f"Plan: {_plan(found.plan)}",
-            f"{totals} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.",
+            f"{totals} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}.",
         ]
     )
+
+
+def _tight(found: Explanation) -> str:
+    return f": fits with probability {found.fit_probability:.2f}" if found.fit_probability < TIGHT else ""
 
 
 def _plan(plan: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
@@ -87,7 +87,8 @@ def propose(
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = model.cost_model(layouts)
-        problem = _problem(job, physics, space.clocks_mhz)
+        fitting = model.fit_probability(physics)
+        problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
@@ -95,7 +96,8 @@ def propose(
     if job.cluster.gpu.power is not None:
         with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
             front, seen = _search(problem, exact, trials, seed, watch)
-    reference, answer = _reference(physics), answered(model, physics, front)
+    front, seen = front_of(_once(front, fitting)), _once(seen, fitting)
+    reference, answer = _reference(physics, fitting), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
@@ -126,13 +128,17 @@ def _need_power(job: Job) -> None:
 
 
 def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
-    job, factor = model.job, model.evidence.memory_posterior.factor
+    """(space, its layouts that may fit in memory, what was dropped and why); InfeasibleError where nothing is left.
+
+    Tight ones stay, unless the job states a bound or they are certain not to fit.
+    """
+    job = model.job
+    reach = model.memory.reach if job.constraints.memory_fraction is None else 1.0 / model.memory.factor
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
     limit_gib = memory_limit_gib(job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
+        fits = peak_memory_bytes(job, space.layouts) <= reach * limit_gib * GIB
     dropped = dict(space.dropped)
     if not fits.all():
         dropped[NO_MEMORY] = int((~fits).sum())
@@ -149,15 +155,38 @@ def priced_problem(job: Job | JobModel) -> Problem:
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
     space, layouts, _ = _feasible(model, Stopwatch())
-    return _problem(model.job, model.cost_model(layouts), space.clocks_mhz)
+    physics = model.cost_model(layouts)
+    return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
 
 
-def _problem(job: Job, physics: CostModel, clocks_mhz: Floats) -> Problem:
+def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
+    """The search problem; a layout counts ``runs`` (n,) times: one that may not fit takes a second run where it fails.
+
+    A factor on time and energy keeps what the problem promises of both.
+    """
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
+
+    def lower_bound(index: Ints) -> tuple[Floats, Floats]:
+        time_s, energy_j = physics.lower_bound(index)
+        return time_s * runs[index], energy_j * runs[index]
+
     return Problem(
-        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=physics.evaluate, lower_bound=physics.lower_bound,
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
         energy_slope_w=physics.energy_slope_w,
     )  # fmt: skip
+
+
+def _times(plans: Columns, factor: Floats) -> Columns:
+    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
+
+
+def _once(plans: Columns, fitting: Floats) -> Columns:
+    """Plans of the search with the time and energy of one run, and the probability that they fit."""
+    fits = fitting[plans["layout_index"]]
+    return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
@@ -208,12 +237,13 @@ def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: 
     return front, concat([front, result.plans])
 
 
-def _reference(physics: CostModel) -> Columns:
+def _reference(physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
     everything, clocks = np.arange(len(pp)), uniform_stage_clocks(pp, physics.top_mhz)
     plans = physics.evaluate(everything, clocks) | {"layout_index": everything, "stage_clock_mhz": clocks}
-    best = int(plans["iteration_time_s"].argmin())
+    plans["fit_probability"] = fitting
+    best = int((plans["iteration_time_s"] * (2.0 - fitting)).argmin())
     return {name: values[[best]] for name, values in plans.items()}
 
 
