@@ -82,6 +82,7 @@ class CostModel:
         self.energy_terms: list[pc.EnergyTerms] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor = self.power_factor = 1.0
+        self.memory_reach = 1.0  # predicted memory may exceed the limit by this factor
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
         self.row_of = np.empty(len(layouts["pp"]), np.int64)
         for rows, part in _by_depth(layouts):
@@ -327,7 +328,7 @@ class CostModel:
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """Bounded predictions: predicted values (n,) and the bound, by the constraint's name."""
         limits, cluster = self.job.constraints, self.job.cluster
-        bounded = {"memory (GiB)": (out["peak_memory_gib"], memory_limit_gib(self.job))}
+        bounded = {"memory (GiB)": (out["peak_memory_gib"], self.memory_reach * memory_limit_gib(self.job))}
         for name in ("iteration_time_s", "energy_j", "avg_power_w"):
             bound = getattr(limits, name)
             if bound is not None:

@@ -15,11 +15,12 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
-from jointopt.physics import traffic
+from jointopt.physics import offload, traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.memory import Parameters, stage_parameters
+from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import Group, even_domain, placement
@@ -112,13 +113,19 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     layers = lay.layers
     groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
     layer = layer_costs(job, hw, lay)
-    work = work_per_stage(job, layers, lay, layer)
+    work = work_per_stage(job, hw, layers, lay, layer)
     per_layer = _layer_traffic(job, hw, lay, groups, layer)
     exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
+    if lay.offloads_activations.any():
+        exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
     step_s, step_bytes = _optimizer_step(job, hw, lay, layers, params)
+    if lay.offloads_optimizer.any():
+        on_host = lay.offloads_optimizer[:, None]
+        step_s = np.where(on_host, offload.optimizer_step_s(job, lay, params), step_s)
+        step_bytes = np.where(on_host, 0.0, step_bytes)
     overhead = profile.micro_batch_overhead_s
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
@@ -250,14 +257,18 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
         expert_tp, share = lay.expert_tp[first], lay.token_share[first]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
     parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
-    return LayerCosts(*(p.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)]) for p in parts))
+    def spread(part: Pass) -> Pass:
+        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
+
+    return LayerCosts(*map(spread, parts))
 
 
-def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
+def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
     dense_layers, depth = lay.dense_layers, lay.pp
     first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
-    dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
+    dense = _with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
+    moe = _with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
@@ -266,12 +277,17 @@ def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCost
     return functools.reduce(operator.add, (outer(*part) for part in parts))
 
 
-def _with_recompute(job: Job, layer: Pass, core: Pass, lay: LayoutArrays) -> Pass:
+def _with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay: LayoutArrays, kind: str) -> Pass:
     """The layer with forward work repeated before its backward pass: all of it (full), its core or a share (selective).
 
-    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole.
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named
+    modules repeat their own kernels; ``recompute_num_layers`` a share of the layers.
     """
     share = job.training.framework.selective_share
     selected = layer.forward.times(share) if share else core.forward
-    again = layer.forward.times(lay.full.astype(float)) + selected.times(lay.selective.astype(float))
+    again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
+    if lay.again.modules.any():
+        again = again + module_work(job.model, hw.kernels, lay, core, kind)
     return Pass(layer.forward, layer.backward + again)
+
+

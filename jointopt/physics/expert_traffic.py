@@ -86,11 +86,11 @@ def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: F
 def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:
     """What is exposed of traffic that takes ``once`` (2, L) per pass, less what the steady state hides."""
     seconds, joules = once
-    forward, backward = seconds, seconds * (1.0 + lay.full)
+    forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
     overlap = 1.0 if job.training.overlap_moe_a2a else job.training.framework.ep_overlap
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
     alone = np.minimum(max(lay.pp - 1, 1) / lay.micro_batches, 1.0)
     whole, window = forward + backward, layer.forward.time_s + layer.backward.time_s
     hidden = np.minimum(overlap * whole, window) * (1.0 - alone)
     left = 1.0 - np.divide(hidden, whole, out=np.zeros_like(whole), where=whole > 0)
-    return Traffic(forward * left, backward * left, (2.0 + lay.full) * joules)
+    return Traffic(forward * left, backward * left, (2.0 + lay.again.dispatches_again()) * joules)

@@ -6,7 +6,8 @@ import functools
 
 import numpy as np
 
-from jointopt.core.schema import RECOMPUTE_CODES, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
 from jointopt.spec.plans.stages import own_split
@@ -31,6 +32,9 @@ class LayoutArrays:
         kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
         self.zero = np.where(kept, 1, zero)
         self.pp = int(layouts["pp"][0])
+        self.again = Recompute(layouts, self.selective, self.full, job.model.num_layers)
+        self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
+        self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
         self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
             np.int64

@@ -12,7 +12,7 @@ from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.compute import Kernels, Pass, kernels
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import Parameters
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
 from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group
@@ -134,7 +134,8 @@ def tp_traffic(
     )
     pair = np.where(lay.sp, gathered + scattered, reduced)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), 1.0, 2.0)
-    return _exposed(pair, pairs, pairs * (1.0 + lay.full), job.training.framework.tp_overlap, layer)
+    again = np.minimum(lay.again.pairs_again(routed), pairs)
+    return _exposed(pair, pairs, pairs + again, job.training.framework.tp_overlap, layer)
 
 
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
@@ -145,7 +146,7 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     """
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
     once = collective(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.full, job.training.framework.cp_overlap, core)
+    return _exposed(once, 1.0, 2.0 + lay.again.full_share, job.training.framework.cp_overlap, core)
 
 
 def gradient_traffic(
@@ -159,7 +160,7 @@ def gradient_traffic(
     share of the gradients is all-reduced between them.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
-    weight_bytes = _gathered_bytes(job.training)
+    weight_bytes = job.training.weight_gather_bytes
     whole = (zero == 0) | (zero == 1) & profile.zero1_reduces_whole
     reduced = gathered = np.zeros((2, *params.dense.shape))
     for count, name, kind in ((params.dense, "dp_cp", ""), (params.expert, "expert_dp", "expert_")):
@@ -169,7 +170,7 @@ def gradient_traffic(
             Group(groups[key].size[:, None], groups[key].local[:, None])
             for key in (name, f"{kind}shard", f"{kind}replica")
         )
-        gradients = count * max(profile.gradient_comm_bytes, 1)
+        gradients = count * job.training.gradient_comm_bytes
         scattered = collective(hw, "reduce_scatter", gradients, shard)
         if np.any(replica.size > 1):
             scattered = scattered + collective(hw, "all_reduce", gradients / shard.size, replica)
@@ -181,13 +182,6 @@ def gradient_traffic(
     once_s, once_j = reduced * repeats + np.where((zero == 1) | (zero == 2), gathered, 0.0)
     gather_s, gather_j = np.where(zero == 3, gathered, 0.0)
     return once_s, once_j, gather_s, 2.0 * gather_j
-
-
-def _gathered_bytes(training: Training) -> float:
-    """Bytes per weight that sharded weights are gathered in."""
-    if training.fp8_param_gather and training.dtype in ("fp8", "fp4"):
-        return 1.0
-    return 4.0 if training.dtype == "fp32" else 2.0
 
 
 def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> tuple[Floats, Floats]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
+TIGHT = 0.9  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: name for name in LAYOUT_COLUMNS} | {
@@ -103,9 +104,10 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
 def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
     """A table of plans with their predictions, each objective against the first plan, as far as known.
 
-    ``?`` is added to the marks of plans outside of what the prediction was checked against.
+    ``?`` is added to the marks of plans outside of what the prediction was checked against, ``~`` to those that may
+    not fit in memory.
     """
-    unsure = ["?" if plan.get("in_domain") is False else "" for plan in plans]
+    unsure = ["?" * (plan.get("in_domain") is False) + "~" * is_tight(plan) for plan in plans]
     values = {
         name: [math.nan if plan.get(name) is None else float(plan[name]) for plan in plans]
         for result in table.RESULT_UNITS
@@ -124,6 +126,11 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns)
+
+
+def is_tight(plan: Row) -> bool:
+    """Whether a predicted plan may well not fit in memory."""
+    return float(plan.get("fit_probability", 1.0)) < TIGHT
 
 
 def _against_first(values: Sequence[float]) -> list[str]:

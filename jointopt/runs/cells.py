@@ -23,6 +23,7 @@ from jointopt.core.schema import (
     Ints,
     column_of,
 )
+from jointopt.spec.job import STATE_FIELDS
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -191,6 +192,8 @@ _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0,
 READERS: dict[str, Reader] = {
     "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
     **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
+    **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
+    "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")),
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

@@ -69,10 +69,14 @@ class Framework:
 
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
+    weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
+    quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
+    fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss
     logits_tensor_parallel: bool = True  # logits stay split over tp
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
+    communicator_gib: float = 0.25  # of NCCL's buffers per kind of parallelism, part of that overhead
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
     source: str = ""

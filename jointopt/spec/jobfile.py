@@ -27,6 +27,8 @@ from jointopt.spec.job import (
     DTYPES,
     OBJECTIVES,
     SITE_ENERGY,
+    STATE_BYTES,
+    STATE_FIELDS,
     TIME_ALONE,
     TOKEN_DISPATCHERS,
     Constraints,
@@ -190,9 +192,16 @@ def _training(section: Section, gpu: Gpu) -> Training:
         framework=framework,
         token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
         overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
-        fp8_param_gather=training.flag("fp8_param_gather", False),
         run_tokens=_run_tokens(training),
+        **_state_formats(training),
     )
+
+
+def _state_formats(training: Section) -> dict[str, Any]:
+    """Formats of gradients and optimizer states that the job states."""
+    given = [name for name in STATE_FIELDS if training.has(name)]
+    dtypes = {name: training.choice(name, tuple(STATE_BYTES)) for name in given if name.endswith("_dtype")}
+    return dtypes | {name: training.flag(name, False) for name in given if name not in dtypes}
 
 
 def _run_tokens(training: Section) -> int | None:

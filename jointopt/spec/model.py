@@ -40,6 +40,7 @@ class Model:
     moe_router_num_groups: int = 0
     moe_router_group_topk: int = 0
     num_dense_layers: int = 0  # leading dense layers of an MoE model (DeepSeek)
+    mtp_num_layers: int = 0  # multi-token-prediction layers after the last one (DeepSeek-V3)
     # multi-head latent attention (DeepSeek-V2/V3); kv_lora_rank = 0 means ordinary attention
     q_lora_rank: int = 0
     kv_lora_rank: int = 0

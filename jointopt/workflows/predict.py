@@ -22,6 +22,7 @@ from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
+from jointopt.surrogate.memory import MemoryPosterior
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,15 +173,15 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     job, plans = priced.plans.job, priced.plans
     columns = {name: priced.values[name] for name in RESULTS}
     columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
-    alone_gib = columns["peak_memory_gib"]
-    if move is None:
-        columns, fits = add_intervals(job, columns), alone_gib <= memory_limit_gib(job)
-    else:
-        columns, fits = move.bounded(job, move.scaled(columns)), move.fits(job, alone_gib)
+    framework = job.training.framework.name
+    memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
+    load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
+    columns = add_intervals(job, columns) if move is None else move.bounded(job, move.scaled(columns))
     if not plans.as_stated:
         columns = outside_of_domain(columns)
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
-    return kept | {"in_domain": columns["in_domain"], "predicted_fits": fits}
+    fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
+    return kept | {"in_domain": columns["in_domain"]} | fitting
 
 
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:

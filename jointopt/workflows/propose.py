@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
@@ -92,15 +92,16 @@ def propose(
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = model.cost_model(layouts)
-        problem = _problem(job, physics, space.clocks_mhz)
+        fitting = model.fit_probability(physics)
+        problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     if trials is None:
         trials = 0 if problem.is_countable else TRIALS
     searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else trials, seed, watch)
-    front = searched[-1].front
-    reference, answer = _reference(physics), answered(model, physics, front)
+    front = front_of(_once(searched[-1].front, fitting))
+    reference, answer = _reference(physics, fitting), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
@@ -112,7 +113,7 @@ def propose(
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
-    seen = concat([front, *(step.plans for step in searched)])
+    seen = concat([front, *(_once(step.plans, fitting) for step in searched)])
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
@@ -134,13 +135,17 @@ def _need_power(job: Job) -> None:
 
 
 def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
-    job, factor = model.job, model.evidence.memory_posterior.factor
+    """(space, its layouts that may fit in memory, what was dropped and why); InfeasibleError where nothing is left.
+
+    Tight ones stay, unless the job states a bound or they are certain not to fit.
+    """
+    job = model.job
+    reach = model.memory.reach if job.constraints.memory_fraction is None else 1.0 / model.memory.factor
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
     limit_gib = memory_limit_gib(job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
+        fits = peak_memory_bytes(job, space.layouts) <= reach * limit_gib * GIB
     dropped = dict(space.dropped)
     if not fits.all():
         dropped[NO_MEMORY] = int((~fits).sum())
@@ -157,15 +162,38 @@ def priced_problem(job: Job | JobModel) -> Problem:
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
     space, layouts, _ = _feasible(model, Stopwatch())
-    return _problem(model.job, model.cost_model(layouts), space.clocks_mhz)
+    physics = model.cost_model(layouts)
+    return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
 
 
-def _problem(job: Job, physics: CostModel, clocks_mhz: Floats) -> Problem:
+def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
+    """The search problem; a layout counts ``runs`` (n,) times: one that may not fit takes a second run where it fails.
+
+    A factor on time and energy keeps what the problem promises of both.
+    """
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
+
+    def lower_bound(index: Ints) -> tuple[Floats, Floats]:
+        time_s, energy_j = physics.lower_bound(index)
+        return time_s * runs[index], energy_j * runs[index]
+
     return Problem(
-        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=physics.evaluate, lower_bound=physics.lower_bound,
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
         energy_slope_w=physics.energy_slope_w,
     )  # fmt: skip
+
+
+def _times(plans: Columns, factor: Floats) -> Columns:
+    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
+
+
+def _once(plans: Columns, fitting: Floats) -> Columns:
+    """Plans of the search with the time and energy of one run, and the probability that they fit."""
+    fits = fitting[plans["layout_index"]]
+    return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
@@ -250,14 +278,15 @@ def _contributions(steps: list[_Step]) -> dict[str, dict[str, float]]:
     return by_method
 
 
-def _reference(physics: CostModel) -> Columns:
+def _reference(physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
     fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
-    best = np.array([fastest.argmin()])
+    best = np.array([(fastest * (2.0 - fitting)).argmin()])
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
-    return physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
+    plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
+    return plans | {"fit_probability": fitting[best]}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
