@@ -133,7 +133,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
         layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
-        units_s=_units_s(job, lay, layer, per_layer), num_micro_batches=lay.micro_batches,
+        units_s=_units_s(job, hw, lay, layer, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
@@ -176,14 +176,17 @@ def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
     return functools.reduce(traffic.Traffic.plus, parts)
 
 
-def _units_s(job: Job, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]) -> Floats:
+def _units_s(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]
+) -> Floats:
     """What the chunks of a rank share its time by, (L, 2, 4), as in `StageCosts`."""
     units = np.empty((len(lay.tp), 2, 4))
-    parts = [_with_recompute(job, one, layer.core, lay) for one in (layer.dense, layer.moe)]
+    kinds = (layer.dense, "dense"), (layer.moe, "moe")
+    parts = [_with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
     for column, part in enumerate((*parts, layer.embedding, layer.head)):
         units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
-    for kinds in per_layer.values():
-        for column, one in enumerate(kinds):
+    for of_kinds in per_layer.values():
+        for column, one in enumerate(of_kinds):
             if one is not None:
                 units[:, 0, column] += one.forward_s
                 units[:, 1, column] += one.backward_s

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
 from jointopt.physics.facility import bill
 from jointopt.report import table
 from jointopt.report.table import TextColumn
@@ -67,11 +67,17 @@ def is_neutral(name: str, value: Any) -> bool:
     return name in _NEUTRAL and value == _NEUTRAL[name]
 
 
+def _shown(name: str, plan: Row) -> Any:
+    """A plan's cell of a column, runs of equal numbers in a list in one."""
+    value = plan.get(name, _NEUTRAL.get(name))
+    return STAGE_LAYERS.short(STAGE_LAYERS.code(value)) if name == "stage_layers" else value
+
+
 def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
     shown = [name for name in _HEADS if name in _IN_WORDS or name in differing]
     shown = [name for name in shown if not is_neutral(name, plan.get(name, _NEUTRAL.get(name)))]
-    return " ".join(f"{_HEADS[name]}={_word(plan[name])}" for name in shown)
+    return " ".join(f"{_HEADS[name]}={_word(_shown(name, plan))}" for name in shown)
 
 
 def _word(value: Any) -> str:
@@ -87,7 +93,7 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
     """
     columns, equal, right = [*left], [], table.known(right)
     for name in LAYOUT_COLUMNS:
-        values = [plan.get(name, _NEUTRAL.get(name)) for plan in plans]
+        values = [_shown(name, plan) for plan in plans]
         if all(is_neutral(name, value) for value in values):
             continue
         if name in _IN_TABLES or len(plans) == 1 or len(set(values)) > 1:

@@ -109,7 +109,7 @@ def propose(
         covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
         searched=_contributions(searched), seconds=watch.seconds,
         assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
-        beside=beside(model, physics, answer),
+        beside=beside(model, physics, answer, fitting),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
