@@ -7,6 +7,7 @@ import numpy as np
 from jointopt.core.schema import RECOMPUTE_CODES, Columns, Floats
 from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
+from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
 
 
@@ -33,6 +34,11 @@ class LayoutArrays:
         self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
+
+
+def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
+    """KV heads that a rank attends to: its share, or one of its own where tp exceeds them (Megatron Core 0.16)."""
+    return np.asarray(np.maximum(model.num_query_groups, tp) / tp)
 
 
 def stage_layers(job: Job, layouts: Columns) -> Floats:

@@ -54,13 +54,13 @@ class Explanation(Result):
 
     rows = "stages"
     keys = (
-        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib time_s "
+        "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     feasible: bool
-    violations: tuple[str, ...]  # sentences
+    violations: tuple[str, ...]  # sentences: rules of the job and its framework that keep it from being started
     iteration_time_s: float
     energy_j: float  # all GPUs, one iteration
     avg_power_w: float  # per GPU
@@ -76,6 +76,7 @@ class Explanation(Result):
     in_domain: bool = True  # recorded runs support such a plan
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
+    exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
 
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
@@ -93,7 +94,7 @@ class Explanation(Result):
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         powered = math.isfinite(self.energy_j)
         verdict = "Feasible." if self.feasible else "Not feasible:"
-        broken = [] if self.feasible else [f"- {text}" for text in self.violations]
+        broken = [] if self.feasible else [f"- {text}" for text in (*self.violations, *self.exceeded)]
         return table.blocks_text(
             [*_title(self, powered), *_certainty(self), verdict, *table.paragraphs(broken)],
             shares("Time on the critical path", tidy_parts(self.time_s), table.TIME_UNITS),
@@ -121,7 +122,7 @@ def _title(found: Explanation, powered: bool) -> list[str]:
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
-    layout = {name: plan[name] for name in LAYOUT_COLUMNS if not is_neutral(name, plan[name])}
+    layout = {name: plan[name] for name in LAYOUT_COLUMNS if name in plan and not is_neutral(name, plan[name])}
     layout["sequence_parallel"] = "yes" if plan["sequence_parallel"] else "no"
     limits = plan.get("stage_power_limit_w") or [plan[name] for name in ("power_limit_w",) if name in plan]
     if limits:

@@ -12,6 +12,9 @@ class Framework:
     name: str = "generic"
     aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table
 
+    family: str = ""  # of frameworks that start the same plans: a key of catalog/framework_rules.yaml
+    rules: tuple[str, ...] = ()  # names of the rules of that family
+
     # what the framework can do, and what it does when a table leaves the cell blank
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     zero_stages_with_pipeline: tuple[int, ...] = (0, 1)

@@ -14,10 +14,21 @@ import numpy as np
 
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, Bools, Columns, Floats, Ints, inside
 from jointopt.spec.job import Job
-from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
+from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule
+from jointopt.spec.plans.rules import layout_rules
 
 # The columns that are not settled by the number of GPUs, those that drop most first.
-_EXPANDED = ("ep", "etp", "micro_batch_size", "vpp", "sequence_parallel", "recompute", "zero_stage")
+_EXPANDED: tuple[str, ...] = (
+    "ep",
+    "etp",
+    "micro_batch_size",
+    "vpp",
+    "stage_layers",
+    "sequence_parallel",
+    "recompute",
+    "recompute_modules",
+    "zero_stage",
+)
 _EXPANDED += tuple(name for name in NEUTRAL if name not in _EXPANDED)
 
 
