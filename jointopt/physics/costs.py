@@ -173,7 +173,7 @@ def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
     dense, moe = one
     layers = lay.dense_layers, lay.layers - lay.dense_layers
     parts = [part.over(count) for part, count in zip((dense, moe), layers, strict=True) if part is not None]
-    return functools.reduce(traffic.Traffic.plus, parts)
+    return functools.reduce(operator.add, parts)
 
 
 def _units_s(

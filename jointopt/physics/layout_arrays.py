@@ -10,6 +10,7 @@ from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, STAGE_LAYERS, Columns
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
+from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import own_split
 
 
@@ -63,6 +64,11 @@ class LayoutArrays:
     def dense_layers(self) -> Floats:
         """Of each rank's layers, how many are dense, (L, pp): all, or the leading ones of an MoE model."""
         return self.split.of_rank("dense")
+
+
+def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
+    """KV heads that a rank attends to: its share, or one of its own where tp exceeds them (Megatron Core 0.16)."""
+    return np.asarray(np.maximum(model.num_query_groups, tp) / tp)
 
 
 class Split:

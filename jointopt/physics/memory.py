@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
 from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
 from jointopt.spec.job import Job, Training
@@ -116,12 +116,12 @@ def attention_activations(
 
     Korthikanti et al. 2022 (arXiv:2205.05198) section 4, derived here for grouped queries and MLA.
     """
-    a, g, d = model.num_attention_heads, model.num_query_groups, model.head_dim
+    a, d = model.num_attention_heads, model.head_dim
     if model.kv_lora_rank:
         qk = model.qk_nope_head_dim + model.qk_rope_head_dim
         inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
     else:
-        inner = (2 * a + 2 * g) * d / tp
+        inner = (2 * a / tp + 2 * kv_heads_of_rank(model, tp)) * d
     around = _block_bytes(model, training, tp, sequence_parallel, stored_norms)
     projected = _quantized_copy(training) * a * (model.v_head_dim if model.kv_lora_rank else d) / tp
     return tokens * (around + _element_bytes(training) * inner + projected + score_bytes(model, training, tp))

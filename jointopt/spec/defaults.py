@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     defaults["etp"] = default_etp(job, layouts)
     defaults |= {name: np.full(size, value) for name, value in NEUTRAL.items() if name not in defaults}
     layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
-    has_choice = {
+    has_choice: dict[str, Any] = {
         "ep": np.full(size, model.is_moe), "vpp": layouts["pp"] > 1, "sequence_parallel": layouts["tp"] > 1,
         "zero_stage": layouts["dp"] * layouts["cp"] > 1, "etp": model.is_moe & (layouts["tp"] > 1),
         **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False),
@@ -117,7 +118,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
     zero_stage = np.where(sharded, layouts["zero_stage"], 0)
     selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
     full = layouts["recompute"] == RECOMPUTE_CODES["full"]
-    modules = np.where(selective, layouts["recompute_modules"], 0)
+    modules = np.where(selective, layouts["recompute_modules"] & ~idle_modules(job.model), 0)
     if training.selective_is_none:  # there are no scores to drop
         modules = modules & ~MODULES.bit("core_attn")
         selective = selective & (modules > 0)
@@ -135,6 +136,14 @@ def canonical(job: Job, layouts: Columns) -> Columns:
         "recompute_num_layers": np.where(full, _fewer_layers(job.model, layouts), 0),
     }
     return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}
+
+
+def idle_modules(model: Model) -> int:
+    """The modules that this model has no layer of, and that Megatron Core passes over."""
+    idle = [] if model.is_moe else ["moe"]
+    idle += [] if model.num_shared_experts else ["shared_experts"]
+    idle += [] if model.num_plain_layers else ["mlp"]
+    return sum(map(MODULES.bit, idle))
 
 
 def _stated_splits(model: Model, layouts: Columns) -> Ints:

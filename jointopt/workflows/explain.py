@@ -49,9 +49,9 @@ def explain(
     values = physics.evaluate(only, clocks)
     answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
-    violations = (*broken, *physics.broken_limits(values))
+    exceeded = physics.broken_limits(values)
     return Explanation(
-        job=model.job, plan=record, feasible=not violations, violations=violations,
+        job=model.job, plan=record, feasible=not (broken or exceeded), violations=tuple(broken), exceeded=exceeded,
         **{name: float(values[name][0]) for name in RESULTS},
         time_s=parts.time_s, energy_by_part_j=parts.energy_j,
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},

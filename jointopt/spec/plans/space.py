@@ -27,7 +27,8 @@ from jointopt.core.schema import (
 )
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import even_domain
-from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
+from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule
+from jointopt.spec.plans.rules import layout_rules
 from jointopt.spec.plans.stages import MOST_CHUNKS, offered_splits
 
 # In the order in which they are tried: those that drop most first.

@@ -51,7 +51,7 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     """
     layers, framework, chunks = job.model.num_layers, job.training.framework, pp * vpp
     even = layers % chunks == 0
-    found: list[tuple[int, ...]] = [()] if even or (vpp == 1 and framework.uneven_blank and pp <= layers) else []
+    found: list[tuple[int, ...]] = [()] if even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers) else []
     if pp == 1 or chunks > layers + 2 or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:

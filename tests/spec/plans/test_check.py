@@ -1,9 +1,14 @@
 """Each rule of the checker, broken alone, yields one sentence that names the figures."""
 
+from dataclasses import replace
+
 import pytest
 
+from jointopt.core.schema import inside
+from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.rules import check_plan
+from jointopt.spec.plans.rules import check_plan, violations
+from tests.spec.plans.brute_force import USUAL
 
 GOOD = {
     "dp": 2,
@@ -23,7 +28,16 @@ GOOD = {
     ("change", "sentence"),
     [
         ({"dp": 3}, "dp*tp*pp*cp is 12; it must be the cluster's 8 GPUs."),
-        ({"tp": 8, "dp": 1, "pp": 1, "zero_stage": 0}, "tp 8 does not divide the 4 KV groups."),
+        ({"etp": 2}, "etp 2 needs experts, and dense is a dense model."),
+        ({"stage_layers": "3;4"}, "stage_layers 3;4 must be pp*vpp = 2 numbers that add up to the 8 layers."),
+        ({"stage_layers": "4;4"}, "stage_layers 4;4 is the same plan as none."),
+        ({"schedule": "zb-h1"}, "generic has no pipeline schedule zb-h1."),
+        (
+            {"recompute": "selective", "recompute_modules": "moe_act"},
+            "recompute_modules moe_act: dense has not all of these.",
+        ),
+        ({"recompute_num_layers": 1}, "recompute_num_layers 1 needs full recompute."),
+        ({"dp_replicate": 3}, "dp_replicate 3 does not divide dp*cp, which is 2."),
         ({"tp": 1, "dp": 4}, "sequence_parallel needs tp > 1."),
         ({"vpp": 3}, "pp*vpp is 6, which does not divide the 8 layers as interleaving needs."),
         ({"vpp": 2, "pp": 1, "dp": 4}, "vpp 2 needs pp > 1."),
@@ -59,6 +73,22 @@ def test_a_broken_rule_is_one_sentence_with_its_figures(make_job, change, senten
         ),
         (Framework("f", recomputes=("full",)), {}, "f has no recompute none."),
         (Framework("f", zero_stages=(0,)), {}, "f has no zero_stage 1."),
+        (
+            Framework("f", rules=("whole_kv_groups",)),
+            {"tp": 8, "dp": 1, "pp": 1, "zero_stage": 0},
+            "tp 8 does not divide the 4 KV groups.",
+        ),
+        (Framework("f", rules=("no_pipelines",)), {}, "f has no pipelines: pp must be 1, not 2."),
+        (
+            Framework("f", rules=("own_split",)),
+            {"stage_layers": "3;5"},
+            "f splits layers by itself: it takes no stage_layers.",
+        ),
+        (
+            Framework("f", rules=("no_offload",)),
+            {"offload": "optimizer"},
+            "f keeps nothing in host memory: offload must be none, not optimizer.",
+        ),
         (Framework("f", sequence_parallel=(False,)), {}, "f does not train with sequence_parallel True where tp > 1."),
     ],
 )
@@ -71,10 +101,29 @@ def test_a_plan_outside_the_search_names_the_key_and_its_values(make_job):
     assert check_plan(job, GOOD) == ["tp 2 is outside the job's search.tp (1, 4)."]
 
 
-def test_experts_must_split_over_the_expert_parallel_ranks(make_job, moe):
+def test_experts_must_split_over_the_ranks_of_a_stage(make_job, moe):
     job = make_job(model=moe)
-    assert check_plan(job, GOOD | {"ep": 2}) == []
-    assert check_plan(job, GOOD | {"ep": 8}) == [
-        "ep 8 does not divide the 12 experts.",
-        "ep 8 does not divide dp*cp, which is 2.",
+    assert check_plan(job, GOOD | {"ep": 4}) == []
+    assert check_plan(job, GOOD | {"ep": 4, "etp": 2}) == [
+        "ep*etp is 8, which does not divide the 4 ranks of a stage (dp*cp*tp)."
     ]
+    inside = make_job(model=moe, framework=Framework(experts_span_tp=False))
+    assert check_plan(inside, GOOD | {"ep": 4}) == ["ep 4 does not divide dp*cp, which is 2."]
+
+
+def test_megatron_names_the_rule_of_each_plan_that_it_cannot_start(make_job, moe):
+    job = make_job(model=replace(moe, num_layers=9), framework=load_framework("megatron-lm"))
+    layouts = {name: inside(name, [value] * 4) for name, value in (GOOD | {"etp": 1} | USUAL).items()}
+    layouts["sequence_parallel"][1] = False
+    layouts["stage_layers"] = inside("stage_layers", ["4;5", "5;4", "", "3;6"])
+    layouts["etp"][3] = 32
+    assert violations(job, layouts).tolist() == [
+        "", "experts_sequence_parallel", "even_stages", "expert_ffn;expert_ranks",
+    ]  # fmt: skip
+
+
+def test_a_plan_without_a_choice_can_be_started_all_the_same(make_job):
+    plan = GOOD | {"dp": 1, "tp": 8, "pp": 1, "etp": 1} | USUAL | {"stage_layers": "8", "recompute": "selective"}
+    layouts = {name: inside(name, [value]) for name, value in plan.items()}
+    assert check_plan(make_job(), plan) != []
+    assert violations(make_job(), layouts).tolist() == [""]
