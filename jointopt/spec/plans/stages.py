@@ -51,7 +51,8 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     """
     layers, framework, chunks = job.model.num_layers, job.training.framework, pp * vpp
     even = layers % chunks == 0
-    found: list[tuple[int, ...]] = [()] if even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers) else []
+    blank = even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers)
+    found: list[tuple[int, ...]] = [()] if blank else []
     if pp == 1 or chunks > layers + 2 or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:
@@ -65,6 +66,19 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
         if lighter and (vpp == 1 or close) and not (() in found and not even):
             found.append(split)
     return found
+
+
+def usual_split(job: Job, pp: int, vpp: int) -> tuple[int, ...]:
+    """The split that a blank means to a framework that starts uneven pipelines only where theirs is stated; else ().
+
+    Its recipes count embedding and head as layers where that divides; else the balanced one.
+    """
+    layers, framework = job.model.num_layers, job.training.framework
+    stated = "even_stages" in framework.rules and "ends" in framework.stage_splits
+    if not stated or pp == 1 or layers % (pp * vpp) == 0 or pp * vpp > layers + 2:
+        return ()
+    per_layer, head = token_costs(job.model)
+    return next(iter(_with_ends(layers, pp * vpp)), None) or balanced_split(layers, pp, vpp, head / per_layer)
 
 
 def buildable(framework: Framework, split: Sequence[int]) -> bool:
