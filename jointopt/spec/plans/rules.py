@@ -17,7 +17,9 @@ from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, RECO
 from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.newer_rules import expert_rules, framework_only, recompute_rules, sharing_rules, stage_rules
-from jointopt.spec.plans.rule import DUPLICATE, SEARCH, Rule, not_in, recompute_codes, searched
+from jointopt.spec.plans.rule import DUPLICATE, SEARCH, SEARCHED, Rule, not_in, recompute_codes, searched
+
+FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reaches over
 
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
@@ -129,9 +131,23 @@ def _degree_rules(job: Job) -> list[Rule]:
         Rule("context_chunks", ("cp",), lambda c: (c["cp"] > 1) & (sequence % (2 * c["cp"]) != 0),
              f"2*cp does not divide the sequence length {sequence}",
              f"2*cp is {{twice_cp}}, {uneven} the sequence length {sequence}."),
+        *_usual_degrees(job),
         Rule("batch", ("dp",), lambda c: batch % c["dp"] != 0,  # a plan breaks the rule of micro-batches as well
              f"dp does not divide the global batch of {batch} sequences"),
     ]  # fmt: skip
+
+
+def _usual_degrees(job: Job) -> list[Rule]:
+    """Of a search that lists no cp or tp: none that cut far finer than anything published."""
+    search, sequence, most = job.search, job.training.seq_length, MOST_DOMAINS * job.cluster.scale_up_gpus
+    found = []
+    if search.cp is None:
+        found.append(Rule("usual_cp", ("cp",), lambda c: (c["cp"] > 1) & (sequence < FEWEST_TOKENS * c["cp"]),
+                          f"cp that leaves fewer than {FEWEST_TOKENS} tokens is {SEARCHED}"))  # fmt: skip
+    if search.tp is None:
+        found.append(Rule("usual_tp", ("tp",), lambda c: c["tp"] > most,
+                          f"tp over more than {MOST_DOMAINS} scale-up domains is {SEARCHED}"))  # fmt: skip
+    return found
 
 
 def _shard_rules(job: Job) -> list[Rule]:
