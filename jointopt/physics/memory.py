@@ -11,9 +11,9 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
+from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
-from jointopt.physics.schedule import in_flight_micro_batches
+from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 
@@ -38,7 +38,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
     moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    dense_layers = dense_layers_of(job, layers)
+    dense_layers = lay.dense_layers
     moe_layers = layers - dense_layers
     dense = dense_layer[:, None] * dense_layers + moe_layer[:, None] * moe_layers
     table = model.vocab_size * model.hidden_size / lay.tp
@@ -198,16 +198,17 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
 
     Parts: weights, gradients, optimizer, main_gradients (what its step needs beyond the activations that are then
     gone), activations, fragmentation (the framework profile's ``activation_factor``), logits (beyond the layer at
-    work, which is not alive with them), gathered_weights (ZeRO-3), communication (NCCL's buffers), other (CUDA context, workspaces of kernels, captured graphs).
+    work, which is not alive with them), gathered_weights (ZeRO-3), communication (NCCL's buffers), other (CUDA
+    context, workspaces of kernels, captured graphs).
     """
     lay = LayoutArrays(job, layouts)
-    layers = stage_layers(job, layouts)
+    layers = lay.layers
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
-    shard, zero = (lay.dp * lay.cp)[:, None], lay.zero[:, None]
-    state = state_bytes(params, zero, shard, lay.expert_dp[:, None], training)
+    shard, zero = lay.shards[:, None], lay.zero[:, None]
+    state = state_bytes(params, zero, shard, lay.expert_shards[:, None], training)
     state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
-    in_flight, at_work = activation_bytes(job, lay, layers)
+    in_flight, at_work = activation_bytes(job, lay)
     activations = in_flight + at_work
     logits = np.zeros_like(activations)
     logits[:, -1] = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
@@ -258,6 +259,23 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
     return lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts)
 
 
+def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
+    """Most bytes of activations alive at once on every rank, (L, pp), of so many bytes per layer of each kind there."""
+    batches = np.minimum(lay.micro_batches, MOST_GROUPS * lay.pp)
+    keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
+    held = np.zeros((len(dense), lay.pp))
+    for number, key in enumerate(keys.tolist()):
+        rows, which, micro_batches = np.flatnonzero(group == number), key >> 32, key & 0xFFFFFFFF
+        kinds = lay.split.dense[which], lay.split.moe[which]
+        alive = alive_chunks(lay.pp, kinds[0].shape[1], micro_batches)
+        layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds])
+        if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
+            layers = layers.max(axis=1, keepdims=True)
+        for count in np.unique(layers, axis=1).swapaxes(0, 1):
+            held[rows] = np.maximum(held[rows], dense[rows] * count[0] + moe[rows] * count[1])
+    return held
+
+
 def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
     """Bytes that one layer of ``layer`` bytes keeps where it is not recomputed whole, (L,).
 
@@ -271,37 +289,44 @@ def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
     return np.asarray(layer - dropped)
 
 
-def activation_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> tuple[Floats, Floats]:
+def activation_bytes(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
     """Bytes of every stage's micro-batches in flight, and of the part at work that backward recomputes, (L, pp) each.
 
     Offloaded activations leave those of two layers: the one at work and the one that is copied.
     """
-    per_batch, working = batch_bytes(job, lay, layers)
-    depth = np.full(len(lay.tp), lay.pp)
-    in_flight = in_flight_micro_batches(depth, lay.vpp.astype(np.int64), lay.micro_batches, np.arange(lay.pp))
-    total = per_batch * in_flight
-    two = 2.0 * per_batch / np.maximum(layers, 1.0)
+    per_layer, working = layer_bytes(job, lay)
+    total = _held(lay, per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
+    two = 2.0 * np.maximum.reduce(list(per_layer.values()))
     return np.where(lay.offloads_activations[:, None], np.minimum(total, two), total), working
 
 
-def batch_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> tuple[Floats, Floats]:
-    """Bytes that one micro-batch keeps on every stage, and those of the layer at work beside them, (L, pp) each."""
+def batch_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes that one micro-batch keeps on every stage, (L, pp)."""
+    per_layer, _ = layer_bytes(job, lay)
+    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
+    return np.sum([count[kind] * held for kind, held in per_layer.items()], axis=0)
+
+
+def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]:
+    """Bytes that a micro-batch keeps of a layer of each kind, and those of the layer at work beside them, (L, pp) each.
+
+    Of a stage that recomputes some layers whole (Megatron's "block") the mean of its layers.
+    """
     model, training = job.model, job.training
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
     of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
-    dense_layers = dense_layers_of(job, layers)
-    count = {"dense": dense_layers, "moe": layers - dense_layers}
+    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
     if model.is_moe:
         of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
-    whole = lay.again.full_layers(layers) / np.maximum(layers, 1.0)  # share of a stage's layers
-    per_batch, working = np.zeros(whole.shape), np.zeros(whole.shape)
+    whole = lay.again.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
+    per_layer, working = {}, np.zeros(whole.shape)
     for kind, layer in of_kind.items():
         kept = kept_bytes(job, lay, layer, kind)
-        per_batch += count[kind] * (whole * inputs[:, None] + (1.0 - whole) * kept[:, None])
+        per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
         at_work = np.where(whole > 0, (layer - inputs)[:, None], _recomputed(job, lay, layer, kept, inputs)[:, None])
         working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
-    return per_batch, working + (lay.tokens * score_workspace(model, training, lay.tp))[:, None]
+    return per_layer, working + (lay.tokens * score_workspace(model, training, lay.tp))[:, None]
 
 
 def _recomputed(job: Job, lay: LayoutArrays, layer: Floats, kept: Floats, inputs: Floats) -> Floats:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
-from jointopt.runs.cells import named_attention, named_dtype, row_codes
+from jointopt.runs.cells import named_attention, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -31,8 +31,8 @@ _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
     "attention_kind", "mtp_num_layers", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
-    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
-    "heads_from_kin",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
@@ -48,11 +48,12 @@ _SHAPE = [
 _FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers"]
 _LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
-# fields of a plan, in the order in which a row names those that it lacks
-_ASSUMABLE = (
+# fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
+_ASSUMED_FIRST = (
     "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
     "recompute", *NEUTRAL,
 )  # fmt: skip
+_ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
@@ -129,8 +130,9 @@ def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
         shape = pd.Series({column: float(getattr(model, column)) for column in [*_SHAPE, *_FINER_SHAPE]})
         rows = runs["model"] == name
         given = runs.reindex(columns=shape.index)[rows].astype(float)
+        # the columns of a model with experts never say all of it: latent attention, groups of experts
         finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)
-        wanted = given[_SHAPE].isna().any(axis=1) | finer
+        wanted = given[_SHAPE].isna().any(axis=1) | finer | model.is_moe
         agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted]
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
         runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape[_SHAPE], 1.0]
@@ -289,6 +291,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+        token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
+        overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
         **_state_formats(row),
     )
 

@@ -28,13 +28,13 @@ from jointopt.core.schema import (
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
-# Of several blank degrees all but the last are 1, in this order: published runs that do not mention context
-# parallelism have none, and data parallelism is what takes up the remaining GPUs in every framework.
-_BLANK_FIRST = ("cp", "pp", "tp", "dp")
+# Of several blank degrees all but the last are 1, in this order (cp, pp, tp, dp): published runs that do not mention
+# context parallelism have none, and data parallelism is what takes up the remaining GPUs in every framework.
+_BLANK_FIRST = DEGREES[::-1]
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     raw = {name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size) for name in LAYOUT_COLUMNS}
     blank = {name: np.isnan(values) for name, values in raw.items()}
     filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
-    for name in ("ep", "micro_batch_size"):  # experts lie whole on every rank; a micro-batch of 1 fits best
-        filled[name] = np.where(blank[name], 1, raw[name])
+    for name in raw.keys() - filled.keys():  # experts lie whole on every rank; a micro-batch of 1 fits best
+        filled[name] = np.where(blank[name], COLUMNS[name].values.start, raw[name])
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
     even = training.seq_length // layouts["cp"] % layouts["tp"] == 0  # tokens of a cp rank
     defaults = {

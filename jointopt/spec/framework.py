@@ -21,7 +21,11 @@ class Framework:
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
     schedules: tuple[str, ...] = ("1f1b",)
+    uneven_blank: bool = True  # splits layers that pp does not divide by itself where stage_layers is blank
+    # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
+    stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
+    replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"
@@ -53,9 +57,13 @@ class Framework:
     dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
     tp_overlap: float = 0.0
     cp_overlap: float = 0.8
-    ep_overlap: float = 0.0
+    ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
+    token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`
+    fp8_dispatch: bool = False  # of fp8 training: tokens and their gradients go to experts in fp8
     pp_overlap: float = 0.0
     gradient_sync_per_micro_batch: bool = False  # pipelines reduce gradients after every micro-batch
+    # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
+    gathers_once_with_pipeline: bool = False
     zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
     network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
 

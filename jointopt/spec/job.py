@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import DTYPES as DTYPES
+from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
@@ -40,6 +41,8 @@ class Training:
     dtype_assumed: bool = False  # the GPU's 16-bit format stands in for what is no precision
     # the default stands in for a kernel that is not stated: the same training as with it stated
     attention_assumed: bool = field(default=False, compare=False)
+    token_dispatcher: str = ""  # one of `TOKEN_DISPATCHERS`; blank: the framework's usual one
+    overlap_moe_a2a: bool = False  # Megatron's --overlap-moe-expert-parallel-comm
     run_tokens: int | None = None  # of the whole training run; None = not reported
     # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's
     grad_reduce_dtype: str | None = None  # the gradient buffer, and what is reduced

@@ -30,6 +30,7 @@ from jointopt.spec.job import (
     STATE_BYTES,
     STATE_FIELDS,
     TIME_ALONE,
+    TOKEN_DISPATCHERS,
     Constraints,
     Job,
     Search,
@@ -189,6 +190,8 @@ def _training(section: Section, gpu: Gpu) -> Training:
         attention_assumed=not training.has("attention"),
         fused_norm=training.flag("fused_norm", FUSED_NORM),
         framework=framework,
+        token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
+        overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
         run_tokens=_run_tokens(training),
         **_state_formats(training),
     )

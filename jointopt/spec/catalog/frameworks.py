@@ -47,7 +47,7 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
 
 
 def _names(text: str, profile: Framework, alias: str) -> bool:
-    return text == profile.name or alias in profile.aliases and _says(text, alias)
+    return text == profile.name or (alias in profile.aliases and _says(text, alias))
 
 
 _DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")

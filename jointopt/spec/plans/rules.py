@@ -13,10 +13,24 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns, inside
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    RECOMPUTE_CODES,
+    SCHEDULE,
+    STAGE_LAYERS,
+    Bools,
+    Columns,
+    inside,
+    num_gpus,
+)
 from jointopt.spec.job import Job, Search, Training
+from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.stages import buildable
 
-SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
+SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
 _SEARCH = "search."  # begins the names of the rules that the job itself sets
 
 
@@ -41,11 +55,15 @@ class Rule:
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
     """Every rule of the job's space; the earlier one takes the blame for a combination that breaks several."""
-    return (
-        *(rule for name in ("tp", "pp", "cp", "dp") for rule in _searched(job, name)),
+    rules = (
+        *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in _searched(job, name)),
         *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
-        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_stage_rules(job),
+        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_replica_rules(job),
+        *_stage_rules(job),
     )  # fmt: skip
+    named = {rule.name for rule in rules}
+    others = [name for name in LAYOUT_COLUMNS if _SEARCH + name not in named]
+    return (*rules, *(rule for name in others for rule in _searched(job, name)))
 
 
 def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
@@ -54,7 +72,8 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
     `jointopt.spec.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
-    columns = {name: inside(name, [plan.get(name, COLUMNS[name].outside(NEUTRAL.get(name, 0)))]) for name in LAYOUT_COLUMNS}
+    usual = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+    columns = {name: inside(name, [(usual | dict(plan))[name]]) for name in LAYOUT_COLUMNS}
     if not job.model.is_moe:  # whose experts have no degree
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
@@ -72,7 +91,7 @@ def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Figures that the sentences of rules name beside the columns of ``plan``."""
     step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
     return {
-        "product": shards * plan["tp"] * plan["pp"], "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
+        "product": num_gpus(plan), "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
         "micro_batches": job.training.global_batch_size // step, "chunks": plan["pp"] * plan["vpp"],
         "tokens": job.training.seq_length // plan["cp"], "stage_ranks": shards * plan["tp"],
         "expert_ranks": plan["ep"] * plan.get("etp", 1),
@@ -144,8 +163,8 @@ def _degree_rules(job: Job) -> list[Rule]:
     batch, sequence, gpus = training.global_batch_size, training.seq_length, job.cluster.num_gpus
     uneven = "which does not divide"
     return [
-        Rule("gpus", ("dp", "tp", "pp", "cp"), lambda c: c["dp"] * c["tp"] * c["pp"] * c["cp"] != gpus, "",
-             f"dp*tp*pp*cp is {{product}}; it must be the cluster's {gpus} GPUs."),
+        Rule("gpus", DEGREES, lambda c: num_gpus(c) != gpus, "",
+             f"{'*'.join(DEGREES)} is {{product}}; it must be the cluster's {gpus} GPUs."),
         *(_shard_rule(count, parts) for parts, count in _tp_shards(job)),
         Rule("layers", ("pp",), lambda c: c["pp"] > layers, f"pp is larger than the {layers} layers",
              f"pp {{pp}} is larger than the {layers} layers."),
@@ -184,8 +203,8 @@ def _tp_shards(job: Job) -> list[tuple[str, int]]:
 def _expert_rules(job: Job) -> list[Rule]:
     model, experts, framework = job.model, job.model.num_experts, job.training.framework
 
-    def offered(c: Columns) -> list[Any]:
-        return [1.0] if framework.expert_tensor_parallel else [1.0 / tp for tp in np.unique(c["tp"])]
+    def other(c: Columns) -> Any:
+        return c["etp"] != (c["tp"] if framework.expert_tensor_parallel else 1)
 
     def uneven(c: Columns) -> Any:
         if framework.experts_span_tp:
@@ -203,7 +222,7 @@ def _expert_rules(job: Job) -> list[Rule]:
         Rule("expert_tp", ("etp",), lambda c: (c["etp"] > 0) & (not model.is_moe),
              f"etp without experts {DUPLICATE}",
              f"etp {{etp}} needs experts, and {_literal(model.name)} is a dense model."),
-        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & ~np.isin(c["etp"] / c["tp"], offered(c)),
+        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & other(c),
              f"{framework.name} does not cut experts so (etp)",
              f"{framework.name} does not cut experts by etp {{etp}} where tp is {{tp}}."),
         Rule("expert_ranks", ("dp", "tp", "cp", "ep", "etp"), uneven,
@@ -224,6 +243,7 @@ def _batch_rules(job: Job) -> list[Rule]:
 
 def _interleaving_rules(job: Job) -> list[Rule]:
     framework, layers, batch = job.training.framework, job.model.num_layers, job.training.global_batch_size
+    stated = " without stage_layers" if framework.stage_splits else ""
 
     def uneven_batches(c: Columns) -> Any:
         return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
@@ -235,9 +255,10 @@ def _interleaving_rules(job: Job) -> list[Rule]:
              f"{framework.name} does not interleave pipeline stages: vpp must be 1, not {{vpp}}."),
         Rule("interleaved_pipeline", ("pp", "vpp"), lambda c: (c["vpp"] > 1) & (c["pp"] == 1),
              "vpp > 1 needs pp > 1", "vpp {vpp} needs pp > 1."),
-        Rule("interleaved_layers", ("pp", "vpp"), lambda c: (c["vpp"] > 1) & (layers % (c["pp"] * c["vpp"]) != 0),
+        Rule("interleaved_layers", ("pp", "vpp", "stage_layers"),
+             lambda c: (c["vpp"] > 1) & (c["stage_layers"] == 0) & (layers % (c["pp"] * c["vpp"]) != 0),
              f"vpp > 1 and pp*vpp does not divide the {layers} layers",
-             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs."),
+             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs{stated}."),
         Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp"), uneven_batches,
              "vpp > 1 and pp does not divide the number of micro-batches",
              "pp {pp} does not divide the {micro_batches} micro-batches as interleaving needs."),
@@ -315,21 +336,70 @@ def _zero_rules(job: Job) -> list[Rule]:
     ]  # fmt: skip
 
 
+def _replica_rules(job: Job) -> list[Rule]:
+    """Rules of HSDP: replicas divide dp*cp, leave something to shard, and hold whole groups of experts."""
+    framework, domain = job.training.framework, even_domain(job.cluster)
+    columns = ("dp", "tp", "cp", "zero_stage", "dp_replicate")
+
+    def cut(c: Columns) -> Any:
+        return c["dp_replicate"] > 1
+
+    def unusual(c: Columns) -> Any:
+        return cut(c) & (c["dp"] * c["cp"] * c["tp"] != c["dp_replicate"] * domain)
+
+    def uneven(c: Columns) -> Any:
+        ranks = c["ep"] * np.maximum(c["etp"], 1) * c["dp_replicate"]
+        return cut(c) & ((c["dp"] * c["cp"] * c["tp"]) % ranks != 0)
+
+    return [
+        Rule("replicas_offered", ("dp_replicate",), lambda c: cut(c) & (not framework.replicates),
+             f"{framework.name} has no dp_replicate",
+             f"{framework.name} shards over dp*cp: dp_replicate must be 1, not {{dp_replicate}}."),
+        Rule("replicas_sharded", ("zero_stage", "dp_replicate"), lambda c: cut(c) & (c["zero_stage"] == 0),
+             f"dp_replicate > 1 without ZeRO {DUPLICATE}", "dp_replicate {dp_replicate} needs zero_stage > 0."),
+        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
+        Rule("replicas", ("dp", "cp", "dp_replicate"), lambda c: cut(c) & ((c["dp"] * c["cp"] % c["dp_replicate"] != 0)
+             | (c["dp"] * c["cp"] == c["dp_replicate"])), "dp_replicate is no proper divisor of dp*cp",
+             "dp_replicate {dp_replicate} must divide dp*cp = {shards} and be less."),
+        *([Rule("replicas_of_experts", (*columns, "ep", "etp"), uneven, "ep*etp*dp_replicate does not divide dp*cp*tp",
+                "ep*etp is {expert_ranks}, which does not divide the ranks of one of {dp_replicate} replicas of a "
+                "stage (dp*cp*tp = {stage_ranks}).")] if job.model.is_moe else []),
+        *([] if job.search.dp_replicate else [Rule("replicas_usual", columns, unusual,  # the only ones worth a search
+             f"replicas that are not one scale-up domain of {domain} GPUs")]),
+    ]  # fmt: skip
+
+
 def _stage_rules(job: Job) -> list[Rule]:
     layers, framework = job.model.num_layers, job.training.framework
 
     def wrong(c: Columns) -> Any:
         return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
 
+    def blank_listed(c: Columns) -> Any:  # a blank is the even split
+        even = [len(n) for n in map(STAGE_LAYERS.numbers, inside("stage_layers", job.search.stage_layers or ()))
+                if len(set(n)) == 1 and sum(n) == layers]  # fmt: skip
+        return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], even)
+
+    def not_built(c: Columns) -> Any:
+        return _by_split(c, lambda numbers, chunks: not buildable(framework, numbers))
+
+    def uneven(c: Columns) -> Any:
+        return (c["stage_layers"] == 0) & (c["vpp"] == 1) & (layers % c["pp"] != 0) & (not framework.uneven_blank)
+
     return [
-        *_searched(job, "stage_layers", lambda c: c["pp"] > 1),
+        Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
+        *_searched(job, "stage_layers", lambda c: (c["pp"] > 1) & ~blank_listed(c)),
+        Rule("even_stages", ("pp", "vpp", "stage_layers"), uneven,
+             f"{framework.name} asks that pp divides the {layers} layers",
+             f"pp {{pp}} does not divide the {layers} layers, as {framework.name} asks without stage_layers."),
+        Rule("stage_layers_offered", ("stage_layers",), not_built, f"{framework.name} cannot build such stage_layers",
+             f"{framework.name} cannot build stage_layers {{stage_layers}}."),
         Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
              f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
              f"stage_layers {{stage_layers}} must be pp*vpp = {{chunks}} numbers that add up to the {layers} layers."),
         *_searched(job, "schedule", lambda c: c["pp"] > 1),
-        Rule("schedule", ("schedule",), lambda c: ~np.isin(c["schedule"], [SCHEDULE.code(s) for s in framework.schedules]),
+        Rule("schedule", ("schedule",), _not_in("schedule", [SCHEDULE.code(name) for name in framework.schedules]),
              f"{framework.name} has no such schedule", f"{framework.name} has no pipeline schedule {{schedule}}."),
-        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
         *_searched(job, "recompute_modules", lambda c: c["recompute"] == RECOMPUTE_CODES["selective"]),
         *_searched(job, "recompute_num_layers", lambda c: c["recompute"] == RECOMPUTE_CODES["full"]),
         *_searched(job, "offload"),
