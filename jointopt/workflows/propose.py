@@ -104,7 +104,9 @@ def propose(
     if trials is None:
         trials = 0 if problem.is_countable else TRIALS
     searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else trials, seed, watch)
-    front = front_of(_once(searched[-1].front, fitting))
+    front = _once(searched[-1].front, fitting)
+    if job.cluster.gpu.power is not None:
+        front = front_of(front)  # what only its probability kept may be beaten in one run
     reference, answer = _reference(physics, fitting), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
@@ -117,7 +119,7 @@ def propose(
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
-    seen = concat([front, *(_once(step.plans, fitting) for step in searched)])
+    seen = _without_gambles(front, concat([front, *(_once(step.plans, fitting) for step in searched)]))
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
@@ -208,6 +210,13 @@ def _once(plans: Columns, fitting: Floats) -> Columns:
     """Plans of the search with the time and energy of one run, and the probability that they fit."""
     fits = fitting[plans["layout_index"]]
     return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
+
+
+def _without_gambles(front: Columns, seen: Columns) -> Columns:
+    """All plans, with those that beat the front but probably do not fit marked as infeasible, for a study's best."""
+    gamble = ~is_covered(*objectives(front), *objectives(seen))
+    violation = np.maximum(seen["violation"], 1.0 - seen["fit_probability"])
+    return seen | {"violation": np.where(gamble, violation, seen["violation"])}
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
