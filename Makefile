@@ -3,6 +3,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 DEMO_JOB ?= opt-350m-2x4-a100
+# Compiled code is kept: the programs that tests start, and the next tests, read it again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-services test-all golden check lint types layers wheel clean
 
@@ -12,10 +14,10 @@ demo: .venv/.run-installed
 test: .venv/.dev-installed
 	$(PYTEST) -m "not services"
 
-# The other tests: real trainings, and Slurm, PostgreSQL and Chromium started by them. Where $CI is set, none is skipped
-# for want of one (tests/services.py).
+# The other tests: real trainings, and Slurm, PostgreSQL and Chromium started by them, for which they often wait: one
+# worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
 test-services: .venv/.services-installed
-	$(PYTEST) -m services
+	$(PYTEST) -n 3 -m services
 
 test-all: test test-services
 

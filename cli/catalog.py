@@ -8,18 +8,22 @@ from jointopt.cli import common
 
 
 @click.command(short_help="List what is known by name.")
-@click.argument("what", type=click.Choice(["gpus", "models", "frameworks", "clusters", "jobs"]))
+@click.argument("what", type=click.Choice(["gpus", "models", "frameworks", "clusters", "jobs", "recipes"]))
+@click.option("--model", metavar="NAME", help="Of recipes: those of one model.")
 @common.as_json
-def catalog(what: str, as_json: bool) -> None:
+def catalog(what: str, model: str | None, as_json: bool) -> None:
     """List what jointopt knows by name; a dash is a figure that no source states.
 
     \b
     Examples:
       jointopt catalog gpus
       jointopt catalog models --json
+      jointopt catalog recipes --model llama-3-405b
     """
     from jointopt.report.documents import json_text
-    from jointopt.report.listing import listing, listing_text
+    from jointopt.report.listing import listing, listing_text, recipe_rows
 
-    rows = listing(what)
+    if model is not None and what != "recipes":
+        raise click.UsageError("--model goes with recipes.")
+    rows = recipe_rows(model or "") if what == "recipes" else listing(what)
     click.echo(json_text(rows) if as_json else listing_text(rows))

@@ -156,7 +156,7 @@ def save(job: Job, path: Path) -> None:
 
 @contextmanager
 def writing(option: str) -> Iterator[None]:
-    """Names the option in the error where what it asks for cannot be written."""
+    """Names the option in the error where its file cannot be written."""
     from jointopt.core.errors import UsageError
 
     try:

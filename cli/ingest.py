@@ -20,7 +20,7 @@ def ingest(ctx: click.Context, table: Path, storage: str, retract: bool) -> None
     A run that is there already is not added twice. A row that cannot be true (a time, a memory or a power beyond the
     GPU, degrees that do not make its GPUs) is named on stderr with its line and column; the other rows are added, and
     the exit code is 2. Blank cells are unknown, and columns that jointopt does not know are kept. Rows that are kept
-    but teach nothing (a GPU of no known name, no result) are told too.
+    but teach nothing (a GPU of no known name, no result) are reported too.
 
     The store only grows. --retract marks the stored rows that are equal to those of TABLE, in every cell, as wrong: no
     prediction, retrain or tune reads them any more, also not when they are added again. Correct the cell and add the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import sys
 from typing import Any
@@ -20,7 +21,7 @@ COMMANDS = (
 
 
 class Commands(click.Group):
-    """Imports the module of a command when the command is asked for, never all of what it needs to run."""
+    """Imports the module of a command when the command is used, never all of what it needs to run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, in the order of the help."""
@@ -64,4 +65,5 @@ def jointopt() -> None:
 
 def main() -> None:
     """The entry point of the ``jointopt`` script."""
+    gc.set_threshold(100_000, 20, 20)  # by default it takes a tenth of a short command, over objects of imports
     sys.exit(jointopt())

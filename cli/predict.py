@@ -21,7 +21,7 @@ def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
     num_layers and hidden_size. Those of the plan are dp, tp, pp, cp, ep, vpp, micro_batch_size, sequence_parallel,
     recompute, zero_stage, and clock_mhz or stage_clock_mhz; framework, dtype, attention and gpus_per_node help.
 
-    Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's habit and are
+    Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's default and are
     named in the column `assumed`.
 
     \b

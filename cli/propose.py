@@ -14,7 +14,9 @@ from jointopt.cli import common
 @click.argument("job", required=False)
 @common.shape_options
 @click.option("--save-job", type=common.PATH, help="Write the job file that the options stand for.")
-@click.option("--trials", type=click.IntRange(min=0), default=1000, show_default=True, help="Plans for NSGA-II.")
+@click.option(
+    "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be counted."
+)
 @common.seed("Of the search.")
 @common.model_options("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
@@ -22,7 +24,7 @@ from jointopt.cli import common
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int, seed: int, basis: dict[str, Any], study: str | None,
+    job: str | None, save_job: Path | None, trials: int | None, seed: int, basis: dict[str, Any], study: str | None,
     out: Path | None, as_json: bool, show_all: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.

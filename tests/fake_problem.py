@@ -30,7 +30,7 @@ def layouts_of(num_gpus: int) -> Columns:
         if num_gpus // (tp * pp * cp) * mbs <= MICRO_BATCHES
     ]
     table = np.array(rows, dtype=np.int64)
-    columns: Columns = {name: table[:, i] for i, name in enumerate(LAYOUT_COLUMNS)}
+    columns: Columns = {name: table[:, i] for i, name in enumerate(LAYOUT_COLUMNS[: table.shape[1]])}
     return columns | {"sequence_parallel": columns["sequence_parallel"].astype(bool)}
 
 

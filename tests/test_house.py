@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -18,21 +19,36 @@ SOURCES = {
     for folder in ("jointopt", "cli", "models", "studies")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-FUNCTIONS = [
-    (f"{name}:{node.lineno} {node.name}", node)
-    for name, tree in TREES.items()
-    for node in ast.walk(tree)
-    if isinstance(node, Function)
-]
-LENGTHS = {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in FUNCTIONS}
 UNFINISHED = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|NotImplementedError")
 MACHINE_PATH = re.compile(r"""["'\s(=](/home/|/root/|/Users/|C:\\)""")
 # Words for which the field has a term: profile, evidence, message, queried, unseen sources, posterior.
 PRIVATE_WORDS = re.compile(
     r"(?:^|_)(?:habits?|strangers?|beliefs?|nobody|told|asked|said)(?:_|$)|Beliefs?(?![a-z])|Habits?(?![a-z])"
 )
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Every source parsed, by its name; not when pytest collects, which every worker does."""
+    return {name: ast.parse(text) for name, text in SOURCES.items()}
+
+
+@functools.cache
+def functions() -> list[tuple[str, Function]]:
+    """Place and node of every function."""
+    return [
+        (f"{name}:{node.lineno} {node.name}", node)
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+    ]
+
+
+@functools.cache
+def lengths() -> dict[str, int]:
+    """Lines of every function."""
+    return {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in functions()}
 
 
 def rooms() -> set[str]:
@@ -72,27 +88,27 @@ def test_no_module_is_longer_than_400_lines() -> None:
 
 
 def test_no_function_is_longer_than_50_lines() -> None:
-    assert {name: lines for name, lines in LENGTHS.items() if lines > 50} == {}
+    assert {name: lines for name, lines in lengths().items() if lines > 50} == {}
 
 
 def test_functions_are_short_in_the_median() -> None:
-    assert median(LENGTHS.values()) <= 8
+    assert median(lengths().values()) <= 8
 
 
 def test_every_public_function_and_class_has_a_docstring() -> None:
-    silent = [f"{file} {name}" for file, tree in TREES.items() for name, _, text in documented(tree) if not text]
+    silent = [f"{file} {name}" for file, tree in trees().items() for name, _, text in documented(tree) if not text]
     assert silent == []
 
 
 def test_no_docstring_begins_with_what() -> None:
-    texts = [(f"{file} {name}", text) for file, tree in TREES.items() for name, _, text in documented(tree, False)]
-    texts += [(file, ast.get_docstring(tree)) for file, tree in TREES.items()]
+    texts = [(f"{file} {name}", text) for file, tree in trees().items() for name, _, text in documented(tree, False)]
+    texts += [(file, ast.get_docstring(tree)) for file, tree in trees().items()]
     assert [where for where, text in texts if re.match(r"What\b", text or "")] == []
 
 
 def test_names_are_the_terms_of_the_field() -> None:
     found = {
-        f"{file}: {name}" for file, tree in TREES.items() for name in identifiers(tree) if PRIVATE_WORDS.search(name)
+        f"{file}: {name}" for file, tree in trees().items() for name in identifiers(tree) if PRIVATE_WORDS.search(name)
     }
     assert sorted(found) == []
 
@@ -106,7 +122,7 @@ def identifiers(tree: ast.AST) -> set[str]:
 
 
 def test_no_assert_judges_what_a_user_gave() -> None:
-    found = [name for name, node in FUNCTIONS if any(isinstance(part, ast.Assert) for part in ast.walk(node))]
+    found = [name for name, node in functions() if any(isinstance(part, ast.Assert) for part in ast.walk(node))]
     assert found == []
 
 
@@ -116,4 +132,4 @@ def test_no_source_is_unfinished_or_bound_to_a_machine(pattern: re.Pattern[str])
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []

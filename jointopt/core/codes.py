@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -92,6 +93,11 @@ class Lists:
     def text(self, code: int) -> str:
         """The list as a cell."""
         return ";".join(map(str, self._lists[code]))
+
+    def short(self, code: int) -> str:
+        """The list with runs of equal numbers in one: ``7;8*14;7``."""
+        runs = [(number, len(list(equal))) for number, equal in itertools.groupby(self._lists[code])]
+        return ";".join(f"{number}*{times}" if times > 1 else str(number) for number, times in runs)
 
 
 def _whole_numbers(value: object) -> list[int]:

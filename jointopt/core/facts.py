@@ -104,6 +104,14 @@ class Assumption:
     key: str  # the field that it fills (``zero_stage``), or the group of constants that it replaces (``gemm``)
     value: Any  # None where many figures stand in
     reason: str  # the sentence for people, with the source
+    topic: str = ""  # heading under which a summary lists it, such as a GPU's id; blank: none
+    brief: str | None = None  # its text in a summary, without the source; None: the reason; blank: left out
+
+    @classmethod
+    def not_given(cls, key: str, value: Any, text: str, sentence: str = "") -> Assumption:
+        """One of a key that an input leaves open; ``text`` is the value with its unit."""
+        reason = f"{key} is not given; {sentence or f'{text} is assumed'}"
+        return cls(key, value, reason, "not given", f"{key} {text}")
 
     def __str__(self) -> str:
         return self.reason

@@ -1,12 +1,13 @@
 """Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning.
 
-Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout are
-the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN beyond pp.
+Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout
+are the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN
+beyond pp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,8 @@ SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleave
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
+# Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
+TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
 
@@ -49,6 +52,7 @@ class Column:
     short: str = ""  # as printed tables head it, where that is not the name
     layout: bool = False  # part of a layout: an array of `Columns`, in this order
     degree: bool = False  # the product of the degrees is the number of GPUs
+    log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
     codes: Codes | None = None  # of a layout column of text: its numbers
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
 
@@ -69,17 +73,23 @@ class Column:
         # the experts of a dense model have a degree of 0 inside
         return bool(value) if self.dtype == "bool" else max(int(value), int(self.low))
 
+    @property
+    def values(self) -> range:
+        """Values of a layout column as its array holds them; the first leaves the feature out."""
+        whole = range(int(self.low), int(self.high) + 1)
+        return {"bool": range(2), "str": range(len(RECOMPUTE_NAMES))}.get(self.dtype, whole)
+
 
 COLUMNS = {
     c.name: c
     for c in (
-        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True),
-        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True),
-        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True),
-        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True),
-        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 for dense models", layout=True),
-        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True),
-        Column("micro_batch_size", "int", "sequences", "plan", "sequences per micro-batch", short="mbs", layout=True),
+        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True, log=True),
+        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True, log=True),
+        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True),
+        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True),
+        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True),
+        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True),
+        Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True),
         Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
         Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE),
         Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
@@ -109,11 +119,24 @@ COLUMNS = {
         Column("vocab_size", "int", "", "workload", "vocabulary"),
         Column("num_experts", "int", "", "workload", "routed experts per MoE layer; 0 = dense", low=0),
         Column("moe_router_topk", "int", "", "workload", "experts per token", low=0),
+        Column("moe_ffn_hidden_size", "int", "", "workload", "width of a routed expert; blank: ffn_hidden_size"),
+        Column("num_shared_experts", "int", "", "workload", "shared experts per MoE layer", low=0),
+        Column("num_dense_layers", "int", "", "workload", "leading dense layers of an MoE model", low=0),
+        Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention)"),
+        Column("mtp_num_layers", "int", "", "workload", "multi-token-prediction layers", low=0),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),
+        Column("grad_reduce_dtype", "str", "", "workload", "format of stored and reduced gradients"),
+        Column("main_grads_dtype", "str", "", "workload", "format of the gradients that the optimizer reads"),
+        Column("exp_avg_dtype", "str", "", "workload", "format of Adam's first moment"),
+        Column("exp_avg_sq_dtype", "str", "", "workload", "format of Adam's second moment; blank: as the first"),
+        Column("precision_aware_optimizer", "bool", "", "workload", "Megatron Core's precision-aware optimizer"),
+        Column("fp8_param_gather", "bool", "", "workload", "weights live and travel in 8 bit"),
         Column("attention", "str", "", "workload", "attention kernel"),
         Column("fused_norm", "bool", "", "workload", "fused normalisation kernels"),
+        Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),
+        Column("overlap_moe_a2a", "bool", "", "workload", "all-to-alls of experts overlap another micro-batch"),
         Column("framework", "str", "", "workload", "training framework"),
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),
@@ -131,6 +154,9 @@ COLUMNS = {
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
+DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
+SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
@@ -140,10 +166,9 @@ def column_of(name: str) -> Column:
     return COLUMNS.get(name, ONE_CLOCK)
 
 
-def num_gpus(layouts: Columns) -> Ints:
-    """GPUs of each layout, (n,): the product of its degrees."""
-    gpus: Ints = np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0)
-    return gpus
+def num_gpus(layouts: Mapping[str, npt.ArrayLike]) -> Ints:
+    """GPUs of each layout, (n,), or of one plan, (): the product of its degrees."""
+    return np.asarray(np.prod([np.asarray(layouts[name], np.int64) for name in DEGREES], axis=0))
 
 
 def outside(name: str, values: Iterable[Any]) -> list[Any]:

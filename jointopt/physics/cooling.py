@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.errors import InfeasibleError
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster, PowerConstants
 
@@ -22,10 +23,12 @@ REFERENCE_C = 60.0  # temperature at which the power constants hold
 LEAKAGE_PER_K = 0.01  # leakage grows by this share of the static power per kelvin
 THROTTLE_C = 87.0  # for a GPU whose throttle temperature the catalogue does not have
 
-ASSUMED = (
-    f"cooling: holds the TDP at {DESIGN_INLET_C:g} °C inlet air, {DESIGN_MARGIN_K:g} K below the throttle temperature "
-    f"({THROTTLE_C:g} °C where the catalogue has none); leakage grows by {LEAKAGE_PER_K:.0%} of the static power per K"
-)
+_HOLDS = f"holds the TDP at {DESIGN_INLET_C:g} °C inlet air, {DESIGN_MARGIN_K:g} K below the throttle temperature"
+ASSUMED = Assumption(
+    "cooling", None,
+    f"cooling: {_HOLDS} ({THROTTLE_C:g} °C where the catalogue has none); leakage grows by {LEAKAGE_PER_K:.0%} of the "
+    "static power per K", "cooling", _HOLDS,
+)  # fmt: skip
 
 
 def thermal_resistance_k_per_w(tdp_w: float, throttle_c: float) -> float:
@@ -94,7 +97,7 @@ class Cooler:
 
     @property
     def leakage_line(self) -> tuple[float, float]:
-        """(a, b) of leakage = a + b x power, the mean over positions."""
+        """(a in W, b in W per W) of leakage = a + b x power, the mean over positions."""
         return self._line(self.mean_inlet_c)
 
     @property
@@ -112,7 +115,7 @@ class Cooler:
         return at_air, self.leakage_w(reference_power_w) - at_air
 
     def peak_leakage_w(self, reference_power_w: Floats) -> Floats:
-        """`leakage_w` of the hottest position."""
+        """`leakage_w` of the hottest position, in W."""
         return self._leakage_w(reference_power_w, self.hottest_inlet_c)
 
     def _temperature_c(self, reference_power_w: Floats, air_c: float) -> Floats:

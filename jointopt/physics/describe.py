@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import with_host_of
@@ -24,14 +24,17 @@ STEP = 0.1  # of a logarithm, for finite differences
 
 
 def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
-    """Logarithms and categories of plan, model and cluster, (n,) each."""
+    """Logarithms and categories of plan, model and cluster, (n,) each, none with a unit.
+
+    ``log2_<name>`` of the plan's `DOUBLINGS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest.
+    """
     model, training, cluster = job.model, job.training, job.cluster
     n = len(layouts["pp"])
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
-    out = {f"log2_{name}": np.log2(layouts[name]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")}
+    out = {f"log2_{name}": np.log2(layouts[name]) for name in DOUBLINGS}
     out["log2_micro_batches"] = np.log2(batches)
     out |= _sizes(job, out)
-    out |= {name: layouts[name].astype(float) for name in ("sequence_parallel", "recompute", "zero_stage")}
+    out |= {name: layouts[name].astype(float) for name in SWITCHES}
     same = {
         "log2_hidden": np.log2(model.hidden_size),
         "log2_layers": np.log2(model.num_layers),

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.report.documents import Result
-from jointopt.report.table import figure, paragraphs, wrapped
+from jointopt.report.table import blocks_text, figure, paragraphs
 
 _FIGURES = {
     "fp32": "fp32 products, TFLOP/s", "bf16": "bf16 products, TFLOP/s",
     "memory_gbytes_per_s": "memory, GB/s", "link_gbytes_per_s": "link, GB/s per direction",
+}  # fmt: skip
+_GPU_FACTS = {
+    "name": "{}", "memory_gib": "{:.1f} GiB", "clock_min_mhz": "from {:g} MHz", "clock_max_mhz": "to {:g} MHz",
+    "power_limit_w": "limited to {:g} W",
 }  # fmt: skip
 
 
@@ -40,14 +44,13 @@ class Diagnosis(Result):
 
     def text(self) -> str:
         """The machine, a line per feature, and the cluster section."""
-        features = []
-        for feature in self.features:
-            text = f"{'ok     ' if feature.works else 'missing'}  {feature.name}: {feature.what}"
-            features.append(f"{text}; {feature.fix}" if feature.fix else text)
-        notes = [line for note in self.notes for line in ("", *wrapped(note))]
+        features = [
+            f"{'ok     ' if one.works else 'missing'}  {'; '.join(filter(None, (f'{one.name}: {one.what}', one.fix)))}"
+            for one in self.features
+        ]
         cluster = ["For the job file:", "", *self.cluster_yaml.splitlines()]
-        lines = [*_machine_lines(self.machine), "", *paragraphs(features, " " * 9), "", *cluster, *notes]
-        return "\n".join(lines)
+        notes = [paragraphs([note]) for note in self.notes]
+        return blocks_text(_machine_lines(self.machine), paragraphs(features, " " * 9), cluster, *notes)
 
     @property
     def cluster_yaml(self) -> str:
@@ -65,12 +68,7 @@ class Diagnosis(Result):
 def _machine_lines(machine: Mapping[str, Any]) -> list[str]:
     lines = [f"{machine['cores']} CPU cores, {machine['memory_gib']:g} GiB of memory"]
     for index, gpu in enumerate(machine["gpus"]):
-        facts = [gpu["name"]]
-        facts += [f"{gpu['memory_gib']:.1f} GiB"] if gpu["memory_gib"] else []
-        if gpu["clock_max_mhz"]:
-            low = f"{gpu['clock_min_mhz']:g} to " if gpu["clock_min_mhz"] else "up to "
-            facts.append(f"{low}{gpu['clock_max_mhz']:g} MHz")
-        facts += [f"limited to {gpu['power_limit_w']:g} W"] if gpu["power_limit_w"] else []
+        facts = [form.format(gpu[name]) for name, form in _GPU_FACTS.items() if gpu[name]]
         lines.append(f"GPU {index}: {', '.join(facts)}")
     lines += [] if machine["gpus"] else ["No GPU"]
     return lines + [f"Slurm partition, nodes, cores, GPUs of a node: {line}" for line in machine["partitions"]]

@@ -1,7 +1,6 @@
 """Results as JSON: plain Python values of numpy ones, and what the answers of all verbs share.
 
-The keys of a document are a contract (docs and other programs rely on them): add, do not rename. Numbers are in
-seconds, joules, watts, GiB and MHz; what is not known is null.
+The keys of a document are a contract: add, do not rename. Numbers are in seconds, joules, watts, GiB and MHz.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns
 from jointopt.spec.plans.parse import PLAN_KEYS, plan_records
 
@@ -61,9 +61,11 @@ def _part(item: Any, name: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value with arrays as lists, numpy numbers as numbers, objects as mappings, what is not finite as ``None``."""
+    """The value with arrays as lists, objects as mappings, assumptions as sentences, what is not finite as ``None``."""
     if hasattr(value, "document"):
         return plain(value.document())
+    if isinstance(value, Assumption):
+        return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):

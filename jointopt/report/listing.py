@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from jointopt.report.documents import pick
@@ -11,6 +12,7 @@ from jointopt.spec.catalog.clusters import cluster_names, load_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.catalog.recipes import recipes_of
 from jointopt.spec.jobfile import shipped_job, shipped_jobs
 
 _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
@@ -42,6 +44,7 @@ _HEADERS = {
     "num_query_groups": "KV\nheads", "moe_router_topk": "top\nk", "zero_stages": "ZeRO\nstages",
     "global_batch_size": "batch",
 }  # fmt: skip
+_IN_JSON_ALONE = ("source", "name")
 
 
 def listing(what: str) -> list[dict[str, Any]]:
@@ -50,8 +53,14 @@ def listing(what: str) -> list[dict[str, Any]]:
     return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
 
 
+def recipe_rows(model: str) -> list[dict[str, Any]]:
+    """Published plans of a model (blank: of all) as rows; None where no time or MFU is published."""
+    return [asdict(recipe) for recipe in recipes_of(model)]
+
+
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as an aligned table, one header line per word of a column's name."""
+    """The rows as an aligned table, one header line per word of a column's name; sources are left to JSON."""
+    rows = [{name: value for name, value in row.items() if name not in _IN_JSON_ALONE} for row in rows]
     columns = [
         TextColumn(_header(name), [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
         for name, first in rows[0].items()

@@ -1,16 +1,21 @@
-"""Plans for people: clocks in little room, a plan in one line, and the one table of plans."""
+"""Plans for people: one in a line, the one table of plans, and what their predictions rest on."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, outside
+from jointopt.core.facts import Assumption
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
+from jointopt.physics.facility import bill
 from jointopt.report import table
 from jointopt.report.table import TextColumn
+from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
 from jointopt.spec.plans.parse import format_plan
 
@@ -18,62 +23,61 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = Mapping[str, Any]
+MOST_LINES = 8  # of assumptions
+TIGHT = 0.9  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: name for name in LAYOUT_COLUMNS} | {
     "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
     "stage_clock_mhz": "clock",
 } | {name: COLUMNS[name].short or name for name in NEUTRAL}  # fmt: skip
-_NAMES = {"sequence_parallel": "sequence parallel", "zero_stage": "ZeRO"}
-_VALUES: dict[str, dict[Any, tuple[str, str]]] = {  # column -> value -> (cell, word)
-    "sequence_parallel": {False: ("-", "no"), True: ("y", "yes")},
-    "recompute": {"none": ("-", "no"), "selective": ("sel", "selective"), "full": ("all", "full")},
-}  # fmt: skip
+_NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+_CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
 _IN_WORDS = (*_IN_TABLES, "recompute", "zero_stage")
 
 
 def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
-    """The clocks of one plan in at most ``width`` characters where they fit without loss.
-
-    ``1410`` for one clock on all stages, ``1410×14,1200×2`` where the runs fit, else ``1200..1410``: the lowest and
-    the highest of them.
-    """
+    """The clocks of one plan: ``1410×14,1200×2`` in at most ``width`` characters, else lowest and highest."""
     whole = [round(clock) for clock in clocks_mhz]
-    runs = table.equal_runs(whole)
-    if len(runs) == 1:
-        return str(whole[0])
-    text = ",".join(f"{whole[run[0]]}×{len(run)}" if len(run) > 1 else str(whole[run[0]]) for run in runs)
-    return text if len(text) <= width else table.span(str(min(whole)), str(max(whole)))
+    text = _counted(whole, "×")
+    return text if len(text) <= width else table.span(min(whole), max(whole))
+
+
+def _counted(clocks: Sequence[object], times: str) -> str:
+    runs = table.equal_runs(map(str, clocks))
+    return ",".join(f"{clocks[run[0]]}{f'{times}{len(run)}' if len(run) > 1 < len(runs) else ''}" for run in runs)
 
 
 def short_plan(plans: Columns, row: int) -> str:
     """The plan of a row as `jointopt.spec.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
     layout = format_plan(plans, plans["stage_clock_mhz"], row).rsplit(" ", 1)[0]
     clocks = [plain_number(clock) for clock in plans["stage_clock_mhz"][row].tolist() if clock == clock]
-    runs = table.equal_runs(clocks)
-    words = [clocks[run[0]] + (f"x{len(run)}" if len(run) > 1 and len(runs) > 1 else "") for run in runs]
-    return f"{layout} clock_mhz={','.join(words)}"
+    return f"{layout} clock_mhz={_counted(clocks, 'x')}"
 
 
 def differing(plans: Iterable[Row]) -> frozenset[str]:
     """Plan columns in which ``plans`` (records) differ."""
-    met: dict[str, set[str]] = {}
-    for plan in plans:
-        for name, value in plan.items():
-            met.setdefault(name, set()).add(str(value))
-    return frozenset(name for name, values in met.items() if len(values) > 1)
+    met = {(name, str(value)) for plan in plans for name, value in plan.items()}
+    return frozenset(name for name, count in Counter(name for name, _ in met).items() if count > 1)
 
 
 def is_neutral(name: str, value: Any) -> bool:
     """Whether a column of a plan is one that most plans do without, at the value that has no effect."""
-    return name in NEUTRAL and value == COLUMNS[name].outside(NEUTRAL[name])
+    return name in _NEUTRAL and value == _NEUTRAL[name]
+
+
+def _shown(name: str, plan: Row) -> Any:
+    """A plan's cell of a column, runs of equal numbers in a list in one."""
+    value = plan.get(name, _NEUTRAL.get(name))
+    return STAGE_LAYERS.short(STAGE_LAYERS.code(value)) if name == "stage_layers" else value
 
 
 def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
     shown = [name for name in _HEADS if name in _IN_WORDS or name in differing]
-    return " ".join(f"{_HEADS[name]}={_word(plan[name])}" for name in shown)
+    shown = [name for name in shown if not is_neutral(name, plan.get(name, _NEUTRAL.get(name)))]
+    return " ".join(f"{_HEADS[name]}={_word(_shown(name, plan))}" for name in shown)
 
 
 def _word(value: Any) -> str:
@@ -82,58 +86,62 @@ def _word(value: Any) -> str:
     return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz" if isinstance(value, list | tuple) else str(value)
 
 
-def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Sequence[TextColumn]) -> list[str]:
+def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable[TextColumn]) -> list[str]:
     """Lines of a table of plans (records) between two groups of columns, no wider than the text.
 
-    Layout columns in which all plans agree become a sentence above the table; clocks take the room that is left.
+    Layout columns in which all plans agree go above the table; on the right, those of which nothing is known go.
     """
-    columns, equal = [*left], []
+    columns, equal, right = [*left], [], table.known(right)
     for name in LAYOUT_COLUMNS:
-        if all(is_neutral(name, plan[name]) for plan in plans):
+        values = [_shown(name, plan) for plan in plans]
+        if all(is_neutral(name, value) for value in values):
             continue
-        shown = [_VALUES.get(name, {}).get(plan[name], (str(plan[name]),) * 2) for plan in plans]
-        if name in _IN_TABLES or len(plans) == 1 or len(set(shown)) > 1:
-            columns.append(TextColumn(_HEADS[name], [cell for cell, _ in shown]))
+        if name in _IN_TABLES or len(plans) == 1 or len(set(values)) > 1:
+            words = [_CELLS.get(value, value) if isinstance(value, bool | str) else value for value in values]
+            columns.append(TextColumn(_HEADS[name], [str(word) for word in words]))
         else:
-            equal.append(f"{_NAMES.get(name, name)} {shown[0][1]}")
-    room = max(_SHORTEST_CLOCKS, table.text_width() - table.table_width([*columns, *right]) - 1)
+            equal.append(f"{_HEADS[name]}={_word(values[0])}")
+    room = max(_SHORTEST_CLOCKS, table.text_width() - table.table_width([*columns, *right], " ") - 1)
     clocks = TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], room) for plan in plans])
-    sentence = f"All plans: {', '.join(equal)}." if equal else ""
-    return [*table.paragraphs([sentence]), *table.lay_out([*columns, clocks, *right])]
+    sentence = [f"All plans: {' '.join(equal)}"] if equal else []
+    return [*table.paragraphs(sentence), *table.lay_out([*columns, clocks, *right], " ")]
 
 
 def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
     """A table of plans with their predictions, each objective against the first plan, as far as known.
 
-    ``?`` is added to the marks of plans outside of what the prediction was checked against.
+    ``?`` is added to the marks of plans outside of what the prediction was checked against, ``~`` to those that may
+    not fit in memory.
     """
-    unsure = ["?" if plan.get("in_domain") is False else "" for plan in plans]
-    time, energy, power, memory = (
-        [math.nan if plan[name] is None else float(plan[name]) for plan in plans]
-        for name in ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
-    )
+    unsure = ["?" * (plan.get("in_domain") is False) + "~" * is_tight(plan) for plan in plans]
+    values = {
+        name: [math.nan if plan.get(name) is None else float(plan[name]) for plan in plans]
+        for result in table.RESULT_UNITS
+        for name in (result, f"{result}_low", f"{result}_high")
+    }
+    time, energy = values["iteration_time_s"], values["energy_j"]
+    half = zip(values["iteration_time_s_low"], values["iteration_time_s_high"], time, strict=True)
     columns = [
         table.measured("time", time, table.TIME_UNITS),
-        TextColumn("±\n%", table.fixed(map(_half_interval_percent, plans), ".0f")),
+        TextColumn("±\n%", table.fixed((50 * (high - low) / value for low, high, value in half), ".0f")),
         table.measured("energy", energy, table.ENERGY_UNITS),
-        TextColumn("power\nW/GPU", table.numbers(power, 1000.0)),
-        TextColumn("mem\nGiB", table.fixed(memory, ".1f")),
+        TextColumn("power\nW/GPU", table.numbers(values["avg_power_w"], 1000.0)),
+        TextColumn("mem\nGiB", table.fixed(values["peak_memory_gib"], ".1f")),
         TextColumn("time\nΔ%", _against_first(time)),
         TextColumn("energy\nΔ%", _against_first(energy)),
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
-    return plan_table(plans, [left], [column for column in columns if set(column.cells) != {"-"}])
+    return plan_table(plans, [left], columns)
 
 
-def _half_interval_percent(plan: Row) -> float:
-    low, high = (plan.get(f"iteration_time_s_{side}") for side in ("low", "high"))
-    return math.nan if low is None or high is None else float(50 * (high - low) / plan["iteration_time_s"])
+def is_tight(plan: Row) -> bool:
+    """Whether a predicted plan may well not fit in memory."""
+    return float(plan.get("fit_probability", 1.0)) < TIGHT
 
 
 def _against_first(values: Sequence[float]) -> list[str]:
-    first = values[0] if math.isfinite(values[0]) else math.nan
-    others = table.fixed((100 * (v / first - 1) for v in values[1:]), "+.1f")
-    return ["-" if math.isnan(first) else "0", *others]
+    others = table.fixed((100 * (value / values[0] - 1) for value in values[1:]), "+.1f")
+    return ["0" if math.isfinite(values[0]) else "-", *others]
 
 
 def plan_frame(plans: Columns) -> pd.DataFrame:
@@ -141,6 +149,59 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
     import pandas as pd
 
     columns = dict(plans)
-    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS}
+    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(plans["stage_clock_mhz"]))
-    return pd.DataFrame({name: list(v) if v.ndim > 1 else v for name, v in columns.items()})
+    return pd.DataFrame({name: list(v) if np.ndim(v) > 1 else v for name, v in columns.items()})
+
+
+def basis_lines(assumed: Sequence[Assumption], informed_by: Mapping[str, int]) -> list[str]:
+    """The measured runs that corrected the predictions, then assumptions without their sources, a line per topic."""
+    runs = ", ".join(f"{count:,} in {place}" for place, count in informed_by.items())
+    informed = table.paragraphs([f"Corrected by measured runs on such a cluster: {runs}."] if runs else [])
+    topics: dict[str, list[str]] = {}
+    for one in assumed:
+        if text := one.reason if one.brief is None else one.brief:
+            topics.setdefault(f"{one.topic}: " if one.topic else "", []).append(text)
+    alone = topics.pop("", [])
+    lines = table.paragraphs(f"- {topic}{'; '.join(texts)}" for topic, texts in topics.items())
+    lines += table.paragraphs(f"- {text}" for text in alone)
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], "- and more, see --json"]
+    return [*informed, *(["Assumed (--json has all of it and the sources):", *lines] if lines else [])]
+
+
+# --- the site
+
+_SITE_HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "cost"}
+_SITE_HEADS |= {"run_time_s": "run: time"} | {f"run_{name}": head for name, head in _SITE_HEADS.items()}
+_SITE_UNITS = {
+    "facility_energy_j": table.ENERGY_UNITS, "run_facility_energy_j": table.RUN_ENERGY_UNITS,
+    "run_time_s": table.RUN_TIME_UNITS, "carbon_kg": table.CARBON_UNITS, "run_carbon_kg": table.CARBON_UNITS,
+}  # fmt: skip
+
+
+def has_site_costs(job: Job) -> bool:
+    """True where the job states anything that turns energy into what the site pays."""
+    rates = (job.training.run_tokens, job.cluster.carbon_kg_per_kwh, job.cluster.price_per_kwh)
+    return any(rate is not None for rate in rates)
+
+
+def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> list[str]:
+    """Energy, carbon and money at the site's meter: a line per plan, per iteration and for the run where it is known.
+
+    ``time_s`` and ``energy_j``, (n,), are those of an iteration and of all GPUs.
+    """
+    cluster, iterations = job.cluster, job.training.run_iterations
+    time_s, energy_j = np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64)
+    title = f"At the site's meter, GPUs and {cluster.nodes:,} x {cluster.host_power_w:,.0f} W of hosts times PUE "
+    title += f"{cluster.pue:g}, per iteration"
+    if iterations is not None:
+        title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"
+    paid = bill(job, time_s, energy_j)
+    power = (paid["facility_energy_j"] / time_s).tolist()
+    columns = [TextColumn("", [f"  {name}" for name in names], left=True)]
+    columns.append(table.measured("power", power, table.SITE_POWER_UNITS))
+    for name, values in paid.items():
+        head, units = _SITE_HEADS[name], _SITE_UNITS.get(name, ((1.0, cluster.currency),))
+        columns.append(table.measured(head, values.tolist(), units))
+    return [*table.paragraphs([f"{title}:"]), *table.lay_out(columns)]

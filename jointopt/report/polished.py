@@ -1,31 +1,29 @@
 """The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage.
 
-The file for Zeus is that of the scheduler `PointSolution` of zeus 0.16.0 (``zeus/optimizer/pipeline_frequency/server/
-scheduler.py``): it must be called ``*.py``, is read with ``eval`` and must be a list with one entry per rank; an entry
-is a list of (instruction, MHz as an integer) for one iteration, in the order in which the rank runs them. The client
-(``zeus/optimizer/pipeline_frequency/optimizer.py``) takes the next one at each ``on_instruction_begin(name)`` and
-raises an error if the name differs or an iteration has more or fewer; the integration guide
-(https://ml.energy/zeus/optimize/pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward``.
-`PointSolution3D` wants one entry per pipeline rank and gives it to all ranks of that stage.
+The file for Zeus is that of the schedulers `PointSolution` and `PointSolution3D` of zeus 0.16.0 (``zeus/optimizer/
+pipeline_frequency/server/scheduler.py``): ``*.py``, read with ``eval``, a list with one entry per rank (3D: pipeline
+rank). An entry is a list of (instruction, MHz as an integer) for one iteration in the order of execution; the client
+raises an error where ``on_instruction_begin(name)`` differs. The integration guide (https://ml.energy/zeus/optimize/
+pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward``.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.atomic_write import check_file, write_whole
 from jointopt.core.errors import UsageError
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import Floats
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import table
-from jointopt.report.assumed import assumptions, informed_lines
 from jointopt.report.documents import Result, pick
-from jointopt.report.plans import short_clocks
+from jointopt.report.plans import basis_lines, short_clocks
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -61,7 +59,7 @@ class Polished(Result):
     points: tuple[PolishedPoint, ...]  # by time; none is beaten in both time and energy
     chosen: PolishedPoint  # least energy within the slowdown
     seconds: float  # that it took
-    assumed: tuple[object, ...] = ()  # as in `Proposal`
+    assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
     informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that corrected it, by place
 
     def saving(self, point: PolishedPoint) -> float:
@@ -78,30 +76,38 @@ class Polished(Result):
             for rank in range(graph.pp)
         ]
 
-    def _point(self, point: PolishedPoint) -> dict[str, Any]:
-        lowest, highest = point.clock_mhz.min(), point.clock_mhz.max()
-        results = pick(point, "iteration_time_s energy_j") | {"energy_saved": self.saving(point)}
-        return results | {"lowest_clock_mhz": lowest, "highest_clock_mhz": highest}
-
     def document(self) -> dict[str, Any]:
         """The plan, its schedules, and the clocks of the chosen one in order of execution."""
         keys = (
             "job=job.name plan iteration_time_s energy_j slowdown solver unit_s solved_micro_batches seconds "
-            "informed_by num_micro_batches=graph.num_micro_batches"
+            "informed_by num_micro_batches=graph.num_micro_batches assumed"
         )
-        points = list(map(self._point, self.points))
-        chosen = self._point(self.chosen) | {"stages": self.schedule}
-        known = pick(self, keys) | {"points": points, "chosen": chosen}
-        return known | {"assumed": list(map(str, self.assumed))}
+
+        def entry(point: PolishedPoint) -> dict[str, Any]:
+            lowest, highest = point.clock_mhz.min(), point.clock_mhz.max()
+            results = pick(point, "iteration_time_s energy_j") | {"energy_saved": self.saving(point)}
+            return results | {"lowest_clock_mhz": lowest, "highest_clock_mhz": highest}
+
+        chosen = entry(self.chosen) | {"stages": self.schedule}
+        return pick(self, keys) | {"points": list(map(entry, self.points)), "chosen": chosen}
 
     def text(self) -> str:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
-        legend = "= the schedule of least energy within the slowdown that was allowed; Δ% is relative to one clock per "
-        remarks = table.paragraphs([f"{legend}stage.", _how(self), *_warnings(self)])
+        graph, clocks = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40)
+        chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
+        time = table.quantity(self.iteration_time_s, table.TIME_UNITS)
+        energy = table.quantity(self.energy_j, table.ENERGY_UNITS)
+        slower = f"{_percent([self.chosen.iteration_time_s], self.iteration_time_s)[0]} % iteration time"
+        title = [
+            f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
+            f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
+            f"A clock per pass saves {100 * self.saving(self.chosen):.2f} % of the energy at {slower}.",
+        ]
+        legend = "= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."
+        remarks = table.paragraphs([legend, *_remarks(self)])
         return table.blocks_text(
-            _title(self), _points(self), _stages(self), [*remarks, *informed_lines(self.informed_by)],
-            assumptions(self.assumed),
-        )  # fmt: skip
+            table.paragraphs(title), _points(self), _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
+        )
 
     def write_zeus(self, path: Path) -> None:
         """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
@@ -127,25 +133,8 @@ def zeus_command(path: Path) -> str:
     )
 
 
-def _title(found: Polished) -> list[str]:
-    graph, clocks = found.graph, short_clocks(found.plan["stage_clock_mhz"], 40)
-    chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-    time = table.quantity(found.iteration_time_s, table.TIME_UNITS)
-    energy = table.quantity(found.energy_j, table.ENERGY_UNITS)
-    slower = _percent([found.chosen.iteration_time_s], found.iteration_time_s)[0]
-    saved = f"{100 * found.saving(found.chosen):.2f} % of the energy"
-    return table.paragraphs(
-        [
-            f"{found.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
-            f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
-            f"A clock per pass saves {saved} at {slower} % iteration time.",
-        ]
-    )
-
-
-def _percent(values: Iterable[float], reference: float) -> list[str]:
-    cells = table.fixed([100 * (value / reference - 1) for value in values], "+.2f")
-    return [cell.replace("-0.00", "+0.00") for cell in cells]
+def _percent(values: Sequence[float], reference: float) -> list[str]:
+    return [f"{100 * (value / reference - 1):+z.2f}" for value in values]
 
 
 def _points(found: Polished) -> list[str]:
@@ -154,13 +143,13 @@ def _points(found: Polished) -> list[str]:
     times, energies = [p.iteration_time_s for p in points], [p.energy_j for p in points]
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
-        table.measured("time", times, table.TIME_UNITS, unit_at=time, scale=time),
-        table.measured("energy", energies, table.ENERGY_UNITS, unit_at=energy, scale=energy),
+        table.measured("time", times, table.TIME_UNITS, time),
+        table.measured("energy", energies, table.ENERGY_UNITS, energy),
         TextColumn("time\nΔ%", _percent(times, time)),
         TextColumn("energy\nΔ%", _percent(energies, energy)),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
-    return table.lay_out(columns, gap="  ")
+    return table.lay_out(columns)
 
 
 def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
@@ -178,31 +167,23 @@ def _stages(found: Polished) -> list[str]:
         of_rank = [clock[which & (graph.rank == rank)] for rank in range(graph.pp)]
         columns.append(TextColumn(f"{name}\nMHz", _ranges(of_rank)))
         columns.append(TextColumn("mean", table.fixed([clocks.mean() for clocks in of_rank], ".0f")))
-    return table.lay_out(columns, gap="  ")
+    return table.lay_out(columns)
 
 
-def _how(found: Polished) -> str:
-    all_batches, few = found.graph.num_micro_batches, found.solved_micro_batches
-    text = f"Solved in {found.seconds:.1f} s with {found.solver}"
-    if found.unit_s is not None:
-        share = 100 * found.unit_s / found.shortest_pass_s
-        text += f" in units of {1e3 * found.unit_s:.3g} ms ({share:.0f} % of the shortest pass)"
+def _remarks(found: Polished) -> list[str]:
+    """How the schedules were found, and what a user should know before running one."""
+    all_batches, few, unit_s = found.graph.num_micro_batches, found.solved_micro_batches, found.unit_s
+    shortest_ms = 1e3 * found.shortest_pass_s
+    how = f"Solved in {found.seconds:.1f} s with {found.solver}"
+    how += f" in units of {1e3 * unit_s:.3g} ms (shortest pass: {shortest_ms:.3g} ms)" if unit_s else ""
     if few < all_batches:
-        text += (
-            f" for the first and last of {few} micro-batches; the {all_batches - few:,} between run at one pace, each "
-            "stage with one clock for forward and one for backward passes"
-        )
-    return f"{text}. Time and energy are those of the whole iteration, priced pass by pass."
-
-
-def _warnings(found: Polished) -> list[str]:
-    """Sentences that a user should read before running the schedule."""
-    out = []
-    if found.unit_s is not None and found.unit_s > _COARSE * found.shortest_pass_s:
+        how += f" for the first and last of {few} micro-batches; the {all_batches - few:,} between run at one pace"
+    out = [f"{how}. Time and energy are those of the whole iteration, priced pass by pass."]
+    if unit_s is not None and unit_s > _COARSE * found.shortest_pass_s:
         out.append("That unit is coarse: --solver linear is exact, or give lowtime more --seconds.")
     if found.shortest_pass_s < _SHORT_S:
         out.append(
-            f"The shortest pass takes {1e3 * found.shortest_pass_s:.3g} ms. A GPU needs time to change its clock "
-            "(arXiv:2502.20075 measures how long), which these figures leave out: measure before you rely on them."
+            f"The shortest pass takes {shortest_ms:.3g} ms; the time that a GPU needs to change its clock "
+            "(arXiv:2502.20075) is left out: measure before you rely on these figures."
         )
     return out

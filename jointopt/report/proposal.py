@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.atomic_write import replacing, write_whole
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
-from jointopt.report.assumed import assumptions, informed_lines
+from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
-from jointopt.report.plans import plan_frame, predicted_table
-from jointopt.report.site import has_site_costs, site_table
-from jointopt.report.table import OBJECTIVE_WORDS, paragraphs, plural, wrapped
+from jointopt.report.plans import basis_lines, has_site_costs, is_tight, plan_frame, predicted_table, site_table
+from jointopt.report.table import blocks_text, paragraphs
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.plans.parse import PLAN_KEYS, format_plan
+from jointopt.spec.plans.parse import PLAN_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +36,8 @@ class Proposal(Result):
     """The Pareto-optimal plans of one job.
 
     ``front`` holds the plan columns, ``iteration_time_s`` (s), ``energy_j`` (J, all GPUs), ``avg_power_w`` (W per
-    GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval), and
-    ``in_domain`` (bool); it is sorted by time. ``reference`` has the same columns and one row: the fastest plan with
+    GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval),
+    ``fit_probability`` (that it fits in memory) and ``in_domain`` (bool); it is sorted by time. ``reference`` has the same columns and one row: the fastest plan with
     every clock at its maximum; none where no such plan is feasible.
     """
 
@@ -54,26 +54,25 @@ class Proposal(Result):
     reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
     covered_plans: int = 0  # plans of the joint space that the answer speaks for
     evaluated_plans: int = 0  # plans whose time and energy were really computed
+    searched: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # method -> evaluated, added, hypervolume
     study_name: str | None = None
     storage: str | None = None  # Optuna storage URL
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
-    assumed: tuple[object, ...] = ()  # assumptions or sentences: what no source states, and what stands in
+    beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
+    assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
         front, reference = (plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference))
-        searched = "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"
-        return {
-            "job": self.job.name,
+        return pick(self, "job=job.name seed surrogate informed_by assumed seconds") | {
             "job_file": job_mapping(self.job),
-            **pick(self, "seed surrogate informed_by"),
-            "space": pick(self, searched),
+            "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
+            "searched": self.searched,
             "front": front,
+            "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
-            "assumed": list(map(str, self.assumed)),
-            "seconds": self.seconds,
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -83,18 +82,15 @@ class Proposal(Result):
     def text(self, *, show_all: bool = False) -> str:
         """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
         total = len(self.front["pp"])
-        thinned = not show_all and total > ROWS_FOR_PEOPLE
-        shown = plan_entries(self.front, spread_along(self.front, ROWS_FOR_PEOPLE) if thinned else None)
+        rows = range(total) if show_all else spread_along(self.front, ROWS_FOR_PEOPLE)
         reference = plan_entries(self.reference)
-        plans = [*reference, *(plan for plan in shown if not any(_same(plan, other) for other in reference))]
+        plans = [*reference, *(plan for plan in plan_entries(self.front, rows) if not _among(plan, reference))]
         marks = ["="] * len(reference) + [""] * (len(plans) - len(reference))
-        lines = [*_title(self), "", *predicted_table(plans, marks), *_legend(self, plans), *_site(self)]
-        if total > len(shown):
-            lines.append(
-                f"{total - len(shown):,} more plans lie between these: --all prints them, --json writes them with "
-                "every column."
-            )
-        return "\n".join([*lines, "", *_summary(self)])
+        table = [*predicted_table(plans, marks), *_legend(self, plans)]
+        if total > len(rows):
+            table += paragraphs([f"{total - len(rows):,} more plans lie between these: --all or --json has them."])
+        table += beside_lines(self.beside, self.feasible_layouts)
+        return blocks_text(_title(self), table, _site(self), _summary(self))
 
     def write(self, folder: Path) -> None:
         """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
@@ -129,15 +125,14 @@ class Shared:
         failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
         study = f"the study has {self.finished:,}, {size:,} of them on the front"
         lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
-        for row in sorted({0, size // 2, size - 1}) if size else ():
-            results = f"{front['iteration_time_s'][row]:.4g} s  {front['energy_j'][row] / 1e3:.5g} kJ"
-            lines.append(f"  {results}  {format_plan(front, front['stage_clock_mhz'], row)}")
+        if rows := sorted({0, size // 2, size - 1}) if size else []:
+            lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
         lines += [f"Study: {self.study_name}", f"  jointopt dashboard --storage {without_password(storage)}"]
         return "\n".join(lines)
 
 
-def _same(plan: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(plan.get(key) == other.get(key) for key in PLAN_KEYS)
+def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
+    return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
 
 
 def spread_along(front: Columns, count: int) -> Ints:
@@ -145,24 +140,23 @@ def spread_along(front: Columns, count: int) -> Ints:
 
     The two ends are always kept; ``front`` is sorted by time.
     """
+    if len(front["pp"]) <= count:
+        return np.arange(len(front["pp"]))
     drawn = np.log([front["iteration_time_s"], front["energy_j"]])
-    span = np.ptp(drawn, axis=1, keepdims=True)
-    steps = np.diff(drawn / np.where(span > 0, span, 1.0), axis=1)
+    extent = np.ptp(drawn, axis=1, keepdims=True)
+    steps = np.diff(drawn / np.where(extent > 0, extent, 1.0), axis=1)
     travelled = np.concatenate([[0.0], np.cumsum(np.hypot(*steps))])
     wanted = np.linspace(0.0, travelled[-1], count)
     return np.unique(np.abs(travelled[:, np.newaxis] - wanted).argmin(axis=0))
 
 
 def _title(proposal: Proposal) -> list[str]:
-    job, count = proposal.job, len(proposal.front["pp"])
-    training, cluster = job.training, job.cluster
-    plans = "1 plan that no other beats" if count == 1 else f"{count:,} plans, none beaten by another"
-    objectives = " and ".join(OBJECTIVE_WORDS.get(name, name) for name in job.objectives)
-    return wrapped(
+    job, training, cluster = proposal.job, proposal.job.training, proposal.job.cluster
+    return paragraphs([
         f"{job.name}: {job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
-        f"{training.dtype}, {training.framework.name}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}: "
-        f"{plans} in {objectives}."
-    )
+        f"{training.dtype}, {training.framework.name}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}. "
+        f"Plans that no other beats in {' and '.join(job.objectives)}: {len(proposal.front['pp']):,}."
+    ])  # fmt: skip
 
 
 def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
@@ -174,8 +168,13 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
         trained = f"{proposal.surrogate} was trained on"
         known = "the physics was checked against" if proposal.surrogate == "none" else trained
         lines.append(f"? outside of what {known}: its interval (±) is wider.")
-    lines += [f"The = row breaks a constraint: {sentence}" for sentence in proposal.reference_breaks]
-    return paragraphs(lines)
+    if any(map(is_tight, plans)):
+        least = min(plan["fit_probability"] for plan in plans)
+        lines.append(
+            f"~ tight: may not fit in memory (probability {least:.2f} at least); it is here because it beats the "
+            "others even if a failed start doubles its cost."
+        )
+    return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
 
 
 def _site(proposal: Proposal) -> list[str]:
@@ -185,34 +184,43 @@ def _site(proposal: Proposal) -> list[str]:
         return []
     rows = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
     references = plan_entries(proposal.reference)
-    if any(_same(plan_entries(front, [0])[0], reference) for reference in references):
+    if _among(plan_entries(front, [0])[0], references):
         del rows["fastest"]  # which the line of = is
     time_s, energy_j = (
         np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
         for name in ("iteration_time_s", "energy_j")
     )
-    return ["", *site_table(job, ["="] * len(references) + list(rows), time_s, energy_j), ""]
+    return site_table(job, ["="] * len(references) + list(rows), time_s, energy_j)
 
 
 def _summary(proposal: Proposal) -> list[str]:
-    lines = wrapped(
+    lines = paragraphs([
         f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts, "
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
-    )
-    lines += informed_lines(proposal.informed_by) + _dropped(proposal.infeasible) + assumptions(proposal.assumed)
+    ])  # fmt: skip
+    lines += paragraphs([_methods(proposal.searched)])
+    common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
+    shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
+    shown += [(f"for {len(others)} other reasons", sum(count for _, count in others))] if others else []
+    width = max((len(f"{count:,}") for _, count in shown), default=0)
+    lines += ["Dropped, by the first rule broken:"] if shown else []
+    lines += paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
+    lines += basis_lines(proposal.assumed, proposal.informed_by)
     if proposal.storage and proposal.study_name:
         lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
     return lines
 
 
-def _dropped(infeasible: Mapping[str, int]) -> list[str]:
-    """The commonest reasons, and how many combinations all others dropped."""
-    common = sorted(infeasible.items(), key=lambda item: -item[1])
-    shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
-    if count := sum(count for _, count in others):
-        shown.append((f"for {plural(len(others), 'other reason')}", count))
-    width = max((len(f"{count:,}") for _, count in shown), default=0)
-    lines = paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
-    return ["Dropped, by the first rule broken:", *lines] if lines else []
+METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsga2": "NSGA-II"}
+
+
+def _methods(searched: Mapping[str, Mapping[str, float]]) -> str:
+    """The methods that searched with what each added, in a sentence."""
+    added = [
+        f"{METHODS[method]} {gain['added']:,}"
+        + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
+        for method, gain in searched.items()
+    ]
+    return f"Plans of the front by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."

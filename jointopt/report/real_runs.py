@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from jointopt.core.budget import Spent
 from jointopt.report import table
@@ -36,6 +36,7 @@ class MeasuredRun:
     row: Mapping[str, Any]  # the measurement, columns of jointopt.core.schema
     predicted: Mapping[str, float]  # results, each with _low and _high (90 % interval)
     broken: tuple[str, ...] = ()  # constraints of the job that the run did not keep
+    keys: ClassVar[str] = "broken"  # of the document, besides plan, results and predictions
 
     @property
     def status(self) -> str:
@@ -53,6 +54,12 @@ class MeasuredRun:
         value = self.row.get(name)
         return math.nan if value is None or self.status != "ok" else float(value)
 
+    def document(self) -> dict[str, Any]:
+        """Plan, measurement and prediction under the keys of a measurement table."""
+        predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
+        results = {name: self.result(name) for name in RESULTS}
+        return {**self.plan, "status": self.status, **results, **predicted, **pick(self, self.keys)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TunedRun(MeasuredRun):
@@ -60,13 +67,7 @@ class TunedRun(MeasuredRun):
 
     round: int  # from 1; plans of one round were chosen before any of them had run; 0 = measured before this tune
     probability_fits: float  # in memory and within the job's constraints, when the plan was chosen
-
-    def document(self) -> dict[str, Any]:
-        """Plan, measurement and prediction under the keys of a measurement table."""
-        results = {name: self.result(name) for name in RESULTS}
-        predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
-        known = {"status": self.status, **results, "round": self.round, **predicted}
-        return {**self.plan, **known, **pick(self, "probability_fits broken")}
+    keys = "round probability_fits broken"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class ValidatedRun(MeasuredRun):
     in_domain: bool
     reference: bool  # what a job does without jointopt: the fastest plan at the GPU's own clock
     earlier: bool  # the store had measured it, it was not run again
+    keys = "in_domain reference earlier broken notes"
 
     def error(self, name: str) -> float:
         """Prediction minus measurement, as a share of the measurement; NaN where unknown."""
@@ -89,13 +91,9 @@ class ValidatedRun(MeasuredRun):
         return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
 
     def document(self) -> dict[str, Any]:
-        """Plan, measurement, prediction and error under the keys of a measurement table."""
-        out = {**self.plan, "status": self.status}
-        for name in RESULTS:
-            out[name] = self.result(name)
-            out |= {f"predicted_{name}{end}": self.predicted[f"{name}{end}"] for end in ("", "_low", "_high")}
-            out |= {f"error_{name}": self.error(name), f"{name}_inside": self.inside(name)}
-        return out | pick(self, "in_domain reference earlier broken notes")
+        """As of every run, with the error of each prediction."""
+        errors = {f"error_{name}": self.error(name) for name in RESULTS}
+        return super().document() | errors | {f"{name}_inside": self.inside(name) for name in RESULTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,48 +119,42 @@ class MeasuredResult(Result):
 
         return without_password(self.storage) if self.storage else None
 
-    @property
-    def over_legend(self) -> str:
-        """The meaning of the status ``over``, where a run has it."""
-        broken = sorted({name for run in self.runs for name in run.broken})
-        return f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
-
     def document(self) -> dict[str, Any]:
         """All of `keys`, and the fault, null where there is none."""
         return super().document() | {"fault": self.fault or None}
 
-    def closing_lines(self, *remarks: str) -> list[str]:
-        """Why there are no further runs, notes and remarks, then where runs and study are, without a password."""
-        lines = [f"{STOPPED[self.stopped]} {self.reason}".strip()]
-        lines += [note for note in (*self.notes, *remarks) if note != self.reason]
-        lines = table.paragraphs(lines)
+    def page(self, title: str, rows: Sequence[str], legend: str, remarks: Sequence[str]) -> str:
+        """The text: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
+        broken = sorted({name for run in self.runs for name in run.broken})
+        over = f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
+        notes = [text for text in (*self.notes, *remarks) if text != self.reason]
+        lines = table.paragraphs([f"{legend} {over}".strip(), f"{STOPPED[self.stopped]} {self.reason}".strip(), *notes])
         if self.place and (len(self.runs) > self.unstored or not self.unstored):
             without = f", without the {self.unstored} that could not be stored" if self.unstored else ""
             lines.append(f"Measurements: {self.place}{without}")
         if self.study_name:
             opened = f"  jointopt dashboard --storage {self.place or ''} --study {self.study_name}"
-            lines += [f"Study: {self.study_name}", *table.wrapped(opened, "      ")]
-        return lines
+            lines += [f"Study: {self.study_name}", *table.paragraphs([opened], "      ")]
+        return table.blocks_text(table.paragraphs([title]), rows or ["Nothing was measured."], lines)
 
 
-def run_table(runs: Sequence[MeasuredRun], left: Sequence[TextColumn], right: Sequence[TextColumn]) -> list[str]:
-    """The table of plans with the status of each run; ``over`` is one beyond a bound of the job."""
-    if not runs:
-        return ["Nothing was measured."]
-    status = TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)
-    return plan_table([run.plan for run in runs], left, [status, *right])
+def run_table(
+    runs: Sequence[MeasuredRun], left: Sequence[TextColumn], results: Mapping[str, Sequence[TextColumn]],
+    *right: TextColumn,
+) -> list[str]:  # fmt: skip
+    """The table of plans with the status of each run (``over``: beyond a bound of the job), and its results.
 
-
-def _result_columns(runs: Sequence[MeasuredRun], name: str, predicted_head: str) -> list[TextColumn]:
-    """A result as measured and, in the same unit, as predicted; each only where at least one run has it."""
-    head, units = table.RESULT_UNITS[name]
-    values = [run.result(name) for run in runs]
-    if math.isnan(least := table.least_of(values)):
-        return []
-    factor, unit = table.unit_of(least, units)
-    predicted = table.numbers([run.predicted.get(name, math.nan) / factor for run in runs], least / factor)
-    beside = [TextColumn(predicted_head.format(unit=unit), predicted)] if set(predicted) != {"-"} else []
-    return [table.measured(head, values, units), *beside]
+    ``results`` are names of results that are shown as measured and, in the same unit, as predicted, as far as known;
+    each with the columns after it.
+    """
+    columns = [TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)]
+    for name, beside in results.items():
+        (head, units), values = table.RESULT_UNITS[name], [run.result(name) for run in runs]
+        if math.isfinite(least := table.least_of(values)):
+            predicted = [run.predicted.get(name, math.nan) for run in runs]
+            columns.append(table.measured(head, values, units, least))
+            columns += [table.measured("pre-\ndicted", predicted, units, least), *beside]
+    return plan_table([run.plan for run in runs], left, [*columns, *right]) if runs else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,38 +177,26 @@ class Tuned(MeasuredResult):
     def text(self) -> str:
         """The runs in their order, * on those that no other beats, and a summary."""
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
-        title = (
-            f"{self.job.name}: {new} of {self.candidates:,} plans run by {self.launcher}, "
-            f"for {' and '.join(table.OBJECTIVE_WORDS[name] for name in self.objectives)}."
-        )
-        first = table.OBJECTIVE_WORDS[self.objectives[0]]
-        best = f"* no other run is better; Δ% is the {first} against the best; expected was before the run."
-        legend = f"{best if self.front else ''} {self.over_legend}".strip()
-        words = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
-        closing = self.closing_lines(*([f"{words[0].upper()}{words[1:]}."] if self.front else []))
-        rows = _tuned_table(self, max(self.spent.runs - new, 0))
-        return "\n".join([*table.wrapped(title), "", *rows, "", *table.wrapped(legend), *closing])
-
-
-def _tuned_table(found: Tuned, before: int) -> list[str]:
-    runs = found.runs
-    numbered = itertools.count(before + 1)
-    marks = TextColumn("", ["*" if i in found.front else " " for i in range(len(runs))])
-    numbers = TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in runs])
-    kept = [math.nan if run.broken else run.result(found.objectives[0]) for run in runs]
-    slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
-    results = [
-        column
-        for name in ("iteration_time_s", "energy_j")
-        for column in _result_columns(runs, name, "expec-\nted {unit}")
-    ]
-    return run_table(runs, [marks, numbers], [*results, TextColumn("best\nΔ%", slower)])
+        first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans run by {self.launcher}"
+        title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
+        legend = f"* no other run is better; Δ% is the {first} against the best; predicted was before the run."
+        gain = gain_words(self.gain_left, len(self.objectives), "The plans that are left")
+        numbered = itertools.count(max(self.spent.runs - new, 0) + 1)
+        left = [
+            TextColumn("", ["*" if i in self.front else " " for i in range(len(self.runs))]),
+            TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in self.runs]),
+        ]
+        kept = [math.nan if run.broken else run.result(first) for run in self.runs]
+        slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
+        shown: Any = dict.fromkeys(("iteration_time_s", "energy_j"), ())
+        rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
+        return self.page(title, rows, legend if self.front else "", [f"{gain}."] if self.front else [])
 
 
 def gain_words(gain: float, objectives: int, plans: str) -> str:
     """The expected gain of ``plans``: a share of the time, or of the front; NaN = not known yet."""
     if math.isnan(gain):
-        return f"what {plans} bring cannot be told yet (too few runs)"
+        return f"{plans} bring a gain that is not known yet (too few runs)"
     what = "be faster by" if objectives == 1 else "widen the front by"
     return f"{plans} are expected to {what} {gain:.1%}"
 
@@ -244,50 +224,32 @@ class Validated(MeasuredResult):
         return {name: statistics.median(found) for name, found in errors.items() if found}
 
     def text(self) -> str:
-        """The runs in the order of the proposal, and a summary."""
-        count = f"{len(self.runs)} proposed plans (surrogate {self.surrogate})"
-        title = table.wrapped(f"{self.job.name}: {count}, run by {self.launcher}.")
-        failed = [
-            f"Row {number}, {run.status}: {run.row.get('notes') or 'no reason known'}"
-            for number, run in enumerate(self.runs, start=1)
+        """The runs in the order of the proposal with the errors of their predictions, and a summary."""
+        runs = self.runs
+        title = f"{self.job.name}: {len(runs)} proposed plans (surrogate {self.surrogate}), run by {self.launcher}."
+        legend = {
+            "err: the prediction against the measurement; in: within the 90 % interval.": True,
+            "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
+            "0 measured before, not run again (--again does).": any(run.earlier for run in runs),
+            "? outside of what the prediction was checked against.": not all(run.in_domain for run in runs),
+        }
+        remarks = [
+            f"Row {number}, {run.status}: {run.notes or 'no reason known'}"
+            for number, run in enumerate(runs, start=1)
             if run.status != "ok"
         ]
-        remarks = table.paragraphs([_validated_legend(self), *failed, *_accuracy(self)])
-        return "\n".join([*title, "", *_validated_table(self.runs), "", *remarks, *self.closing_lines()])
-
-
-def _accuracy(found: Validated) -> list[str]:
-    out = []
-    for name, error in found.median_errors.items():
-        inside = [inside for run in found.runs if (inside := run.inside(name)) is not None and not run.earlier]
-        out.append(
-            f"{table.RESULT_UNITS[name][0].capitalize()} is off by {error:.1%} (median); {sum(inside)} of "
-            f"{len(inside)} runs lie in their 90 % interval."
-        )
-    return out
-
-
-def _validated_table(runs: Sequence[ValidatedRun]) -> list[str]:
-    """A result as measured and, where there was a prediction, predicted, its error and whether inside the interval."""
-    marks = ["=" * run.reference + "0" * run.earlier + "?" * (not run.in_domain) for run in runs]
-    columns = []
-    for name in ("iteration_time_s", "energy_j", "peak_memory_gib"):
-        results = _result_columns(runs, name, "pre-\ndicted")
-        if len(results) == 2:
-            inside = [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]
-            errors = table.fixed((100 * run.error(name) for run in runs), "+.0f")
-            results += [TextColumn("err\n%", errors), TextColumn("in", inside)]
-        columns += results
-    return run_table(runs, [TextColumn("", marks)], columns)
-
-
-def _validated_legend(found: Validated) -> str:
-    runs = found.runs
-    parts = {
-        "err: the prediction against the measurement; in: within the 90 % interval.": True,
-        "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
-        "0 measured before, not run again (--again does).": any(run.earlier for run in runs),
-        "? outside of what the prediction was checked against.": any(not run.in_domain for run in runs),
-        found.over_legend: True,
-    }
-    return " ".join(part for part, needed in parts.items() if needed).strip()
+        for name, error in self.median_errors.items():
+            inside = [found for run in runs if not run.earlier and (found := run.inside(name)) is not None]
+            head = table.RESULT_UNITS[name][0].capitalize()
+            within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
+            remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
+        marks = ["=" * run.reference + "0" * run.earlier + "?" * (not run.in_domain) for run in runs]
+        judged = {
+            name: [
+                TextColumn("err\n%", table.fixed((100 * run.error(name) for run in runs), "+.0f")),
+                TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
+            ]
+            for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
+        }
+        rows = run_table(runs, [TextColumn("", marks)], judged)
+        return self.page(title, rows, " ".join(text for text, needed in legend.items() if needed), remarks)

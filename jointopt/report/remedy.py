@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.memory import memory_parts
+from jointopt.report.table import figure
 from jointopt.spec.job import Job
 from jointopt.spec.plans.space import enumerate_layouts
 
@@ -34,20 +36,13 @@ def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Cost
     if physics is not None:
         return f"{message} {_closest(physics)}"
     if len(layouts["pp"]):
-        message += f" {_shortage(job, layouts)}"
-    change = next(_changes_that_help(job, bool(len(layouts["pp"]))), None)
-    return f"{message} {change}" if change else message
-
-
-def _shortage(job: Job, layouts: Columns) -> str:
-    """By how much the leanest layout is out of memory, and on which stage."""
-    needed = peak_memory_bytes(job, layouts)
-    row = int(needed.argmin())
-    layout = {name: values[[row]] for name, values in layouts.items()}
-    stage = int(np.sum(list(memory_parts(job, layout).values()), axis=0)[0].argmax())
-    by = f"{needed[row] / GIB - memory_limit_gib(job):.1f} GiB per GPU on stage {stage + 1}"
-    degrees = " ".join(f"{name}={layout[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
-    return f"The leanest layout ({degrees}) is out of memory by {by}."
+        needed = peak_memory_bytes(job, layouts)
+        leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
+        stage = int(np.sum(list(memory_parts(job, leanest).values()), axis=0)[0].argmax())
+        degrees = " ".join(f"{name}={leanest[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
+        by = f"{needed.min() / GIB - memory_limit_gib(job):.1f} GiB per GPU on stage {stage + 1}"
+        message += f" The leanest layout ({degrees}) is out of memory by {by}."
+    return " ".join([message, *itertools.islice(_changes_that_help(job, bool(len(layouts["pp"]))), 1)])
 
 
 def _closest(physics: CostModel) -> str:
@@ -56,7 +51,7 @@ def _closest(physics: CostModel) -> str:
     short = {name: float(found.min()) for name, (found, bound) in limits.items() if found.min() > bound}
     if short:
         words = [
-            f"constraints.{name} is {_figure(limits[name][1])} and no plan needs less than about {_up(least)}"
+            f"constraints.{name} is {figure(limits[name][1])} and no plan needs less than about {_up(least)}"
             for name, least in short.items()
         ]
         return f"Relax a constraint: {'; '.join(words)}."
@@ -69,14 +64,9 @@ def _closest(physics: CostModel) -> str:
 
 
 def _up(value: float) -> str:
-    """Rounded up to the four digits that are shown, so that the shown bound is met."""
+    """Rounded up to the four digits that are shown, so that the bound is met; as people write it into a job file."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return _figure(math.ceil(value / unit) * unit)
-
-
-def _figure(value: float) -> str:
-    """Without an exponent, as people write it into a job file."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    return figure(math.ceil(value / unit) * unit).replace(",", "")
 
 
 def _ladder(physics: CostModel) -> Columns:
@@ -94,33 +84,30 @@ def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
     """Changes after which at least one layout fits, the cheapest first."""
     fixed = [name for name in LAYOUT_COLUMNS if getattr(job.search, name) is not None]
     for names in [*([name] for name in fixed), fixed]:
-        if names and _fits(_changed(job, "search", **dict.fromkeys(names))):
+        if names and _fits(job, "search", **dict.fromkeys(names)):
             yield f"It would fit without {' and '.join(f'search.{name}' for name in names)}."
     if job.constraints.memory_fraction is not None:
-        fraction = math.ceil(100.0 * _least_bytes(job) / GIB / job.cluster.gpu.memory_gib) / 100.0
+        fraction = math.ceil(100.0 * _least_gib(job) / job.cluster.gpu.memory_gib) / 100.0
         if fraction <= 1.0:
             yield f"It would fit with constraints.memory_fraction of {fraction:g}."
     nodes, batch = job.cluster.nodes, job.training.global_batch_size
     doublings = (nodes * 2**k // 2 for k in range(2, 9))
     more = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
     for number in sorted(more):
-        if number <= _MOST_NODES and _fits(_changed(job, "cluster", nodes=number)):
+        if number <= _MOST_NODES and _fits(job, "cluster", nodes=number):
             yield f"It would fit on {number} nodes instead of {nodes}."
     if short_of_memory:  # another batch cannot help: the leanest micro-batch is one sequence
         return
     for larger in range(batch + 1, batch + _MOST_BATCHES + 1):
-        if _fits(_changed(job, "training", global_batch_size=larger)):
+        if _fits(job, "training", global_batch_size=larger):
             yield f"It would fit with training.global_batch_size of {larger}."
 
 
-def _changed(job: Job, section: str, **values: Any) -> Job:
-    changed = dataclasses.replace(getattr(job, section), **values)
-    return dataclasses.replace(job, **{section: changed})
+def _least_gib(job: Job) -> float:
+    return float(peak_memory_bytes(job, enumerate_layouts(job).layouts).min(initial=math.inf)) / GIB
 
 
-def _least_bytes(job: Job) -> float:
-    return float(peak_memory_bytes(job, enumerate_layouts(job).layouts).min(initial=math.inf))
-
-
-def _fits(job: Job) -> bool:
-    return _least_bytes(job) <= memory_limit_gib(job) * GIB
+def _fits(job: Job, section: str, **changes: Any) -> bool:
+    """Whether a layout of the job fits with other values in one of its sections."""
+    job = replace(job, **{section: replace(getattr(job, section), **changes)})
+    return _least_gib(job) <= memory_limit_gib(job)

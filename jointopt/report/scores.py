@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.report.documents import Result, known_figures, pick
-from jointopt.report.table import TextColumn, lay_out
 from jointopt.spec.calibration import Calibration
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LEAST_SHARED = 10  # held-out rows that two surrogates must share to be compared
-_CONSTANTS = {
-    "static_w": ("static power", "W"),
-    "wait_w": ("power while waiting", "W"),
-    "board_limit_w": ("the board limits power at", "W"),
-    "knee_fraction": ("voltage rises above", "of the maximum clock"),
-    "voltage_ratio": ("voltage at the maximum clock over the lowest", ""),
-}
 _MOST_WORK = 12
+_WORK_HEADS = {  # of the columns of the work that was measured; savings are in percent of the energy
+    "work": "work", "clock_sensitive_share": "clock-sensitive", "least_energy_clock_mhz": "least energy at MHz",
+    "least_energy_saving_percent": "saved %",
+} | {f"saving_percent_at_{n}_percent_slowdown": f"{n} % slower" for n in (1, 5, 10)}  # fmt: skip
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -51,11 +46,9 @@ class Evaluation(Result):
 
     def text(self) -> str:
         """The groups as a table, then the figures over all rows."""
-        figures = [
-            f"{name.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.3f'}}"
-            for name, value in known_figures(self.overall).items()
-        ]
-        return f"{_table(self.groups)}\n\n{', '.join(figures)}"
+        overall = known_figures(self.overall).items()
+        words = (f"{n.replace('_', ' ')} {v:{',' if isinstance(v, int) else '.3f'}}" for n, v in overall)
+        return f"{_table(self.groups)}\n\n{', '.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -83,23 +76,19 @@ class Retrained(Result):
         mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
         group_out = mean.get("group out", math.nan)
         errors = "unknown (no source has two groups)" if math.isnan(group_out) else f"{group_out:.1%}"
-        errors += f", physics alone {mean['physics']:.1%}"
-        lines = [*self.remarks, "", f"{_table(self.sources)}\n\nheld-out groups: median error {errors}"]
-        if self.compared is not None:
-            lines += ["", _comparison(self.compared, self.out)]
+        lines = [*self.remarks, "", _table(self.sources), ""]
+        lines.append(f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}")
+        if self.compared is not None and self.compared.empty:
+            lines += ["", not_comparable(self.out)]
+        elif self.compared is not None:
+            percent = dict.fromkeys(("before", "now"), "{:.1%}".format)
+            lines += ["", f"On the same held-out rows, the surrogate now in {self.out} (before) and this one (now):"]
+            lines.append(self.compared.to_string(index=False, formatters=percent))
+            before, now = (self.compared[name].mean() for name in percent)
+            lines.append(f"mean of sources: before {before:.1%}, now {now:.1%}")
         if self.forgotten:
             lines.append(f"only the one now there was trained on {', '.join(self.forgotten)}")
         return "\n".join([*lines, f"written to {self.out}"])
-
-
-def _comparison(compared: pd.DataFrame, out: Path) -> str:
-    if compared.empty:
-        return not_comparable(out)
-    table = compared.to_string(index=False, formatters=dict.fromkeys(("before", "now"), "{:.1%}".format))
-    return (
-        f"On the same held-out rows, the surrogate now in {out} (before) and this one (now):\n{table}\n"
-        f"mean of sources: before {compared['before'].mean():.1%}, now {compared['now'].mean():.1%}"
-    )
 
 
 def not_comparable(out: Path) -> str:
@@ -126,45 +115,29 @@ class Calibrated(Result):
 
     def text(self) -> str:
         """Constants, fit, the clock of the least energy per piece of work, what to measure next, predictions."""
+        import pandas as pd
+
         found, on = self.calibration, self.calibration.fitted_on
         error = ", ".join(f"{n.replace('_', ' ')} {v:g} %" for n, v in found.fit_error_percent.items())
         lines = [f"{found.gpu}: {on['kind']}, {on['rows']:,} rows; mean error on them: {error}.", ""]
-        for name, (label, unit) in _CONSTANTS.items():
-            if (value := getattr(found.constants, name)) is not None:
-                spread = found.plus_minus.get(name, 0.0)
-                lines.append(f"  {label:<46} {value:>8.4g} ± {spread:.2g} {unit}".rstrip())
-        lines += ["", *_work_table(found), ""]
+        for name, value in asdict(found.constants).items():
+            if value is not None:
+                spread = f" ± {found.plus_minus[name]:.2g}" if name in found.plus_minus else ""
+                lines.append(f"  {name:<14} {value:>8.4g}{spread}")
+        if found.work:
+            work = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS)
+            lines += ["", _table(work[[name for name in _WORK_HEADS.values() if name in work]])]
+            more = len(found.work) - _MOST_WORK
+            lines += [f"and {more} more in the file", ""] if more > 0 else [""]
         lines += [f"To know more, measure {advice}." for advice in found.measure_next]
         return "\n".join([*lines, *([] if self.predictions is None else _prediction_lines(self.predictions))])
 
 
-def _work_table(found: Calibration) -> list[str]:
-    shown = found.work[:_MOST_WORK]
-    cells = list(zip(*map(_work_cells, shown), strict=True)) or [()] * 4
-    heads = ("  work", "clock-sensitive", "least energy", "saved at 1, 5, 10 % more time")
-    columns = [TextColumn(head, cells[i], left=i == 0) for i, head in enumerate(heads)]
-    more = len(found.work) - _MOST_WORK
-    return [*lay_out(columns, gap="  "), *([f"  and {more} more in the file"] if more > 0 else [])]
-
-
-def _work_cells(work: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name, share, clock and saving of the least energy, savings at three slowdowns; dashes where no clock saves."""
-    known = f"  {work['work']}", f"{work['clock_sensitive_share']:.0%}"
-    if "least_energy_clock_mhz" not in work:
-        return *known, "-", "-"
-    least = f"{work['least_energy_clock_mhz']} MHz -{work['least_energy_saving_percent']:.0f}%"
-    saved = [f"{work[f'saving_percent_at_{slower}_percent_slowdown']:.1f}" for slower in (1, 5, 10)]
-    return *known, least, f"{', '.join(saved)} %"
-
-
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
-    unknown = predictions["not_predicted"].astype(str) != ""
-    lines = [f"{int((~unknown).sum()):,} of {len(predictions):,} rows predicted."]
-    several = int((predictions["assumed"].astype(str) != "").sum()) if "assumed" in predictions else 0
-    if several:
-        lines.append(
-            f"  {several:,} in no order, of stages that no column tells apart: the mean of all, with an interval that "
-            "holds them all. A column stage would say which."
-        )
-    reasons = predictions.loc[unknown, "not_predicted"].value_counts()
+    reasons = predictions["not_predicted"].astype(str).value_counts()
+    predicted = int(reasons.pop("")) if "" in reasons else 0
+    lines = [f"{predicted:,} of {len(predictions):,} rows predicted."]
+    if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
+        words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
+        lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")
     return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import Result, pick, plan_entries
-from jointopt.report.plans import plan_frame, predicted_table, short_plan
-from jointopt.report.site import has_site_costs, site_table
-from jointopt.report.table import figure, paragraphs, plural, wrapped
+from jointopt.report.plans import has_site_costs, plan_frame, predicted_table, short_plan, site_table
+from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.spec.jobfile import shipped_jobs
 from jointopt.spec.plans.parse import PLAN_KEYS
@@ -100,22 +99,18 @@ class Selection(Result):
         (entry,) = plan_entries(self.plans, [self.row])
         plan = {name: value for name, value in entry.items() if name in PLAN_KEYS}
         keys = (
-            "source job=job_name objective objective_because=reason energy measured at_high_end "
-            "stored_plans=num_plans satisfying_plans=satisfying"
+            "source job=job_name objective objective_because=reason energy measured at_high_end binding binds_together "
+            "stored_plans=num_plans satisfying_plans=satisfying next=next_command"
         )
-        return {
-            **pick(self, keys),
-            "plan": plan,
-            **{name: value for name, value in entry.items() if name not in plan},
+        results = {name: value for name, value in entry.items() if name not in plan}
+        return pick(self, keys) | {"plan": plan, **results} | {
             "constraints": {limit.name: pick(limit, "limit=bound value high room_percent") for limit in self.limits},
-            **pick(self, "binding binds_together"),
             "relaxations": {
                 limit.name: self._bought(limit, limit.relaxed)
                 | {"nearest_useful": limit.nearest and self._bought(limit, limit.nearest)}
                 for limit in self.limits
             },
-            "next": self.next_command,
-        }
+        }  # fmt: skip
 
     def _bought(self, limit: Limit, relaxation: Relaxation) -> dict[str, Any]:
         """``gain`` is in units of the objective: seconds, joules, or their product."""
@@ -131,30 +126,28 @@ class Selection(Result):
 
     def text(self) -> str:
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
-        others = _others(self)
-        plans = plan_entries(self.plans, [self.row, *others.values()])
-        lines = [*_title(self), "", *predicted_table(plans, ["=", *others]), *_legend(self, others)]
-        lines += [""] if self.limits else []
-        lines += paragraphs((_limit_sentence(self, limit, others) for limit in self.limits), "    ")
-        lines += [*paragraphs(_remarks(self)), *_site(self, others), ""]
-        with_file = "" if self.shipped_job else " (with your job's file)"
-        return "\n".join([*lines, f"Next: take it apart{with_file}", f"  {self.next_command}"])
-
-
-_WORDS = {
-    "iteration_time_s": ("iteration time", "s"),
-    "energy_j": ("energy of the GPUs", "J"),
-    "facility_energy_j": ("energy of the site", "J"),
-    "avg_power_w": ("mean power", "W per GPU"),
-    "cluster_power_kw": ("power of the site", "kW"),
-}
-_BEST = {  # title of the plan chosen, and what a better one has
-    "time": ("The fastest plan", "faster"),
-    "energy": ("The plan of least energy", "less energy"),
-    "edp": ("The plan of least energy times time", "less energy times time"),
-    "knee": ("The knee of the front", ""),
-}
-_POWER = ("avg_power_w", "cluster_power_kw")
+        job, others = self.job, _others(self)
+        rows, marks = [self.row, *others.values()], ["=", *others]
+        kept = f"; {self.satisfying:,} keep every limit" if self.limits else ""
+        counted = f"{self.num_plans:,} plans of {self.source}{', measured by real runs' if self.measured else ''}{kept}"
+        energy = ", hosts and PUE counted as energy" if self.energy == SITE_ENERGY else ""
+        why = self.reason if self.reason == AS_GIVEN else f"{self.reason}; --objective changes that"
+        best = f"{'The knee' if self.objective == 'knee' else f'Least {self.objective}'} ({why}){energy}:"
+        ends = "" if self.limits or not others else ", f the fastest, e that of least energy"
+        legend = [f"= the plan chosen{ends}; Δ% is relative to it."]
+        entries = plan_entries(self.plans, rows)
+        if any(entry.get("in_domain") is False for entry in entries):
+            legend.append("? outside of what was checked: its interval (±) is wider.")
+        site = []
+        if job is not None and (has_site_costs(job) or self.energy == SITE_ENERGY):
+            site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))
+        return blocks_text(
+            paragraphs([f"{self.job_name or 'Plans'}: {counted}.", best]),
+            [*predicted_table(entries, marks), *paragraphs(legend)],
+            [*_limit_table(self, others), *paragraphs(_remarks(self))],
+            site,
+            [f"Next: take it apart{'' if self.shipped_job else ' (with your job file)'}", f"  {self.next_command}"],
+        )
 
 
 def _others(found: Selection) -> dict[str, int]:
@@ -165,55 +158,38 @@ def _others(found: Selection) -> dict[str, int]:
     return dict(zip("abcd", [row for row in dict.fromkeys(rows) if row != found.row], strict=False))
 
 
-def _title(found: Selection) -> list[str]:
-    energy = ", hosts and PUE counted as energy" if found.energy == SITE_ENERGY else ""
-    kept = f"; {found.satisfying:,} keep every limit" if found.limits else ""
-    measured = ", measured by real runs" if found.measured else ""
-    plans = f"{plural(found.num_plans, 'plan')} of {found.source}{measured}{kept}."
-    reason = found.reason if found.reason == AS_GIVEN else f"{found.reason}; --objective changes that"
-    best = f"{_BEST[found.objective][0]} ({reason}){energy}:"
-    return paragraphs([f"{found.job_name or 'Plans'}: {plans}", best])
-
-
-def _legend(found: Selection, others: Mapping[str, int]) -> list[str]:
-    if found.limits or not others:
-        words = "= the plan chosen; Δ% is relative to it."
-    else:
-        words = "= the plan chosen, f the fastest, e that of least energy; Δ% is relative to the first."
-    known = found.plans.get("in_domain")
-    if known is not None and any(known[row] is False for row in (found.row, *others.values())):
-        words += " ? outside of what was checked: its interval (±) is wider."
-    return wrapped(words if found.limits else f"{words} Limits (--max-...) choose another.")
-
-
-def _limit_sentence(found: Selection, limit: Limit, others: Mapping[str, int]) -> str:
-    what, unit = _WORDS[limit.name]
-    reach = f", up to {figure(limit.held)}" if found.at_high_end else ""
-    stands = f"{figure(limit.value)}{reach}, {limit.room_percent:.1f} % room"
-    verdict = f"binds. {_buys(found, limit, others)}" if limit.binds else "does not bind."
-    return f"- {what} at most {figure(limit.bound)} {unit}: {stands}; {verdict}"
-
-
-def _buys(found: Selection, limit: Limit, others: Mapping[str, int]) -> str:
-    if limit.relaxed.gain > 0:
-        return f"5 % more ({_offer(found, limit, limit.relaxed, others)}."
-    if limit.nearest is None:
-        return "5 % more buys nothing, nor does any other amount buy 0.1 %."
-    more = 100.0 * (limit.nearest.relaxed_to / limit.bound - 1.0)
-    nearest = _offer(found, limit, limit.nearest, others)
-    return f"5 % more buys nothing; the least that helps is {more:.1f} % more ({nearest}."
-
-
-def _offer(found: Selection, limit: Limit, offer: Relaxation, others: Mapping[str, int]) -> str:
-    mark = next((f" (row {mark})" for mark, row in others.items() if row == offer.row), "")
-    gain = f"{offer.gain_percent:{'.1f' if offer.gain_percent >= 0.1 else '.1g'}}"
-    return f"{figure(offer.relaxed_to)} {_WORDS[limit.name][1]}): {gain} % {_BEST[found.objective][1]}{mark}"
+def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
+    """One line per limit: how the plan chosen stands to it, and for one that binds what a looser one would buy."""
+    if not found.limits:
+        return []
+    marks = {row: mark for mark, row in others.items()}
+    pairs = [(limit, limit.useful) for limit in found.limits]
+    pays = [limit.binds and buy.gain > 0 for limit, buy in pairs]
+    bought = [
+        (figure(buy.relaxed_to), f"{100 * (buy.relaxed_to / limit.bound - 1):.1f}", figure(round(buy.gain_percent, 2)),
+         marks.get(buy.row, "-")) if pay else ("-",) * 4
+        for (limit, buy), pay in zip(pairs, pays, strict=True)
+    ]  # fmt: skip
+    offers = zip(("relaxed\nto", "by\n%", f"less {found.objective}\n%", "row"), zip(*bought, strict=True), strict=True)
+    columns = [
+        TextColumn("limit", [limit.name for limit in found.limits], left=True),
+        TextColumn("at most", [figure(limit.bound) for limit in found.limits]),
+        TextColumn("is", [figure(limit.value) for limit in found.limits]),
+        TextColumn("up to", [figure(limit.held) if found.at_high_end else "-" for limit in found.limits]),
+        TextColumn("room\n%", fixed((limit.room_percent for limit in found.limits), ".1f")),
+        TextColumn("binds", ["yes" if limit.binds else "no" for limit in found.limits]),
+        *(TextColumn(head, cells) for head, cells in offers),
+    ]
+    return lay_out(known(columns))
 
 
 def _remarks(found: Selection) -> list[str]:
-    over = [_WORDS[limit.name][0] for limit in found.limits if limit.high is not None and limit.high > limit.bound]
-    powers = [f"constraints.{limit.name}" for limit in found.limits if limit.name in _POWER]
+    over = [limit.name for limit in found.limits if limit.high is not None and limit.high > limit.bound]
+    powers = [f"constraints.{limit.name}" for limit in found.limits if "power" in limit.name]
+    useless = [limit.name for limit in found.limits if limit.binds and not limit.useful.gain > 0]
     remarks = {
+        f"No looser limit on {' or '.join(useless)} buys 0.1 %.": useless,
+        "Limits (--max-...) choose another plan.": not found.limits,
         "No limit binds alone: a better plan breaks several of them at once.": found.binds_together,
         f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within.":
             over and not found.at_high_end,
@@ -221,11 +197,3 @@ def _remarks(found: Selection) -> list[str]:
         "`jointopt propose` may find a better one under that power.": powers and not found.measured,
     }  # fmt: skip
     return [sentence for sentence, holds in remarks.items() if holds]
-
-
-def _site(found: Selection, others: Mapping[str, int]) -> Sequence[str]:
-    job, rows = found.job, [found.row, *others.values()]
-    if job is None or not (has_site_costs(job) or found.energy == SITE_ENERGY):
-        return []
-    time_s, energy_j = (found.plans[name][rows] for name in ("iteration_time_s", "energy_j"))
-    return ["", *site_table(job, ["=", *others], time_s, energy_j)]

@@ -1,4 +1,4 @@
-"""Aligned text tables, and the vocabulary of numbers with units: SI prefixes, shares, plurals, runs of equal rows."""
+"""Aligned text tables, wrapped sentences, and numbers with units."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ RESULT_UNITS = {  # of the result columns, with the short name of each
     "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
     "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
 }  # fmt: skip
-OBJECTIVE_WORDS = {
-    "iteration_time_s": "iteration time", "energy_j": "energy", "facility_energy_j": "energy of the site",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,12 @@ class TextColumn:
         return max(map(len, [*self.header.split("\n"), *self.cells]))
 
 
-def lay_out(columns: Sequence[TextColumn], gap: str = " ") -> list[str]:
+def known(columns: Iterable[TextColumn]) -> list[TextColumn]:
+    """The columns but those of dashes alone, of which nothing is known."""
+    return [column for column in columns if set(column.cells) != {"-"}]
+
+
+def lay_out(columns: Sequence[TextColumn], gap: str = "  ") -> list[str]:
     """The lines of the table, header first, without trailing blanks; every column has the same number of cells."""
     height = max(column.header.count("\n") for column in columns)
     blocks = []
@@ -57,9 +59,9 @@ def lay_out(columns: Sequence[TextColumn], gap: str = " ") -> list[str]:
     return [gap.join(line).rstrip() for line in zip(*blocks, strict=True)]
 
 
-def table_width(columns: Sequence[TextColumn], gap: str = " ") -> int:
+def table_width(columns: Sequence[TextColumn], gap: str = "  ") -> int:
     """Characters of the widest line that `lay_out` may make."""
-    return sum(column.width for column in columns) + len(gap) * (len(columns) - 1)
+    return sum(column.width + len(gap) for column in columns) - len(gap)
 
 
 def text_width() -> int:
@@ -71,14 +73,12 @@ def text_width() -> int:
     return min(WIDTH, max(columns, _NARROWEST)) if columns else WIDTH
 
 
-def wrapped(text: str, indent: str = "  ") -> list[str]:
-    """A sentence on as many lines as it needs, later ones indented; long words such as URLs stay whole."""
-    return textwrap.wrap(text, text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
 def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
-    """The lines of several sentences, each on lines of its own; empty ones have none."""
-    return [line for sentence in sentences for line in wrapped(sentence, indent)]
+    """The lines of sentences, each from a new line, later ones indented; long words such as URLs stay whole."""
+    wrapper = textwrap.TextWrapper(
+        text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line for text in sentences for line in wrapper.wrap(text)]
 
 
 def blocks_text(*blocks: Sequence[str]) -> str:
@@ -86,19 +86,15 @@ def blocks_text(*blocks: Sequence[str]) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def decimals_for(scale: float, digits: int = 4) -> int:
+def _decimals_for(scale: float, digits: int = 4) -> int:
     """Decimals that show ``scale`` with so many significant digits, between 0 and 6."""
     return min(6, max(0, digits - 1 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
 
 
 def numbers(values: Sequence[float], scale: float) -> list[str]:
-    """The values with equal decimals: those that ``scale`` needs, fewer where large ones would take over 7 characters.
-
-    A dash stands for what is not finite.
-    """
+    """As `fixed`, with the decimals that ``scale`` needs, fewer where large values would take over 7 characters."""
     whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
-    decimals = max(0, min(decimals_for(scale), 6 - whole_digits))
-    return fixed(values, f".{decimals}f")
+    return fixed(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
 
 
 def fixed(values: Iterable[float | None], form: str) -> list[str]:
@@ -110,7 +106,7 @@ def figure(value: float) -> str:
     """One number of a sentence: all of its whole digits, or four digits in all, without an exponent."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    text = f"{value:.{decimals_for(abs(value))}f}"
+    text = f"{value:.{_decimals_for(abs(value))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -120,33 +116,22 @@ def unit_of(largest: float, units: Units) -> tuple[float, str]:
 
 
 def least_of(values: Iterable[float]) -> float:
-    """The least value above 0, which sets unit and decimals of a column; NaN where there is none."""
+    """The least value above 0; NaN where there is none."""
     return min((value for value in values if 0 < value < math.inf), default=math.nan)
 
 
-def measured(
-    head: str, values: Sequence[float], units: Units, *, unit_at: float = math.nan, scale: float = math.nan
-) -> TextColumn:
-    """A column in the unit that suits ``unit_at``, with the decimals that ``scale`` needs.
-
-    Both are in the basic unit, and the least value by default. The unit goes below ``head``, if there is one.
-    """
-    least = least_of(values)
-    factor, unit = unit_of(least if math.isnan(unit_at) else unit_at, units)
-    decimals_at = (least if math.isnan(scale) else scale) / factor
-    cells = numbers([value / factor for value in values], decimals_at)
+def measured(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
+    """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
+    at = least_of(values) if at is None else at
+    factor, unit = unit_of(at, units)
+    cells = numbers([value / factor for value in values], at / factor)
     return TextColumn(f"{head}\n{unit}" if head else unit, cells)
 
 
 def quantity(value: float, units: Units) -> str:
     """One number with its unit, such as ``3.554 s``."""
-    column = measured("", [value], units, unit_at=value, scale=value)
+    column = measured("", [value], units, value)
     return f"{column.cells[0]} {column.header}"
-
-
-def plural(count: int, word: str) -> str:
-    """``1 plan``, ``1,000 plans``."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def equal_runs(keys: Iterable[Hashable]) -> list[range]:
@@ -155,6 +140,6 @@ def equal_runs(keys: Iterable[Hashable]) -> list[range]:
     return [range(*bounds) for bounds in pairwise(ends)]
 
 
-def span(low: str, high: str) -> str:
+def span(low: object, high: object, dots: str = "..") -> str:
     """Two cells as one, ``1200..1410``; equal ones once."""
-    return low if low == high else f"{low}..{high}"
+    return str(low) if low == high else f"{low}{dots}{high}"

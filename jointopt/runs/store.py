@@ -1,7 +1,7 @@
 """Measurements that stay: one append-only table, in the same database as the studies.
 
-Rows are told apart by a hash of their content, so that a table can be added again as it grows; nothing is ever changed
-or deleted. A second table, append-only too, has those that were retracted: these are kept and never read.
+Rows are distinguished by a hash of their content, so that a table can be added again as it grows; nothing is ever
+changed or deleted. A second table, append-only too, has those that were retracted: these are kept and never read.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
 from jointopt.search.pareto import evenly, front_order, objectives, take
 
+TRIALS = 1000  # of a search that is given no number of them
 POPULATION = 40  # parents, and children of a generation
 FRESH_SHARE = 0.04  # of a generation: random newcomers, so that no layout is out of reach
 RETRIES = 12  # of children that decode to a plan already seen, each with stronger mutation
@@ -22,7 +23,7 @@ COMBINATION = np.array([1, 1_000, 1_000_000] + [0] * (len(PRIORITY) - 3))  # one
 
 @dataclass
 class Seen:
-    """The plans that need no second look, told apart by layout and stage clocks."""
+    """The plans that need no second look, distinguished by layout and stage clocks."""
 
     keys: set[bytes] = field(default_factory=set)
 

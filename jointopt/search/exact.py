@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.pareto import is_covered, merge, objectives
+from jointopt.search.pareto import concat, is_covered, merge, objectives
 from jointopt.search.problem import Problem, Progress
 
 SEED_LAYOUTS = 256
@@ -29,12 +29,16 @@ ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the tr
 
 @dataclass(frozen=True)
 class ExactFront:
-    """The front sorted by time; the plans of the space, those evaluated, and those ruled out by bounds."""
+    """The front sorted by time; the plans of the space, those evaluated, and those ruled out by bounds.
+
+    ``sample``: some of the evaluated ones, promising layouts at clocks over the whole range; none without bounds.
+    """
 
     front: Columns
     covered: int
     evaluated: int
     pruned: int
+    sample: Columns
 
 
 @dataclass
@@ -44,12 +48,13 @@ class _Sweep:
     problem: Problem
     chunk_size: int
     progress: Progress | None
+    sample: Columns
     front: Columns | None = None
     evaluated: int = 0
     layouts_done: int = 0
 
-    def visit(self, layout_index: Ints, clock_index: Ints) -> tuple[Floats, Floats]:
-        """Evaluate these plans in chunks and merge them into the front; returns their times and energies."""
+    def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> tuple[Floats, Floats]:
+        """Evaluate these plans in chunks, merge them into the front, ``keep`` them; return times and energies."""
         parts = []
         for start in range(0, len(layout_index), self.chunk_size):
             rows = slice(start, start + self.chunk_size)
@@ -57,6 +62,7 @@ class _Sweep:
             batch = self.problem.plans(layouts, clocks, np.zeros(len(layouts)))
             parts.append(np.stack(objectives(batch)))
             self.front = merge(self.front, batch)
+            self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
         values = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0))
         return values[0], values[1]
@@ -84,12 +90,13 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
     ``chunk_size`` times the largest pp, not with the size of the space.
     """
     rows = max(1, min(chunk_size, STAGE_CELLS_PER_CHUNK // problem.max_pp))
-    sweep = _Sweep(problem, rows, progress)
+    none = np.zeros(0, dtype=np.int64)
+    nothing = problem.plans(none, none, np.zeros(0))
+    sweep = _Sweep(problem, rows, progress, nothing)
     swept = _sweep_blocks(sweep)
     covered = problem.num_layouts * problem.num_clocks
-    none = np.zeros(0, dtype=np.int64)
-    front = sweep.front if sweep.front is not None else problem.plans(none, none, np.zeros(0))
-    return ExactFront(front, covered, sweep.evaluated, covered - swept)
+    front = nothing if sweep.front is None else sweep.front
+    return ExactFront(front, covered, sweep.evaluated, covered - swept, sweep.sample)
 
 
 def _sweep_blocks(sweep: _Sweep) -> int:
@@ -124,7 +131,7 @@ def _seed(sweep: _Sweep, layouts: Ints) -> None:
     if sweep.problem.lower_bound is None and sweep.problem.energy_slope_w is None:
         return
     clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
-    sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)))
+    sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)), keep=True)
 
 
 def _enumerate(sweep: _Sweep, layouts: Ints) -> None:

@@ -88,9 +88,10 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
     step = max(1, STAGE_CELLS_PER_CHUNK // (problem.max_pp * problem.num_clocks))
     order, time_lb_s, energy_lb_j = ordered_bounds(problem, pipelines)
-    for start in range(0, len(order), step):
-        rows = slice(start, start + step)
+    left = may_improve(sweep.front, time_lb_s, energy_lb_j)  # the front of one clock leaves few, so chunks are few
+    for start in range(0, len(left), step):
+        rows = left[start : start + step]
         sweep.layouts(order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])])
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     evaluated = uniform.evaluated + sweep.evaluated
-    return ExactFront(sweep.front, covered, evaluated, covered - evaluated)
+    return ExactFront(sweep.front, covered, evaluated, covered - evaluated, uniform.sample)

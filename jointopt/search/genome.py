@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import NEUTRAL, Bools, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
-PRIORITY = (
-    "tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel", *NEUTRAL,
-)  # fmt: skip
+_FIRST = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
+PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
 DERIVED = PRIORITY.index("dp")
 CLOCK, SLACK = len(PRIORITY), len(PRIORITY) + 1
 NUM_GENES = len(PRIORITY) + 2
@@ -39,7 +38,8 @@ class Genome:
     @classmethod
     def of(cls, problem: Problem) -> Genome:
         """The genome of a problem."""
-        coded = [np.unique(problem.layouts[name], return_inverse=True) for name in PRIORITY]
+        none = np.zeros(problem.num_layouts, np.int64)
+        coded = [np.unique(problem.layouts.get(name, none), return_inverse=True) for name in PRIORITY]
         genes = np.stack([inverse for _, inverse in coded], axis=1).astype(np.int64)
         slack_levels = 1 if problem.stage_clocks is None else SLACK_LEVELS
         sizes = np.array([len(values) for values, _ in coded] + [problem.num_clocks, slack_levels])

@@ -18,6 +18,7 @@ from jointopt.search.problem import Problem
 ROUNDS = 12
 CLIMBS = 3
 SWEEP = 8  # clocks at which the best layout of each combination is tried in the end
+STARTS = 128  # plans per round, evenly along the front, whose single stages are moved
 PAIRED = 64  # plans per round from which two genes move at once
 CLOCK_STEPS = (-4, -2, -1, 0, 1, 2, 4)
 RESOLUTION = 1e-3  # relative; finer gains than this from single stages would only bloat the front
@@ -105,6 +106,26 @@ class LocalSearch:
         chosen = genes[:: -(-len(genes) // left)]
         self.spent += len(chosen)
         return [self.problem.plans(*self.genome.decode(chosen))]
+
+
+def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Columns, int]:
+    """(the front after moves of single stages by one clock of the grid, plans evaluated for it).
+
+    All that is left to try around an exact front of one clock and slack. It ends where no move gains `RESOLUTION`, or
+    after ``evaluations``; never worse anywhere.
+    """
+    if problem.stage_clocks is None or problem.max_pp == 1:
+        return front, 0
+    started, spent = Seen(), 0
+    for _ in range(ROUNDS):
+        plans = take(front, started.add(front["layout_index"], front["stage_clock_mhz"]))
+        piped = take(plans, problem.layouts["pp"][plans["layout_index"]] > 1)
+        room = (evaluations - spent) // (2 * problem.max_pp)
+        if room <= 0 or not len(piped["slack"]):
+            break
+        batch = _single_stage_moves(problem, take(piped, evenly(piped, min(room, STARTS))))
+        front, spent = merge(front, noticeable(front, batch)), spent + len(batch["slack"])
+    return front, spent
 
 
 def _at_clocks(genes: Ints, clocks: Ints) -> Ints:

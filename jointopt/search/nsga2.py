@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import Columns, Ints
-from jointopt.search.breeding import POPULATION, Seen, breed, first, half_local, unseen
+from jointopt.search.breeding import POPULATION, TRIALS, Seen, breed, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.local_search import LocalSearch
 from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
@@ -55,8 +55,8 @@ class _Sampler(optuna.samplers.NSGAIISampler):
 
 
 def search(
-    problem: Problem, *, trials: int = 1000, seed: int = 0, start: Columns | None = None, population: int = POPULATION,
-    local_evaluations: int = 50_000, progress: Progress | None = None,
+    problem: Problem, *, trials: int = TRIALS, seed: int = 0, start: Columns | None = None,
+    population: int = POPULATION, local_evaluations: int = 50_000, progress: Progress | None = None,
 ) -> SearchResult:  # fmt: skip
     """NSGA-II for ``trials`` distinct plans, then a local search around the front; the seed decides all.
 

@@ -55,7 +55,7 @@ def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, fl
     return beyond(first), beyond(second)
 
 
-def take(columns: Columns, index: Ints | Bools) -> Columns:
+def take(columns: Columns, index: Ints | Bools | slice) -> Columns:
     """The chosen rows of every column."""
     return {name: values[index] for name, values in columns.items()}
 

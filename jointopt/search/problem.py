@@ -53,6 +53,11 @@ class Problem:
         return len(self.clocks_mhz)
 
     @property
+    def is_countable(self) -> bool:
+        """Whether the exact front of one clock, and of slack where stages may use it, is found without trials."""
+        return self.stage_clocks is None or self.energy_slope_w is not None
+
+    @property
     def max_pp(self) -> int:
         """Deepest pipeline of any layout."""
         return int(self.layouts["pp"].max()) if self.num_layouts else 1
@@ -73,7 +78,7 @@ class Problem:
         return clocks
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
-        """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` said."""
+        """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` returned."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
         return self.evaluated(layout_index, clock_index, slack, clocks)
 

@@ -137,8 +137,9 @@ def _calibrated_from(calibration: Calibration) -> Assumption:
     """Which constants are no assumption any more, and what they stem from."""
     on = calibration.fitted_on
     source = f" ({on['kind']}, {on['rows']} rows)" if {"kind", "rows"} <= set(on) else ""
-    reason = f"{calibration.gpu}: static and waiting power and voltage curve calibrated{source}"
-    return Assumption("calibration", calibration.gpu, reason)
+    brief = "static and waiting power and voltage curve calibrated"
+    reason = f"{calibration.gpu}: {brief}{source}"
+    return Assumption("calibration", calibration.gpu, reason, calibration.gpu, brief)
 
 
 def check_calibrates(calibration: Calibration | None, jobs: Iterable[Job]) -> None:

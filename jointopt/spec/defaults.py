@@ -31,11 +31,12 @@ from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.stages import usual_split
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
-# Of several blank degrees all but the last are 1, in this order: published runs that do not mention context
-# parallelism have none, and data parallelism is what takes up the remaining GPUs in every framework.
-_BLANK_FIRST = ("cp", "pp", "tp", "dp")
+# Of several blank degrees all but the last are 1, in this order (cp, pp, tp, dp): published runs that do not mention
+# context parallelism have none, and data parallelism is what takes up the remaining GPUs in every framework.
+_BLANK_FIRST = DEGREES[::-1]
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     raw = {name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size) for name in LAYOUT_COLUMNS}
     blank = {name: np.isnan(values) for name, values in raw.items()}
     filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
-    for name in ("ep", "micro_batch_size"):  # experts lie whole on every rank; a micro-batch of 1 fits best
-        filled[name] = np.where(blank[name], 1, raw[name])
+    for name in raw.keys() - filled.keys():  # experts lie whole on every rank; a micro-batch of 1 fits best
+        filled[name] = np.where(blank[name], COLUMNS[name].values.start, raw[name])
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
     even = training.seq_length // layouts["cp"] % layouts["tp"] == 0  # tokens of a cp rank
     defaults = {
@@ -73,13 +74,22 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     defaults["etp"] = default_etp(job, layouts)
     defaults |= {name: np.full(size, value) for name, value in NEUTRAL.items() if name not in defaults}
     layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
+    splits = _usual_splits(job, layouts)
+    layouts["stage_layers"] = np.where(blank["stage_layers"], splits, layouts["stage_layers"])
     has_choice: dict[str, Any] = {
         "ep": np.full(size, model.is_moe), "vpp": layouts["pp"] > 1, "sequence_parallel": layouts["tp"] > 1,
         "zero_stage": layouts["dp"] * layouts["cp"] > 1, "etp": model.is_moe & (layouts["tp"] > 1),
-        **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False),
+        **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False), "stage_layers": splits > 0,
     }  # fmt: skip
     assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
     return DefaultPlan({n: layouts[n].astype(COLUMNS[n].array_dtype) for n in LAYOUT_COLUMNS}, assumed)
+
+
+def _usual_splits(job: Job, layouts: Columns) -> Ints:
+    """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
+    pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]).astype(np.int64), axis=1, return_inverse=True)
+    codes = [STAGE_LAYERS.of(usual_split(job, pp, vpp)) for pp, vpp in pairs.T.tolist()]
+    return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 
 def default_etp(job: Job, layouts: Columns) -> Ints:

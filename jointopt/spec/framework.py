@@ -24,7 +24,10 @@ class Framework:
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
     schedules: tuple[str, ...] = ("1f1b",)
+    # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
+    stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
+    replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"
@@ -56,18 +59,26 @@ class Framework:
     dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
     tp_overlap: float = 0.0
     cp_overlap: float = 0.8
-    ep_overlap: float = 0.0
+    ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
+    token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`
+    fp8_dispatch: bool = False  # of fp8 training: tokens and their gradients go to experts in fp8
     pp_overlap: float = 0.0
     gradient_sync_per_micro_batch: bool = False  # pipelines reduce gradients after every micro-batch
+    # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
+    gathers_once_with_pipeline: bool = False
     zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
     network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
 
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
+    weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
+    quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
+    fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss
     logits_tensor_parallel: bool = True  # logits stay split over tp
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
+    communicator_gib: float = 0.25  # of NCCL's buffers per kind of parallelism, part of that overhead
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
     source: str = ""

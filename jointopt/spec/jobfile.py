@@ -27,7 +27,10 @@ from jointopt.spec.job import (
     DTYPES,
     OBJECTIVES,
     SITE_ENERGY,
+    STATE_BYTES,
+    STATE_FIELDS,
     TIME_ALONE,
+    TOKEN_DISPATCHERS,
     Constraints,
     Job,
     Search,
@@ -195,8 +198,18 @@ def _training(section: Section, gpu: Gpu) -> Training:
         attention_assumed=not training.has("attention"),
         fused_norm=training.flag("fused_norm", FUSED_NORM),
         framework=framework,
+        token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
+        overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
         run_tokens=_run_tokens(training),
+        **_state_formats(training),
     )
+
+
+def _state_formats(training: Section) -> dict[str, Any]:
+    """Formats of gradients and optimizer states that the job states."""
+    given = [name for name in STATE_FIELDS if training.has(name)]
+    dtypes = {name: training.choice(name, tuple(STATE_BYTES)) for name in given if name.endswith("_dtype")}
+    return dtypes | {name: training.flag(name, False) for name in given if name not in dtypes}
 
 
 def _run_tokens(training: Section) -> int | None:

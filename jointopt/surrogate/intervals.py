@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.job import Job
 
@@ -27,10 +27,9 @@ def in_domain(job: Job, columns: Columns) -> Bools:
     """
     errors = _errors()
     inside = np.full(len(columns["pp"]), _workload_seen(job, errors))
-    for name in ("dp", "tp", "pp", "cp"):
-        if name in columns:
-            low, high = errors["ranges"][name]
-            inside &= (columns[name] >= low) & (columns[name] <= high)
+    for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
+        low, high = errors["ranges"][name]
+        inside &= (columns[name] >= low) & (columns[name] <= high)
     return np.asarray(inside & clocks_supported(job, columns["stage_clock_mhz"]))
 
 

@@ -51,11 +51,12 @@ class Measurements:
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
-        """Runs as a caller gives them; TableError for times so far from the physics that they are in another unit."""
-        runs = measured if isinstance(measured, Measurements) else cls.of(measured)
-        for sentence in runs.doubts:
-            _log.warning("%s", sentence)
-        return runs
+        """Runs as a caller gives them, checked; TableError for times that are in another unit than seconds."""
+        try:
+            runs = measured if isinstance(measured, Measurements) else cls.of(measured)
+        except TableError as error:
+            raise nothing_learned(error) from error
+        return runs.checked
 
     @classmethod
     def stored(cls, url: str) -> Measurements:
@@ -109,6 +110,13 @@ class Measurements:
         return evidence_by_source(self.table, self.priced, self.name)
 
     @functools.cached_property
+    def checked(self) -> Measurements:
+        """The same runs; the first time `doubts` are logged. TableError as there."""
+        for sentence in self.doubts:
+            _log.warning("%s", sentence)
+        return self
+
+    @functools.cached_property
     def doubts(self) -> list[str]:
         """A sentence on each source whose times are so far from the physics that their unit is in doubt.
 
@@ -119,6 +127,12 @@ class Measurements:
         except TableError:
             return []
         return checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
+
+
+def nothing_learned(error: TableError) -> TableError:
+    """The error of a table as that of measured runs which cannot be used."""
+    text = str(error)
+    return TableError(f"Nothing can be learned from the measured runs: {text[:1].lower()}{text[1:]}")
 
 
 def off_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> dict[str, float]:

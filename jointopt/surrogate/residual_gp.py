@@ -21,6 +21,7 @@ DEGREES_OF_FREEDOM = 3.0
 REWEIGHTS = 6
 MOST_RUNS = 800  # of one source that a posterior is conditioned on; the cost grows with the cube
 LARGEST_RESIDUAL = 1.5
+# by name, not from the schema: a stored surrogate has a length for each of these, in this order
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "plan": tuple(f"log2_{n}" for n in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "micro_batches")),
     "switch": ("sequence_parallel", "recompute", "zero_stage"),

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 
 # A factor common to all plans, and one per doubling of each degree. With as few runs of one job the Gaussian process
 # of `residual_gp` makes the order of plans worse (bench_replay.py models: 3.9 runs in the mean instead of 2.3).
-_DOUBLINGS = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ def plan_features(plans: Columns) -> Floats:
 
     ``plans`` holds the layout columns and ``stage_clock_mhz``; a switch is half a doubling, an octave of clock two.
     """
-    doublings = [np.log2(plans[name].astype(float)) for name in _DOUBLINGS]
-    switches = [plans[name].astype(float) / 2 for name in ("zero_stage", "recompute", "sequence_parallel")]
+    doublings = [np.log2(plans[name].astype(float)) for name in DOUBLINGS]
+    switches = [plans[name].astype(float) / 2 for name in SWITCHES[::-1]]
     clock = 2 * np.log2(np.nanmean(plans["stage_clock_mhz"], axis=1))
     points = np.stack([*doublings, *switches, clock], axis=1)
     centred: Floats = points - points.mean(axis=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import DeviceError, PlanError, UsageError
+from jointopt.core.schema import DEGREES, num_gpus
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
 from jointopt.measure.devices.meter import Gpus, metered
 from jointopt.measure.devices.reading import Reading
@@ -20,7 +20,6 @@ from jointopt.measure.launchers.process import run_in_foreground
 from jointopt.spec.plans.parse import PLAN_KEYS
 
 _log = logging.getLogger(__name__)
-_DEGREES = ("dp", "tp", "cp", "pp")
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,12 @@ def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
         raise UsageError(f"{path} is no JSON: {error}.") from error
     found = _plan_in(document, path, row)
     plan = {name: value for name, value in found.items() if name in PLAN_KEYS}
-    if not {"dp", "tp", "pp"} & plan.keys():
+    if not set(DEGREES) & plan.keys():
         raise UsageError(
             f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
             "or an object with dp, tp, pp and stage_clock_mhz."
         )
-    return dict.fromkeys(_DEGREES, 1) | plan
+    return dict.fromkeys(DEGREES, 1) | plan
 
 
 def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
@@ -92,11 +91,11 @@ def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:
-    for name in _DEGREES:
+    for name in DEGREES:
         value = plan[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PlanError(f"The {name} of a plan must be a whole number from 1; got {value!r}.")
-    return math.prod(plan[name] for name in _DEGREES)
+    return int(num_gpus(plan))
 
 
 def _settings(

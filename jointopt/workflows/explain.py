@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import PlanError
-from jointopt.core.schema import Columns
+from jointopt.core.facts import Assumption
+from jointopt.core.schema import Columns, num_gpus
 from jointopt.core.units import GIB
 from jointopt.physics import cooling
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.results import Explanation, Stage
+from jointopt.report.explanation import Explanation, Stage
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
@@ -56,9 +57,9 @@ def explain(
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
-        assumed=(*map(str, plan_assumptions(parsed)), *assumptions(model.job)),
+        assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
-        in_domain=bool(answer["in_domain"][0]), surrogate=model.name, informed_by=model.evidence.counts,
+        in_domain=bool(answer["in_domain"][0]), fit_probability=float(model.fit_probability(physics)[0]), surrogate=model.name, informed_by=model.evidence.counts,
     )  # fmt: skip
 
 
@@ -69,19 +70,20 @@ def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
     """
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
-    columns |= {name: plans[name] for name in RESULTS}
+    columns |= {name: plans[name] for name in (*RESULTS, "fit_probability") if name in plans}
     columns |= physics.heat(layout, plans["stage_clock_mhz"])
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
     return model.intervals(columns)
 
 
-def assumptions(job: Job) -> tuple[str, ...]:
+def assumptions(job: Job) -> tuple[Assumption, ...]:
     """Assumptions that stand in for values of the job's cluster and GPU that no source states."""
     gpu = job.cluster.gpu
-    power: tuple[object, ...] = gpu.power.assumed if gpu.power else ()
+    power = gpu.power.assumed if gpu.power else ()
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
-        power = (*power, "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed")
-    return tuple(map(str, (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, cooling.ASSUMED)))
+        reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
+        power = (*power, Assumption("dtype", "fp32", reason))
+    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, cooling.ASSUMED)
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:
@@ -105,7 +107,6 @@ def _stages(parts: Breakdown) -> tuple[Stage, ...]:
 
 def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
     """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
-    gpus = record["dp"] * record["tp"] * record["pp"] * record["cp"]
     batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
-    if broken and (gpus != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
+    if broken and (num_gpus(record) != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
         raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")

@@ -75,7 +75,7 @@ def polish(
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
         seconds=time.perf_counter() - started,
-        assumed=tuple(map(str, (*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed))),
+        assumed=(*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed),
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ class Schedule:
 
     def __init__(self, physics: CostModel, stage_clock_mhz: Floats) -> None:
         costs = physics.groups[0]
-        pp, vpp, batches = len(costs.layers), int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
+        pp, vpp, batches = costs.depth, int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
         passes = instruction_costs(physics, 0, grid)
         self._waiting_w = physics.energy_slope_w

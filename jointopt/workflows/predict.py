@@ -22,7 +22,8 @@ from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
-from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.measurements import Measurements, nothing_learned
+from jointopt.surrogate.memory import MemoryPosterior
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,20 +84,12 @@ def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None)
     """The runs at hand and those of the database as one; None where neither is given."""
     import pandas as pd
 
-    try:
-        given = Measurements.of(measured) if isinstance(measured, pd.DataFrame) else measured
-    except TableError as error:
-        raise _nothing_learned(error) from error
+    given = None if measured is None else Measurements.given(measured)
     stored = None if storage is None else Measurements.stored(storage)
     parts = [part for part in (given, stored) if part is not None and len(part.table)]
     if len(parts) < 2:
         return parts[0] if parts else None
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)
-
-
-def _nothing_learned(error: TableError) -> TableError:
-    text = str(error)
-    return TableError(f"Nothing can be learned from the measured runs: {text[:1].lower()}{text[1:]}")
 
 
 def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
@@ -108,12 +101,12 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
 def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
     """Evidence of measured runs by source; those that teach nothing, or nothing of ``sources``, are logged.
 
-    Raises TableError where none can be priced, and for times in another unit.
+    Raises TableError where none can be priced.
     """
     try:
         found, reasons = runs.workloads
     except TableError as error:
-        raise _nothing_learned(error) from error
+        raise nothing_learned(error) from error
     total = f"{len(runs.table):,}"
     for reason, count, row in _by_reason(reasons):
         _log.warning("%s of %s measured runs teach nothing (row %d): %s", f"{count:,}", total, row + 1, reason)
@@ -130,8 +123,6 @@ def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
             "learned from them.",
             f"{sum(len(work.rows) for work in unseen):,}", total, ", ".join(kinds[:3] + ["..."] * (len(kinds) > 3)),
         )  # fmt: skip
-    for line in runs.doubts:
-        _log.warning("%s", line)
     return runs.evidence_by_source()
 
 
@@ -186,16 +177,15 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     job, plans = priced.plans.job, priced.plans
     columns = {name: priced.values[name] for name in RESULTS}
     columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
-    alone_gib = columns["peak_memory_gib"]
-    if move is None:
-        columns, fits = add_intervals(job, columns), alone_gib <= memory_limit_gib(job)
-    else:
-        columns, fits = move.bounded(job, move.scaled(columns)), move.fits(job, alone_gib)
+    framework = job.training.framework.name
+    memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
+    load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
+    columns = add_intervals(job, columns) if move is None else move.bounded(job, move.scaled(columns))
     if not plans.as_stated:
         columns = outside_of_domain(columns)
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
-    kept |= {"in_domain": columns["in_domain"], "predicted_fits": fits}
-    return kept | {"violations": violations(job, plans.plans)}
+    fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
+    return kept | {"in_domain": columns["in_domain"]} | fitting | {"violations": violations(job, plans.plans)}
 
 
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:

@@ -1,4 +1,4 @@
-"""``propose``: the plans of a job that no other plan beats, searched exactly and by NSGA-II."""
+"""``propose``: the plans of a job that no other plan beats, searched exactly, or by NSGA-II too."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
+from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
-from jointopt.report.results import Proposal
 from jointopt.runs.database import without_password
+from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
-from jointopt.search.pareto import concat, front_of, front_order, take
+from jointopt.search.local_search import move_stages
+from jointopt.search.pareto import concat, front_of, front_order, hypervolume, is_covered, nadir, objectives, take
 from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
@@ -30,6 +32,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
 SECONDS_BETWEEN_TICKS = 1.0
+LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
 CONSTRAINED = "breaks a constraint at every clock"
 
 
@@ -67,16 +71,17 @@ class Stopwatch:
 
 
 def propose(
-    job: Job | JobModel, *, trials: int = 1000, seed: int = 0, surrogate: str = "default",
+    job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, study: str | None = None,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
-    ``trials`` plans go to NSGA-II after the exact front of what can be counted; the study in ``storage`` (an Optuna
-    URL) is called ``study``, by default by the job's name and version. Other options as in `JobModel.of`. With one
-    objective the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
-    InfeasibleError with reasons and the smallest change that would help, CatalogError where power is needed.
+    The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
+    NSGA-II: by default none where the exact front can be counted. The study in ``storage`` (an Optuna URL) is called
+    ``study``, by default by the job's name and version. Other options as in `JobModel.of`. With one objective the front
+    is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises InfeasibleError with
+    reasons and the smallest change that would help, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -87,24 +92,28 @@ def propose(
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = model.cost_model(layouts)
-        problem = _problem(job, physics, space.clocks_mhz)
+        fitting = model.fit_probability(physics)
+        problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
-    front, seen = exact.front, take(exact.front, np.zeros(0, np.int64))
-    if job.cluster.gpu.power is not None:
-        with watch.phase("search", f"NSGA-II over {trials:,} plans with a clock per stage"):
-            front, seen = _search(problem, exact, trials, seed, watch)
-    reference, answer = _reference(physics), answered(model, physics, front)
+    if trials is None:
+        trials = 0 if problem.is_countable else TRIALS
+    searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else trials, seed, watch)
+    front = front_of(_once(searched[-1].front, fitting))
+    reference, answer = _reference(physics, fitting), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
         front=_wanted(job, answer), reference=answered(model, physics, reference),
-        covered_plans=exact.covered, evaluated_plans=exact.evaluated + len(seen["layout_index"]),
-        seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
+        covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
+        searched=_contributions(searched), seconds=watch.seconds,
+        assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
+        beside=beside(model, physics, answer, fitting),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
+    seen = concat([front, *(_once(step.plans, fitting) for step in searched)])
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
@@ -126,13 +135,17 @@ def _need_power(job: Job) -> None:
 
 
 def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
-    job, factor = model.job, model.evidence.memory_posterior.factor
+    """(space, its layouts that may fit in memory, what was dropped and why); InfeasibleError where nothing is left.
+
+    Tight ones stay, unless the job states a bound or they are certain not to fit.
+    """
+    job = model.job
+    reach = model.memory.reach if job.constraints.memory_fraction is None else 1.0 / model.memory.factor
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
     limit_gib = memory_limit_gib(job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
+        fits = peak_memory_bytes(job, space.layouts) <= reach * limit_gib * GIB
     dropped = dict(space.dropped)
     if not fits.all():
         dropped[NO_MEMORY] = int((~fits).sum())
@@ -149,15 +162,38 @@ def priced_problem(job: Job | JobModel) -> Problem:
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
     space, layouts, _ = _feasible(model, Stopwatch())
-    return _problem(model.job, model.cost_model(layouts), space.clocks_mhz)
+    physics = model.cost_model(layouts)
+    return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
 
 
-def _problem(job: Job, physics: CostModel, clocks_mhz: Floats) -> Problem:
+def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
+    """The search problem; a layout counts ``runs`` (n,) times: one that may not fit takes a second run where it fails.
+
+    A factor on time and energy keeps what the problem promises of both.
+    """
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
+
+    def lower_bound(index: Ints) -> tuple[Floats, Floats]:
+        time_s, energy_j = physics.lower_bound(index)
+        return time_s * runs[index], energy_j * runs[index]
+
     return Problem(
-        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=physics.evaluate, lower_bound=physics.lower_bound,
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
         energy_slope_w=physics.energy_slope_w,
     )  # fmt: skip
+
+
+def _times(plans: Columns, factor: Floats) -> Columns:
+    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
+
+
+def _once(plans: Columns, fitting: Floats) -> Columns:
+    """Plans of the search with the time and energy of one run, and the probability that they fit."""
+    fits = fitting[plans["layout_index"]]
+    return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
@@ -189,7 +225,7 @@ def _fastest(problem: Problem) -> ExactFront:
     feasible = np.flatnonzero(plans["violation"] <= 0.0)
     best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
     covered = problem.num_layouts * problem.num_clocks
-    return ExactFront(take(plans, best), covered, len(layouts), covered - len(layouts))
+    return ExactFront(take(plans, best), covered, len(layouts), covered - len(layouts), take(plans, best[:0]))
 
 
 def _bounds(answer: Columns, count: int) -> Columns:
@@ -199,22 +235,58 @@ def _bounds(answer: Columns, count: int) -> Columns:
     return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
 
 
-def _search(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: Stopwatch) -> tuple[Columns, Columns]:
-    """(front, everything evaluated); the exact front of what can be counted is part of both."""
-    from jointopt.search.nsga2 import search
+@dataclass(frozen=True)
+class _Step:
+    """One method of a search: the front after it, how many plans it evaluated, and those of them to show."""
 
-    result = search(problem, trials=trials, seed=seed, start=exact.front, progress=watch.tick)
-    front = front_of(concat([exact.front, result.front]))
-    return front, concat([front, result.plans])
+    method: str  # exact, local or nsga2
+    front: Columns
+    evaluated: int
+    plans: Columns
 
 
-def _reference(physics: CostModel) -> Columns:
+def _searched(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: Stopwatch) -> list[_Step]:
+    """The methods that searched, in turn; each starts from the front of the one before and loses none of it."""
+    steps = [_Step("exact", exact.front, exact.evaluated, exact.sample)]
+    if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
+        with watch.phase("search", "clocks of single stages around the front"):
+            front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
+        steps.append(_Step("local", front, evaluated, take(front, slice(0))))
+    if trials:
+        from jointopt.search.nsga2 import search
+
+        with watch.phase("nsga2", f"NSGA-II over {trials:,} plans with a clock per stage"):
+            found = search(problem, trials=trials, seed=seed, start=steps[-1].front, progress=watch.tick)
+        front = front_of(concat([steps[-1].front, found.front]))
+        steps.append(_Step("nsga2", front, found.evaluated, found.plans))
+    return steps
+
+
+def _contributions(steps: list[_Step]) -> dict[str, dict[str, float]]:
+    """By method: plans ``evaluated``, plans ``added`` to the final front, the share of its ``hypervolume`` they add."""
+    final = objectives(steps[-1].front)
+    reference = nadir(*final)
+    whole, found, share, by_method = hypervolume(*final, reference), 0, 0.0, {}
+    for step in steps:
+        values = objectives(step.front)
+        known = len(final[0]) if step is steps[-1] else int(is_covered(*values, *final).sum())
+        reached = hypervolume(*values, reference) / whole if whole else 1.0  # one plan spans no area
+        by_method[step.method] = {
+            "evaluated": step.evaluated, "added": known - found, "hypervolume": round(reached - share, 9),
+        }  # fmt: skip
+        found, share = known, reached
+    return by_method
+
+
+def _reference(physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
-    everything, clocks = np.arange(len(pp)), uniform_stage_clocks(pp, physics.top_mhz)
-    plans = physics.evaluate(everything, clocks) | {"layout_index": everything, "stage_clock_mhz": clocks}
-    best = int(plans["iteration_time_s"].argmin())
-    return {name: values[[best]] for name, values in plans.items()}
+    fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
+    best = np.array([(fastest * (2.0 - fitting)).argmin()])
+    clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
+    clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
+    plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
+    return plans | {"fit_probability": fitting[best]}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:

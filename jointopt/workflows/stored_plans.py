@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, inside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, inside, num_gpus
 from jointopt.physics.facility import SITE_COLUMNS, with_site
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.database import without_password
@@ -117,8 +117,7 @@ def _of_runs(rows: Sequence[Mapping[str, Any]], source: str, job_text: str) -> S
             f"{source} holds no run that succeeded and kept the job's constraints, so there is nothing to choose from."
         )
     plans = _columns(_frame(rows, source), source, blank=RESULTS)
-    gpus = np.prod([plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
-    power = plans["energy_j"] / plans["iteration_time_s"] / gpus
+    power = plans["energy_j"] / plans["iteration_time_s"] / num_gpus(plans)
     plans["avg_power_w"] = np.where(np.isfinite(plans["avg_power_w"]), plans["avg_power_w"], power)
     job = _job(parse_yaml(job_text), source) if job_text else None
     return StoredPlans(source, plans, "" if job is None else job.name, job, measured=True)
@@ -144,9 +143,8 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
 
     UsageError that names a column that is missing or a cell that makes no sense.
     """
-    # files of earlier versions lack the columns that most plans do without; a blank there has no effect either
-    table = table.assign(**{name: table[name].astype(object) if name in table else np.nan for name in NEUTRAL})
-    table = table.fillna({name: COLUMNS[name].outside(neutral) for name, neutral in NEUTRAL.items()})
+    # files of earlier versions lack the columns that most plans do without
+    table = table.assign(**{name: None for name in NEUTRAL if name not in table})
     missing = [name for name in _NEEDED if name not in table]
     if missing:
         raise TableError(f"{source} has no column {', '.join(missing)}; {_EXPECTED}.")
@@ -156,17 +154,18 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
         raise TableError(f"{source}: {name} of plan {row + 1} must be {expected}; got {shown(table, row, name)}.")
     # of some processors no source states the power, so that no plan has any
     powerless = [name for name in ("energy_j", "avg_power_w") if clean[name].isna().all()]
-    needed = [name for name in _NEEDED if name not in (*blank, *powerless)]
+    needed = [name for name in _NEEDED if name not in (*blank, *powerless, *NEUTRAL)]
     missing_cells = clean[needed].isna().to_numpy()
     if missing_cells.any():
         row, column = np.argwhere(missing_cells)[0]
         raise TableError(f"{source}: {needed[column]} of plan {row + 1} is blank; expected a value.")
-    return _plan_columns(clean, source) | _results(clean)
+    usual = {name: clean[name].where(clean[name].notna(), COLUMNS[name].outside(NEUTRAL[name])) for name in NEUTRAL}
+    return _plan_columns(clean.assign(**usual), source) | _results(clean)
 
 
 def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
     columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
-    columns["sequence_parallel"] = clean["sequence_parallel"].to_numpy(np.float64) > 0
+    columns |= {name: clean[name].to_numpy(np.float64) > 0 for name in _SWITCHED}
     columns |= {name: inside(name, clean[name]) for name in LAYOUT_COLUMNS if COLUMNS[name].codes is not None}
     clocks: list[tuple[float, ...]] = clean["stage_clock_mhz"].tolist()
     stages = np.array([len(row) for row in clocks])
@@ -182,7 +181,7 @@ def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
     return columns
 
 
-_WHOLE = tuple(name for name in LAYOUT_COLUMNS if COLUMNS[name].dtype == "int")
+_WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] for dtype in ("int", "bool"))
 
 
 def _results(clean: pd.DataFrame) -> Columns:
@@ -210,7 +209,7 @@ def _check_same(found: StoredPlans, job: Job) -> None:
 
 
 def _check_size(found: StoredPlans, job: Job) -> None:
-    sizes: Floats = np.prod([found.plans[name] for name in ("dp", "tp", "pp", "cp")], axis=0)
+    sizes = num_gpus(found.plans)
     if (sizes != job.cluster.num_gpus).any():
         raise UsageError(
             f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {job.name!r} has "

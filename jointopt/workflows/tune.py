@@ -139,7 +139,7 @@ class _Loop(Campaign):
         records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
         found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
         if len(found):
-            self.note(f"A tune that was killed had begun {count(len(found), 'run')}, asked for again before any other.")
+            self.note(f"A tune that was killed had begun {count(len(found), 'run')}, resumed before any other.")
         return found
 
     def _continue(self, budget: Budget) -> None:

@@ -118,7 +118,7 @@ class _Bench(Campaign):
             self.plans = _joined(self.plans, others, self.job)
             self.record.open_study(self.plans.columns, self._objectives())  # with room for them
             self.note(
-                f"A validate that was killed had begun {len(others)} more, which are asked for again: what has been "
+                f"A validate that was killed had begun {len(others)} more, which are resumed: what has been "
                 "measured since moved the choice."
             )
 

@@ -3,7 +3,7 @@
     python tests/bench/bench_accuracy.py [--write] [--quantiles] [DATA_FOLDER]
 
 Prints a table; with ``--write`` also replaces the table in docs/accuracy.md; with ``--quantiles`` prints the quantiles
-of measured over predicted that jointopt/catalog/physics_error.yaml holds. The default folder is ../shared/data
+of measured over predicted that jointopt/spec/catalog/physics_error.yaml holds. The default folder is ../shared/data
 beside the repository. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
 """
 
@@ -63,9 +63,9 @@ def out_of_memory(table: pd.DataFrame) -> tuple[float, float]:
     """Recall and precision of "does not fit" on rows that ran or ran out of memory."""
     rows = table[table.status.isin(["ok", "oom"])].reset_index(drop=True)
     out = jointopt.predict(rows)
-    said, was = ~out.predicted_fits, rows.status == "oom"
-    hit = (said & was).sum()
-    return hit / was.sum(), hit / max(1, said.sum())
+    predicted, was = ~out.predicted_fits, rows.status == "oom"
+    hit = (predicted & was).sum()
+    return hit / was.sum(), hit / max(1, predicted.sum())
 
 
 def quantiles(runs: list[pd.DataFrame], column: str) -> list[float]:
@@ -79,7 +79,7 @@ def quantiles(runs: list[pd.DataFrame], column: str) -> list[float]:
 
 
 def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
-    """For each source's own profile, and for the same runs under a framework that nobody knows."""
+    """For each source's own profile, and for the same runs under a framework without a profile."""
     memory = [t for name, t in tables.items() if name in MEMORY_SOURCES]
     generic = [jointopt.predict(t.assign(framework="")) for t in tables.values()]
     errors = [(t.predicted_iteration_time_s / t.iteration_time_s - 1).abs().median() for t in generic]

@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/bench/bench_feasibility.py [--write]
 
-Reads ../shared/data beside the repository. ``--write`` replaces jointopt/catalog/memory_margin.yaml. The margin is
-learned from sources that measured memory; Aleph only judges. nanotron's failures are crashes or out of memory, not told
-apart: "caught" counts both.
+Reads ../shared/data beside the repository. ``--write`` replaces jointopt/spec/catalog/memory_margin.yaml. The margin is
+learned from sources that measured memory; Aleph only judges. nanotron's failures are crashes or out of memory,
+not distinguished: "caught" counts both.
 """
 
 from __future__ import annotations

@@ -101,15 +101,15 @@ def summary(counts: list[float]) -> str:
 
 def through_tune() -> None:
     found = list(groups())
-    for told in (True, False):
+    for known in (True, False):
         counts, ooms = [], 0
         for _, group, rows in found:
-            k, failed = runs_needed(rows if told else rows.assign(framework="unknown"))
+            k, failed = runs_needed(rows if known else rows.assign(framework="unknown"))
             counts.append(k)
             ooms += failed
-            if told:
+            if known:
                 print(f"{k:4} runs, random {random_order(rows):5.1f}, {len(rows):4} rows: {group}", flush=True)
-        print("framework told:" if told else "framework not told:", summary(counts), f"{ooms} OOMs")
+        print("framework known:" if known else "framework unknown:", summary(counts), f"{ooms} OOMs")
         print("  chosen on  ", summary(counts[::2]))
         print("  reported on", summary(counts[1::2]))
         large = [k for k, (_, _, rows) in zip(counts, found, strict=True) if len(rows) >= 20]
@@ -130,10 +130,10 @@ class Group:
     features: np.ndarray
 
 
-def prepared(told: bool) -> list[Group]:
+def prepared(known: bool) -> list[Group]:
     out = []
     for source, _, rows in groups():
-        rows = rows if told else rows.assign(framework="unknown")
+        rows = rows if known else rows.assign(framework="unknown")
         job = parse_job(job_document(rows), "replay", pathlib.Path())
         launcher = ReplayLauncher(rows)
         candidates = listed(launcher.candidates(job), job)
@@ -245,9 +245,9 @@ def played(group: Group, model: Model, choice: Choice, k: int, seed: int = 0) ->
 
 
 def models() -> None:
-    for told in (True, False):
-        found = prepared(told)
-        print("framework told" if told else "framework not told")
+    for known in (True, False):
+        found = prepared(known)
+        print("framework known" if known else "framework unknown")
         tried = {"physics alone": physics_alone, "local model": local, "surrogate": surrogate}
         tried |= {"local, other groups known": after_others(found)}
         for name, model in tried.items():
@@ -256,9 +256,9 @@ def models() -> None:
 
 def choices() -> None:
     ways = {"expected gain": gain, "best predicted": best_predicted, "random from the front": random_from_front}
-    for told in (True, False):
-        found = prepared(told)
-        print("framework told" if told else "framework not told")
+    for known in (True, False):
+        found = prepared(known)
+        print("framework known" if known else "framework unknown")
         for k in (1, 2, 4):
             for name, way in ways.items():
                 counts = [played(g, local, way, k, seed) for g in found for seed in range(5)]

@@ -119,7 +119,7 @@ def main() -> None:
         behind = ", ".join(f"{value:+.0%}" for value in replayed(job, times, given.budget, spread))
         print(f"the sweep replayed with the spread for {name}: {behind}")
     gain = found["expected_gain_left"]
-    print(f"  expected gain left at the end: {'cannot be told' if gain is None else f'{gain:.1%}'}")
+    print(f"  expected gain left at the end: {'not known' if gain is None else f'{gain:.1%}'}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_a_profile_becomes_a_file_and_a_summary():
     result = calibrate()
     assert result.exit_code == 0, result.stderr
     assert "stage profile, 5 rows" in result.stdout
-    assert "static power" in result.stdout
+    assert "static_w" in result.stdout
     assert "gpu: a100-sxm4-40gb" in Path("cal.yaml").read_text(encoding="utf-8")
 
 

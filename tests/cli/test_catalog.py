@@ -19,6 +19,13 @@ def test_the_table_of_gpus_has_names_and_figures() -> None:
     assert "TFLOP/s" in result.stdout
 
 
+def test_published_plans_are_listed_by_model() -> None:
+    result = CliRunner().invoke(jointopt, ["catalog", "recipes", "--model", "gpt3", "--json"])
+    found = json.loads(result.stdout)
+    assert {recipe["model"] for recipe in found} == {"gpt3-175b"}
+    assert all("arXiv" in recipe["source"] or "mlcommons" in recipe["source"] for recipe in found)
+
+
 def test_an_unknown_listing_names_the_known_ones() -> None:
     result = CliRunner().invoke(jointopt, ["catalog", "gpu"])
     assert result.exit_code == 2

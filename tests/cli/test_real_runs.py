@@ -94,7 +94,7 @@ def training(driver) -> bool:
 
 
 def test_tune_locks_the_clocks_of_each_plan_and_measures_its_energy(driver, folder: Path) -> None:
-    tuned = run("tune", "job.yaml", *FEW, "--budget", "3")
+    tuned = run("tune", "job.yaml", *FEW, "--budget", "2")
     assert tuned.exit_code == 0, tuned.stderr
     document = json.loads(tuned.stdout)
     assert document["objectives"] == ["iteration_time_s", "energy_j"]
@@ -105,10 +105,10 @@ def test_tune_locks_the_clocks_of_each_plan_and_measures_its_energy(driver, fold
         assert entry["avg_power_w"] == pytest.approx(watts, rel=0.1)
         assert entry["energy_j"] > 0
         expected += [f"lock {gpu} {clock}" for gpu in (0, 1)] + [f"reset {gpu} 1980" for gpu in (1, 0)]
-    assert len(document["measured"]) == 3
+    assert len(document["measured"]) == 2
     assert (driver.calls(), clocks.leftovers()) == (expected, [])
     study = optuna.load_study(study_name=document["study"], storage=URL)
-    assert [len(trial.values) for trial in study.trials] == [2, 2, 2]
+    assert [len(trial.values) for trial in study.trials] == [2, 2]
 
 
 def test_without_rights_nothing_runs_unless_clocks_are_left_to_the_driver(driver, folder: Path) -> None:
@@ -124,7 +124,7 @@ def test_without_rights_nothing_runs_unless_clocks_are_left_to_the_driver(driver
     assert "at default clocks" in row["notes"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder: Path, number: int) -> None:
     command = [sys.executable, "-m", "jointopt", "tune", "job.yaml", *FEW, "--budget", "2"]
     tool = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -132,7 +132,7 @@ def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder:
     tool.send_signal(number)
     told = tool.communicate(timeout=60)[1].decode()
     assert ("Ended by a signal: runs that had ended are kept" in told) == (number == signal.SIGTERM)
-    assert tool.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    assert tool.returncode == (143 if number == signal.SIGTERM else -number)
     eventually(lambda: not belonging_to(driver))
     assert (len(driver.held()), len(clocks.leftovers())) == ((2, 1) if number == signal.SIGKILL else (0, 0))
     assert list(Store(URL).read()["energy_j"].notna()) == [True]

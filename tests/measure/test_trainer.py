@@ -36,6 +36,7 @@ FOUR: dict[str, dict[str, Any]] = {
     "tensor parallel": {"tp": 4},
     "tensor and sequence parallel, ZeRO-1": {"dp": 2, "tp": 2, "sequence_parallel": True, "zero_stage": 1},
     "pipeline": {"pp": 4},
+    "pipeline with fewer micro-batches than stages": {"pp": 4, "micro_batch_size": 4},
     "interleaved pipeline, ZeRO-1": {"dp": 2, "pp": 2, "vpp": 2, "zero_stage": 1},
     "pipeline, tensor parallel, selective": {
         "pp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective",
@@ -56,22 +57,31 @@ EIGHT: dict[str, dict[str, Any]] = {
 }
 
 
-def losses(tmp_path: Path, processes: int, layouts: list[dict[str, Any]]) -> list[list[float]]:
-    """Losses by iteration of each layout, trained in turn by the same processes."""
-    told, answer = tmp_path / "specs.json", tmp_path / "losses.json"
-    told.write_text(json.dumps([asdict(TINY) | layout for layout in layouts]))
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+SHARED = EXPERTS | {"gated_mlp": False, "num_query_groups": 2, "num_shared_experts": 1, "num_dense_layers": 1}
+MODELS: dict[str, dict[str, Any]] = {"dense": {}, "experts": EXPERTS, "shared experts": SHARED}
+LAYOUTS: dict[int, dict[tuple[str, str], dict[str, Any]]] = {
+    4: {("dense", name): layout for name, layout in FOUR.items()}
+    | {("experts", name): layout for name, layout in FOUR_EXPERTS.items()}
+    | {("shared experts", "plain MLP"): {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}},
+    8: {("dense", name): layout for name, layout in EIGHT.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[float]]]:
+    """By number of processes: losses by iteration of each layout, trained in turn by the same processes."""
+    folder = tmp_path_factory.mktemp("trained")
+    groups = {1: list(MODELS.values())}
+    groups |= {n: [MODELS[model] | plan for (model, _), plan in named.items()] for n, named in LAYOUTS.items()}
+    specs = {n: [asdict(TINY) | changes for changes in group] for n, group in groups.items()}
+    (folder / "specs.json").write_text(json.dumps(specs))
     program = Path(__file__).with_name("train_many.py")
     ran = subprocess.run(
-        [*start, str(program), str(told), str(answer)], capture_output=True, text=True, timeout=900,
+        [sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(answer.read_text())
-
-
-def alone(tmp_path: Path, **model: Any) -> list[float]:
-    return losses(tmp_path, 1, [model])[0]
+    return {n: json.loads((folder / f"losses-{n}.json").read_text()) for n in groups}
 
 
 def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver: Any, tmp_path: Path) -> None:
@@ -87,31 +97,16 @@ def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver
     assert train_spec(job, plan, 1, 0).selective_share == 0.5
 
 
-def test_four_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
-    expected = alone(tmp_path)
-    assert expected[0] > expected[-1] + 0.1
-    for name, found in zip(FOUR, losses(tmp_path, 4, list(FOUR.values())), strict=True):
-        assert found == pytest.approx(expected, abs=2e-4), name
+def test_one_process_learns(losses: dict[int, list[list[float]]]) -> None:
+    for name, found in zip(MODELS, losses[1], strict=True):
+        assert found[0] > found[-1] + 0.1, name
 
 
-def test_four_processes_train_experts_alike_in_every_layout(tmp_path: Path) -> None:
-    expected = alone(tmp_path, **EXPERTS)
-    layouts = [EXPERTS | layout for layout in FOUR_EXPERTS.values()]
-    for name, found in zip(FOUR_EXPERTS, losses(tmp_path, 4, layouts), strict=True):
-        assert found == pytest.approx(expected, abs=2e-4), name
-
-
-def test_eight_processes_train_alike_in_every_layout(tmp_path: Path) -> None:
-    expected = alone(tmp_path)
-    for name, found in zip(EIGHT, losses(tmp_path, 8, list(EIGHT.values())), strict=True):
-        assert found == pytest.approx(expected, abs=2e-4), name
-
-
-def test_a_plain_mlp_grouped_queries_and_shared_experts_train_alike(tmp_path: Path) -> None:
-    shape = EXPERTS | {"gated_mlp": False, "num_query_groups": 2, "num_shared_experts": 1, "num_dense_layers": 1}
-    expected = alone(tmp_path, **shape)
-    found = losses(tmp_path, 4, [shape | {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}])[0]
-    assert found == pytest.approx(expected, abs=2e-4)
+@pytest.mark.parametrize("processes", LAYOUTS)
+def test_processes_train_alike_in_every_layout(losses: dict[int, list[list[float]]], processes: int) -> None:
+    alone = dict(zip(MODELS, losses[1], strict=True))
+    for (model, name), found in zip(LAYOUTS[processes], losses[processes], strict=True):
+        assert found == pytest.approx(alone[model], abs=2e-4), (model, name)
 
 
 @pytest.fixture

@@ -15,39 +15,39 @@ POSITIVE = st.floats(1e-3, 1e9)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Cluster:
+def site_cluster() -> Cluster:
     from jointopt.spec.catalog.clusters import build_cluster
 
     return build_cluster({"gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4})
 
 
 @given(time_s=POSITIVE, energy_j=POSITIVE, host_w=st.floats(0, 1e4), pue=st.floats(1, 3))
-def test_the_site_takes_at_least_what_its_gpus_take(cluster, time_s, energy_j, host_w, pue) -> None:
-    site = replace(cluster, host_power_w=host_w, pue=pue)
+def test_the_site_takes_at_least_what_its_gpus_take(site_cluster, time_s, energy_j, host_w, pue) -> None:
+    site = replace(site_cluster, host_power_w=host_w, pue=pue)
     assert facility_energy_j(site, time_s, energy_j) >= energy_j
 
 
 @given(time_s=POSITIVE, energy_j=POSITIVE, host_w=st.floats(0, 1e4), pue=st.floats(1, 3))
-def test_gpus_hosts_and_overhead_add_up_to_the_site(cluster, time_s, energy_j, host_w, pue) -> None:
-    site = replace(cluster, host_power_w=host_w, pue=pue)
+def test_gpus_hosts_and_overhead_add_up_to_the_site(site_cluster, time_s, energy_j, host_w, pue) -> None:
+    site = replace(site_cluster, host_power_w=host_w, pue=pue)
     parts = facility_parts_j(site, time_s, energy_j)
     assert min(parts.values()) >= 0
     assert sum(parts.values()) == pytest.approx(float(facility_energy_j(site, time_s, energy_j)))
 
 
-def test_two_nodes_of_one_kilowatt_for_ten_seconds_by_hand(cluster: Cluster) -> None:
-    site = replace(cluster, host_power_w=1000.0, pue=1.5)
+def test_two_nodes_of_one_kilowatt_for_ten_seconds_by_hand(site_cluster: Cluster) -> None:
+    site = replace(site_cluster, host_power_w=1000.0, pue=1.5)
     parts = facility_parts_j(site, 10.0, 16_000.0)
     assert {name: float(value) for name, value in parts.items()} == {
         "gpus": 16_000.0, "hosts": 20_000.0, "overhead": 18_000.0,
     }  # fmt: skip
 
 
-def test_power_of_the_site_is_its_energy_over_time(cluster: Cluster) -> None:
+def test_power_of_the_site_is_its_energy_over_time(site_cluster: Cluster) -> None:
     time_s, power_w = np.array([1.0, 3.0]), np.array([250.0, 390.0])
-    energy_j = power_w * cluster.num_gpus * time_s
-    watts = facility_energy_j(cluster, time_s, energy_j) / time_s
-    np.testing.assert_allclose(cluster_power_kw(cluster, power_w), watts / 1e3)
+    energy_j = power_w * site_cluster.num_gpus * time_s
+    watts = facility_energy_j(site_cluster, time_s, energy_j) / time_s
+    np.testing.assert_allclose(cluster_power_kw(site_cluster, power_w), watts / 1e3)
 
 
 def test_a_run_is_billed_iteration_by_iteration(job: Job) -> None:

@@ -12,7 +12,7 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.physics import memory as mem
 from jointopt.physics.cost_model import peak_memory_bytes
-from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
+from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import memory_parts, stage_parameters
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.job import Job, Training
@@ -96,7 +96,7 @@ def test_the_ranks_of_a_layout_hold_the_parameters_of_the_model(
 ) -> None:
     model = load_model(name)
     job, layouts = make_job(model=model), layouts_of()
-    held = stage_parameters(job, LayoutArrays(job, layouts), stage_layers(job, layouts))
+    held = stage_parameters(job, LayoutArrays(job, layouts), LayoutArrays(job, layouts).layers)
     assert float(held.dense.sum() + held.expert.sum()) == pytest.approx(model.parameters, rel=0.001)
 
 
@@ -108,7 +108,7 @@ def test_a_tied_head_is_a_second_copy_on_the_last_stage(
 
     def held(pp: int) -> float:
         layouts = layouts_of(pp=pp)
-        return float(stage_parameters(job, LayoutArrays(job, layouts), stage_layers(job, layouts)).dense.sum())
+        return float(stage_parameters(job, LayoutArrays(job, layouts), LayoutArrays(job, layouts).layers).dense.sum())
 
     assert held(2) - held(1) == model.vocab_size * model.hidden_size
 

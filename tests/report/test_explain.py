@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
+from jointopt.core.facts import Assumption
 from jointopt.report.documents import json_text
 from jointopt.report.explanation import shares, stage_table
 from jointopt.report.results import Explanation, Stage
@@ -31,13 +32,13 @@ def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
 
 def test_equal_neighbour_stages_share_a_line() -> None:
     stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12)
-    lines = stage_table([stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)], time_s=1.0, energy_j=9000.0)
+    lines = stage_table([stage] * 3 + [Stage(1200.0, 0.9, 0.1, 4600.0, 21.5, 12)])
     assert [line.split()[0] for line in lines[2:]] == ["1-3", "4"]
 
 
 def test_stages_that_differ_in_memory_alone_share_a_line_with_its_range() -> None:
     stages = [Stage(1410.0, 0.9, 0.1, 4600.0, 21.5 - i, 12) for i in range(4)]
-    (line,) = stage_table(stages, time_s=1.0, energy_j=9000.0)[2:]
+    (line,) = stage_table(stages)[2:]
     assert (line.split()[0], "18.5..21.5" in line) == ("1-4", True)
 
 
@@ -60,5 +61,5 @@ def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) 
 def test_every_line_fits_100_columns(make_explanation: Explanations, stages: int) -> None:
     many = tuple(Stage(1410.0 - i, 0.9, 0.1, 4600.0 + i, 21.5, 1, 310.0, 71.5) for i in range(stages))
     plan = make_explanation().plan | {"stage_clock_mhz": [s.clock_mhz for s in many]}
-    text = make_explanation(plan=plan, stages=many, assumed=("word " * 60,)).text()
+    text = make_explanation(plan=plan, stages=many, assumed=(Assumption("word", None, "word " * 60),)).text()
     assert max(map(len, text.splitlines())) <= 100

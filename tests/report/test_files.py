@@ -49,7 +49,7 @@ def test_a_folder_that_can_be_made_is_checked_without_making_it(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "full" / "front.csv").mkdir(parents=True)
     for folder, reason in (

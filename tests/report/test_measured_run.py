@@ -16,7 +16,7 @@ PLAN = ONES | {"sequence_parallel": False, "recompute": "none", "stage_clock_mhz
 def table(*changes: dict[str, Any], broken: tuple[str, ...] = ()) -> list[str]:
     row = {"status": "ok"}
     runs = [MeasuredRun(plan=PLAN | change, row=row, predicted={}, broken=broken) for change in changes]
-    return run_table(runs, [], [])
+    return run_table(runs, [], {})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns
 from jointopt.report.documents import plan_entries
 from jointopt.report.plans import predicted_table
@@ -22,9 +23,9 @@ def test_the_reference_comes_first_and_the_others_are_compared_with_it(make_fron
     assert body[0][0] == "="
 
 
-def test_columns_that_never_differ_are_told_once(make_front: Fronts) -> None:
+def test_columns_that_never_differ_are_shown_once(make_front: Fronts) -> None:
     lines = predicted_table(plan_entries(make_front(3)), [""] * 3)
-    assert lines[0].startswith("All plans: cp 1, ep 1, vpp 1, sequence parallel no, recompute no, ZeRO 1")
+    assert lines[0].startswith("All plans: cp=1 ep=1 vpp=1 sp=n rc=none ZeRO=1")
     assert "vpp" not in lines[1]
 
 
@@ -72,13 +73,11 @@ def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, 
     assert "outside of what the physics was checked against" in text
 
 
-def test_the_summary_tells_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:
-    proposal = make_proposal(
-        storage="sqlite:///tiny.db", study_name="tiny", assumed=("pue 1.2 is assumed (a survey of 2023).",)
-    )
-    text = proposal.text()
+def test_the_summary_has_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:
+    pue = Assumption.not_given("pue", 1.2, "1.2", "1.2 is assumed (a survey of 2023)")
+    text = make_proposal(storage="sqlite:///tiny.db", study_name="tiny", assumed=(pue,)).text()
     assert "4,880  tp does not divide the heads" in text
-    assert "\n- pue 1.2 is assumed\n" in text
+    assert "\n- not given: pue 1.2\n" in text
     assert "jointopt dashboard --storage sqlite:///tiny.db" in text
 
 

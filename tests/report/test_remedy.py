@@ -1,4 +1,4 @@
-"""What is said when nothing is feasible: by how much, which bound, and a change that really helps."""
+"""Messages where nothing is feasible: by how much, which bound, and a change that really helps."""
 
 from __future__ import annotations
 
@@ -48,32 +48,32 @@ def figure(pattern: str, text: str) -> float:
 
 
 def test_out_of_memory_says_by_how_much_and_the_nodes_that_help(proposed: Propose) -> None:
-    said = refusal(proposed, model="llama-3-70b")
-    assert "does not fit in the GPU's memory" in said
-    assert figure(r"out of memory by ([\d.]+) GiB", said) > 1
-    nodes = int(figure(r"fit on (\d+) nodes instead of 1", said))
+    message = refusal(proposed, model="llama-3-70b")
+    assert "does not fit in the GPU's memory" in message
+    assert figure(r"out of memory by ([\d.]+) GiB", message) > 1
+    nodes = int(figure(r"fit on (\d+) nodes instead of 1", message))
     assert len(proposed(model="llama-3-70b", cluster={"nodes": nodes}).front["pp"])
     assert "fit on" in refusal(proposed, model="llama-3-70b", cluster={"nodes": nodes - 1})
 
 
 def test_a_memory_fraction_that_is_too_small_says_the_one_that_is_not(proposed: Propose) -> None:
-    said = refusal(proposed, constraints={"memory_fraction": 0.05})
-    fraction = figure(r"constraints\.memory_fraction of ([\d.]+)", said)
+    message = refusal(proposed, constraints={"memory_fraction": 0.05})
+    fraction = figure(r"constraints\.memory_fraction of ([\d.]+)", message)
     assert len(proposed(constraints={"memory_fraction": fraction}).front["pp"])
     refusal(proposed, constraints={"memory_fraction": fraction - 0.02})
 
 
 def test_a_search_that_is_too_narrow_says_which_key_to_free(proposed: Propose) -> None:
     narrow = {"tp": [1], "pp": [1], "recompute": ["none"], "zero_stage": [0]}
-    said = refusal(proposed, search=narrow)
-    key = re.search(r"without search\.(\w+)\.", said)
-    assert key, said
+    message = refusal(proposed, search=narrow)
+    key = re.search(r"without search\.(\w+)\.", message)
+    assert key, message
     assert len(proposed(search={k: v for k, v in narrow.items() if k != key[1]}).front["pp"])
 
 
 def test_keys_that_only_help_together_are_named_together(proposed: Propose) -> None:
-    said = refusal(proposed, model="llama-2-13b", search={"tp": [1], "pp": [1], "zero_stage": [0]})
-    assert "without search.tp" in said
+    message = refusal(proposed, model="llama-2-13b", search={"tp": [1], "pp": [1], "zero_stage": [0]})
+    assert "without search.tp" in message
     assert len(proposed(model="llama-2-13b").front["pp"])
 
 
@@ -87,26 +87,26 @@ def test_a_bound_out_of_reach_is_named_with_the_least_that_is_within(name: str, 
 
 def test_bounds_that_exclude_each_other_say_how_far_one_must_give(proposed: Propose) -> None:
     bounds = {"iteration_time_s": 11.0, "avg_power_w": 150.0}
-    said = refusal(proposed, constraints=bounds)
-    assert "met alone, not all together" in said
-    seconds = figure(r"constraints\.iteration_time_s to about ([\d.e+]+)", said)
+    message = refusal(proposed, constraints=bounds)
+    assert "met alone, not all together" in message
+    seconds = figure(r"constraints\.iteration_time_s to about ([\d.e+]+)", message)
     assert len(proposed(constraints=bounds | {"iteration_time_s": seconds}).front["pp"])
 
 
 def test_a_batch_that_the_pinned_degrees_do_not_divide_gets_one_that_they_do(proposed: Propose) -> None:
-    said = refusal(proposed, training={"global_batch_size": 7}, search={"micro_batch_size": [2]})
-    assert "does not divide the global batch of 7" in said
-    assert "without search.micro_batch_size" in said
+    message = refusal(proposed, training={"global_batch_size": 7}, search={"micro_batch_size": [2]})
+    assert "does not divide the global batch of 7" in message
+    assert "without search.micro_batch_size" in message
 
 
 def test_where_no_change_helps_the_shortage_alone_is_given(proposed: Propose) -> None:
-    said = refusal(
+    message = refusal(
         proposed, model="llama-3-405b", cluster={"nodes": 128}, training={"global_batch_size": 1024},
         search={"tp": [1], "pp": [1], "cp": [1], "zero_stage": [0], "ep": [1]},
     )  # fmt: skip
-    assert "out of memory by" in said
+    assert "out of memory by" in message
 
 
-@pytest.mark.parametrize(("least", "said"), [(69_481.0, "69490"), (5.1701e7, "51710000"), (1.23412, "1.235")])
-def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, said: str) -> None:
-    assert _up(least) == said
+@pytest.mark.parametrize(("least", "message"), [(69_481.0, "69490"), (5.1701e7, "51710000"), (1.23412, "1.235")])
+def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, message: str) -> None:
+    assert _up(least) == message

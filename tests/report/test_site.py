@@ -1,4 +1,4 @@
-"""What the site pays, as it is printed."""
+"""Costs of the site, as they are printed."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import json_text
+from jointopt.report.plans import has_site_costs, site_table
 from jointopt.report.results import Explanation, Proposal
-from jointopt.report.site import has_site_costs, site_table
 from jointopt.spec.job import Job
 
 
@@ -30,7 +30,7 @@ def test_a_table_names_the_site_and_has_the_run_beside_the_iteration(priced: Job
     assert max(map(len, lines)) <= 100
 
 
-def test_a_job_that_asks_for_nothing_is_told_nothing(job: Job, make_proposal: Callable[..., Proposal]) -> None:
+def test_a_job_without_prices_has_no_costs(job: Job, make_proposal: Callable[..., Proposal]) -> None:
     assert not has_site_costs(job)
     assert "At the site's meter" not in make_proposal().text()
     assert has_site_costs(replace(job, cluster=replace(job.cluster, carbon_kg_per_kwh=0.0)))

@@ -16,20 +16,20 @@ from jointopt.report.table import (
     figure,
     lay_out,
     numbers,
+    paragraphs,
     text_width,
     unit_of,
-    wrapped,
 )
 
 
 def test_numbers_align_right_and_words_left() -> None:
     lines = lay_out([TextColumn("name", ["a", "long one"], left=True), TextColumn("J", ["1", "100"])])
-    assert lines == ["name       J", "a          1", "long one 100"]
+    assert lines == ["name        J", "a           1", "long one  100"]
 
 
 def test_a_header_of_two_lines_lifts_the_others_to_two_lines() -> None:
     lines = lay_out([TextColumn("dp", ["1"]), TextColumn("time\ns", ["2.5"])])
-    assert lines == ["dp time", "      s", " 1  2.5"]
+    assert lines == ["dp  time", "       s", " 1   2.5"]
 
 
 def test_numbers_share_the_decimals_that_the_scale_needs() -> None:
@@ -48,7 +48,7 @@ def test_the_unit_is_the_largest_that_leaves_one_or_more() -> None:
 
 @given(st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=60))
 def test_a_wrapped_sentence_keeps_its_words_and_fits(words: list[str]) -> None:
-    lines = wrapped(" ".join(words))
+    lines = paragraphs([" ".join(words)])
     assert " ".join(lines).split() == words
     assert max(map(len, lines)) <= 100
 

@@ -49,7 +49,7 @@ def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Call
     assert any(line.endswith(" 8.4") for line in lines)
 
 
-def test_energy_that_nobody_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
+def test_energy_that_no_run_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
     runs = make_tuned().runs
     timed = tuple(replace(r, row={**r.row, "energy_j": None}) for r in runs)
     assert "energy" not in make_tuned(runs=timed, objectives=("iteration_time_s",)).text()
@@ -63,8 +63,7 @@ def test_a_line_of_words_has_all_in_which_plans_differ() -> None:
     plain = "dp=4 tp=2 pp=1 mbs=1 rc=none ZeRO=1"
     assert plan_words(plan, differing([plan])) == plain
     others = [plan | {"stage_clock_mhz": [1980.0]}, plan | {"sequence_parallel": False}]
-    said = plan_words(plan, differing([plan, *others]))
-    assert said == "dp=4 tp=2 pp=1 mbs=1 sp=y rc=none ZeRO=1 clock=1485 MHz"
+    assert plan_words(plan, differing([plan, *others])) == "dp=4 tp=2 pp=1 mbs=1 sp=y rc=none ZeRO=1 clock=1485 MHz"
 
 
 def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[..., Tuned]) -> None:
@@ -74,8 +73,14 @@ def test_json_has_null_where_a_failed_run_measured_nothing(make_tuned: Callable[
     assert failed["predicted_iteration_time_s"] == 1234.5
 
 
-def test_the_password_of_a_storage_is_not_told(make_tuned: Callable[..., Tuned]) -> None:
+def test_a_run_over_a_bound_has_a_status_and_a_legend_that_names_the_bound(make_tuned: Callable[..., Tuned]) -> None:
+    first, *others = make_tuned().runs
+    text = make_tuned(runs=(replace(first, broken=("energy_j",)), *others)).text()
+    assert " over " in text
+    assert "over: beyond the job's bound on energy_j." in " ".join(text.split())
+
+
+def test_no_text_and_no_document_has_the_password_of_a_storage(make_tuned: Callable[..., Tuned]) -> None:
     tuned = make_tuned(storage="postgresql+psycopg://me:secret@host/runs", study_name="a-study")
-    told = tuned.text()
-    assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in told
-    assert "secret" not in told + str(tuned.to_dict())
+    assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in tuned.text()
+    assert "secret" not in tuned.text() + str(tuned.to_dict())

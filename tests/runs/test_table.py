@@ -257,7 +257,7 @@ def test_a_row_with_several_problems_is_one_line() -> None:
     assert "column status: " in lines[0]
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_passes_once_passes_again_unchanged(data: st.DataObject) -> None:
     cell = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=4)

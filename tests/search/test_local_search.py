@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from jointopt.search.exact import exact_front
+from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
-from jointopt.search.local_search import RESOLUTION, LocalSearch, noticeable
+from jointopt.search.local_search import RESOLUTION, LocalSearch, move_stages, noticeable
 from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
 from tests.fake_problem import fake_problem
 
@@ -70,3 +71,12 @@ def test_gains_below_the_resolution_do_not_bloat_the_front(problem):
     clear = middle | {"energy_j": middle["energy_j"] * (1 - RESOLUTION * 10)}
     assert len(noticeable(front, almost)["energy_j"]) == 0
     assert len(noticeable(front, clear)["energy_j"]) == 3
+
+
+def test_moving_single_stages_leads_where_the_whole_local_search_leads_from_an_exact_front(problem):
+    exact = exact_front_of_profiles(problem).front
+    front, evaluated = move_stages(problem, exact, 50_000)
+    whole = LocalSearch(problem, Genome.of(problem)).improve(exact, 50_000, per_stage=True)
+    np.testing.assert_array_equal(front["energy_j"], whole["energy_j"])
+    assert len(front["energy_j"]) > len(exact["energy_j"])
+    assert 0 < evaluated <= 50_000

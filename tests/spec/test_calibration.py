@@ -89,7 +89,7 @@ def test_the_answer_says_what_was_calibrated() -> None:
     job = calibrated(shipped_job("opt-350m-2x4-a100"), CALIBRATION)
     told = explain(job, "dp=8 clock_mhz=1200", surrogate="none", storage=None)
     keys = {assumption.key for assumption in job.cluster.gpu.power.assumed}
-    assert any(sentence.endswith("voltage curve calibrated (stage profile, 5 rows)") for sentence in told.assumed)
+    assert any(str(one).endswith("voltage curve calibrated (stage profile, 5 rows)") for one in told.assumed)
     assert not {"static_w", "wait_w", "knee_fraction"} & keys
 
 

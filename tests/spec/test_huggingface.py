@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()}
 OPTIONAL = {
     "num_key_value_heads", "head_dim", "word_embed_proj_dim", "do_layer_norm_before", "resid_pdrop", "no_bias",
     "attn_config", "q_lora_rank", "first_k_dense_replace", "n_shared_experts", "n_routed_experts", "max_seq_len",
+    "n_group", "topk_group",
 }  # fmt: skip
 
 
@@ -39,10 +41,10 @@ def test_a_needed_field_that_is_missing_is_named(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("value", [-1, "many", True, float("nan"), [1], 10**30])
-def test_a_field_with_nonsense_is_refused(family: str, value: object) -> None:
+def test_a_field_with_nonsense_is_refused(family: str) -> None:
     config = SAMPLES[family]
-    for key in set(config) - {"model_type", "attn_config", "do_layer_norm_before", "no_bias", "max_seq_len"}:
+    numbers = set(config) - {"model_type", "attn_config", "do_layer_norm_before", "no_bias", "max_seq_len"}
+    for key, value in itertools.product(numbers, (-1, "many", True, float("nan"), [1], 10**30)):
         with pytest.raises(JobError):
             model_from_config(config | {key: value}, "m")
 

@@ -11,6 +11,7 @@ import pytest
 
 import jointopt
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.report.results import Explanation
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_from_options
@@ -26,6 +27,15 @@ JOB = "opt-350m-2x4-a100"
 PLANS = ("dp=8", "dp=4 tp=2", "dp=2 tp=2 pp=2", "dp=2 pp=4", "dp=4 pp=2 micro_batch_size=2", "dp=1 tp=4 pp=2")
 
 
+EXPLAINED: dict[str, list[Explanation]] = {}  # by the name of the job: what the physics says of `PLANS`
+
+
+def by_physics(job: Job) -> list[Explanation]:
+    if job.name not in EXPLAINED:
+        EXPLAINED[job.name] = [explain(job, plan, surrogate="none") for plan in PLANS]
+    return EXPLAINED[job.name]
+
+
 def measured_runs(job: Job, slower: float, **cells: Any) -> pd.DataFrame:
     """Runs of `PLANS` that took ``slower`` times what the physics says."""
     m, t = job.model, job.training
@@ -36,7 +46,7 @@ def measured_runs(job: Job, slower: float, **cells: Any) -> pd.DataFrame:
         "global_batch_size": t.global_batch_size, "attention": t.attention, "framework": t.framework.name,
         "gpu": job.cluster.gpu.id, "gpus_per_node": job.cluster.gpus_per_node, "num_gpus": job.cluster.num_gpus,
     }  # fmt: skip
-    found = [explain(job, plan, surrogate="none") for plan in PLANS]
+    found = by_physics(job)
     layouts = [{k: v for k, v in one.plan.items() if k != "stage_clock_mhz"} for one in found]
     times = [{"iteration_time_s": slower * one.iteration_time_s, "status": "ok"} for one in found]
     return pd.DataFrame([shape | plan | time | cells for plan, time in zip(layouts, times, strict=True)])
@@ -92,7 +102,7 @@ def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) 
     found = explain(job, "dp=8 micro_batch_size=4")
     ratio = 1.4
     runs = measured_runs(job, 1.0)
-    gib = [explain(job, plan, surrogate="none").peak_memory_gib for plan in PLANS]
+    gib = [one.peak_memory_gib for one in by_physics(job)]
     moved = explain(job, "dp=8 micro_batch_size=4", measured=runs.assign(peak_memory_gib=np.array(gib) * ratio))
     assert moved.peak_memory_gib == pytest.approx(ratio * found.peak_memory_gib, rel=0.05)
     assert sum(moved.memory_gib.values()) == pytest.approx(moved.peak_memory_gib)
@@ -171,7 +181,7 @@ def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
 
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:
     plan, runs = "dp=2 tp=4 micro_batch_size=2", measured_runs(job, 1.0)
-    watts = np.array([explain(job, p, surrogate="none").avg_power_w for p in PLANS])
+    watts = np.array([one.avg_power_w for one in by_physics(job)])
     before = explain(job, plan, measured=runs)
     after = explain(job, plan, measured=runs.assign(avg_power_w=0.85 * watts))
     assert after.avg_power_w == pytest.approx(0.85 * before.avg_power_w, rel=0.01)
@@ -182,7 +192,7 @@ def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: 
 
 
 def test_a_front_on_corrected_power_is_a_front_of_the_same_plans(job: Job) -> None:
-    watts = np.array([explain(job, p, surrogate="none").avg_power_w for p in PLANS])
+    watts = np.array([one.avg_power_w for one in by_physics(job)])
     runs = measured_runs(job, 1.0)
     plain = propose(job, measured=runs, trials=0).front
     moved = propose(job, measured=runs.assign(avg_power_w=0.85 * watts), trials=0).front

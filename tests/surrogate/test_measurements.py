@@ -38,6 +38,13 @@ def test_doubtful_runs_are_learned_from_with_a_warning(synthetic_runs, caplog, f
     assert f"take {times} times what the physics says: is iteration_time_s in seconds" in caplog.text
 
 
+def test_a_doubt_is_logged_once_however_many_are_given_the_runs(synthetic_runs, caplog):
+    runs = Measurements.of(synthetic_runs(factor=8.0, noise=0.0, rows=3))
+    predict(synthetic_runs(noise=0.0), "default", runs)
+    assert Measurements.given(runs) is runs
+    assert caplog.text.count("is iteration_time_s in seconds") == 1
+
+
 def test_a_result_that_cannot_be_is_blank_and_library_callers_see_a_warning(synthetic_runs, caplog):
     runs = synthetic_runs(rows=4, groups=(256,)).assign(peak_memory_gib=[9000.0, 20.0, 21.0, 22.0])
     checked = Measurements.of(runs, "mine.csv")

@@ -40,7 +40,7 @@ def both(framework, gpu, model, plan):
     return job, pd.DataFrame([row])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(framework_names()), st.sampled_from(GPUS), st.sampled_from(["llama-2-13b", "mixtral-8x7b"]),
     blank_plans(),

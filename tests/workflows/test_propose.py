@@ -49,6 +49,18 @@ def test_the_same_seed_gives_the_same_front_and_progress_is_logged(caplog: pytes
     assert len(said) == len(first.seconds)
 
 
+def test_trials_are_spent_only_where_they_are_asked_for_and_every_method_says_what_it_added(proposal: Proposal) -> None:
+    counted = propose(proposal.job)
+    assert list(counted.searched) == ["exact", "local"]
+    assert list(proposal.searched) == ["exact", "local", "nsga2"]
+    for found in (counted, proposal):
+        gains = found.searched.values()
+        assert sum(gain["added"] for gain in gains) == len(found.front["energy_j"])
+        assert sum(gain["hypervolume"] for gain in gains) == pytest.approx(1.0)
+        assert sum(gain["evaluated"] for gain in gains) == found.evaluated_plans
+        assert "Plans of the front by method" in found.text()
+
+
 def test_no_feasible_plan_of_one_clock_dominates_the_front(proposal: Proposal) -> None:
     problem = priced_problem(proposal.job)
     rng = np.random.default_rng(0)

@@ -68,15 +68,17 @@ def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
 
 
 def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sources, tmp_path):
-    table = three_sources.copy()
+    table = three_sources.assign(status="OK")
     table.loc[table.index[:5], "iteration_time_s"] *= 10
+    table.loc[table.index[-1], "iteration_time_s"] = np.inf
     table.to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
-    assert report.startswith("a100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics")
+    assert report.startswith("1 row whose iteration_time_s cannot be (row 60: expected a number above 0")
+    assert "\na100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics" in report
     assert "h100: learned from 20 of 20 timed rows\n" in report
     told = card(tmp_path / "out")
-    assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
-    assert told["learned_from"] == {"a100": 15, "h100": 20, "titan": 20}
+    assert told["data"] == {"a100": 20, "h100": 20, "titan": 19}
+    assert told["learned_from"] == {"a100": 15, "h100": 20, "titan": 19}
     assert told["rebuild_in"] == "the folder of the files that files_sha256 names"
 
 
@@ -221,12 +223,3 @@ def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_pa
     pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
     assert "median error unknown (no source has two groups)" in report
-
-
-def test_rows_that_cannot_be_are_told_and_not_trained_on(three_sources, tmp_path):
-    table = three_sources.assign(status="OK")
-    table.loc[0, "iteration_time_s"] = np.inf
-    table.to_csv(tmp_path / "runs.csv", index=False)
-    report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
-    assert report.startswith("1 row whose iteration_time_s cannot be (row 1: expected a number above 0")
-    assert card(tmp_path / "out")["data"] == {"a100": 19, "h100": 20, "titan": 20}

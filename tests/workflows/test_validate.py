@@ -79,7 +79,9 @@ def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(small: J
     assert (first.stopped, len(first.runs)) == ("interrupted", 1)
     assert [run.earlier for run in second.runs] == [True] + [False] * (len(second.runs) - 1)
     assert launcher.runs == len(second.runs) - 1
-    assert not any(run.earlier for run in validate(small, Simulated(), 3, storage=url, again=True).runs)
+    assert not any(
+        run.earlier for run in validate(small, Simulated(), 3, surrogate="none", storage=url, again=True).runs
+    )
 
 
 def test_a_launcher_that_runs_nothing_is_an_error_and_one_that_breaks_down_later_is_told(small: Job) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 from jointopt.core.errors import DeviceError, JointOptError, PlanError
-from jointopt.core.schema import Ints
+from jointopt.core.schema import Ints, num_gpus
 from jointopt.measure.devices.meter import Gpus
 from jointopt.spec.plans.clocks import parse_stage_clocks
 
@@ -64,7 +64,7 @@ def plan_settings(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | N
     ``gpus_per_node`` is by default all that the plan uses. Raises PlanError where the plan has no such node, or not a
     clock or power limit for each stage.
     """
-    pp, gpus = int(plan["pp"]), int(plan["tp"]) * int(plan["cp"]) * int(plan["dp"]) * int(plan["pp"])
+    pp, gpus = int(plan["pp"]), int(num_gpus(plan))
     per_node = gpus_per_node or gpus
     ranks = np.arange(node * per_node, min((node + 1) * per_node, gpus))
     if node < 0 or not len(ranks):

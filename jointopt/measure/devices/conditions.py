@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import DeviceError
 from jointopt.core.facts import joined_notes
+from jointopt.core.schema import num_gpus
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
 from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
@@ -94,8 +95,7 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
             yield conditions
         return
     settings = [] if default_clocks else plan_settings(plan)
-    ranks = int(plan["tp"]) * int(plan["cp"]) * int(plan["dp"]) * int(plan["pp"])
-    with metered(range(ranks), clock) as meter, locked(settings) as held:
+    with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
         conditions = Conditions(plan, meter, held, settings, default_clocks, clock.time())
         try:
             yield conditions

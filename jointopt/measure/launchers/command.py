@@ -186,7 +186,7 @@ class CommandLauncher(LocalLauncher):
         if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
             return ""
         left = "left to the command"
-        unset = "not set, and the command is not told them: it has no {stage_clock_mhz}"
+        unset = "not set, and the command does not receive them: it has no {stage_clock_mhz}"
         return f"clocks of {job.cluster.nodes} nodes were {left if in_words else unset}"
 
 

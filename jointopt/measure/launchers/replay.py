@@ -70,7 +70,7 @@ class ReplayLauncher:
         self._rows = rows.assign(status=rows["status"].where(rows["status"].notna(), implied))
 
     def _belongs(self, job: Job) -> Bools:
-        """Rows of the job, and those comparable with one of them; the last answer is kept, runs ask again and again."""
+        """Rows of the job, and those comparable with one of them; the last answer is kept, as every run needs it."""
         if self._last is None or self._last[0] is not job:
             self._last = job, self._found(job)
         return self._last[1]
@@ -115,7 +115,7 @@ class ReplayLauncher:
         name = min(matches, key=lambda key: matches[key])
         held = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
         return (
-            f"No row of the table belongs to job {job.name!r}: it asks for {name} {wanted[name]} and the table holds "
+            f"No row of the table belongs to job {job.name!r}: it needs {name} {wanted[name]} and the table holds "
             f"{', '.join(map(str, held))}; give the table of this job, or change the job."
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.facts import Failure, joined_notes
-from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.core.schema import COLUMNS, DOUBLINGS, STATUSES
 from jointopt.spec.plans.clocks import parse_stage_clocks
 
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
@@ -50,7 +50,7 @@ def failed_row(failure: Failure) -> dict[str, Any]:
 def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -> dict[str, Any]:
     """The result columns of a run: what it ``reported`` if it ended well (``whole``) or reports how it failed.
 
-    A log that speaks of short memory counts more than a result that does not: that may be half written.
+    A log that reports short memory counts more than a result that does not: that may be half written.
     """
     if reported is not None and (whole or (reported["status"] != "ok" and failure.status != "oom")):
         return dict(reported)
@@ -69,8 +69,8 @@ def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
 
 def label(plan: Mapping[str, Any]) -> str:
     """A plan's layout as the beginning of a file's name: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
-    degrees = "".join(f"{name}{plan[name]}-" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
-    return f"{degrees}mbs{plan['micro_batch_size']}-zero{plan['zero_stage']}-{plan['recompute']}-"
+    degrees = "".join(f"{COLUMNS[name].short or name}{plan[name]}-" for name in DOUBLINGS)
+    return f"{degrees}zero{plan['zero_stage']}-{plan['recompute']}-"
 
 
 def new_log(folder: Path, plan: Mapping[str, Any]) -> Path:

@@ -123,7 +123,7 @@ class Submission:
 def written_in(folder: Path) -> Written | None:
     """The exit status that a job wrote down; None while there is none that can be read."""
     try:
-        # makes a client of NFS ask anew: a file that it has once missed would be missing for a minute
+        # makes a client of NFS look anew: a file that it has once missed would be missing for a minute
         os.listdir(folder)
         code, seconds = (folder / EXIT).read_text(encoding="utf-8").split()
         return Written(int(code), int(seconds))

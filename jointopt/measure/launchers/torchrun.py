@@ -8,11 +8,13 @@ import math
 import shlex
 import statistics
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
 from jointopt.measure.launchers.rows import failed_row, result_row
@@ -136,7 +138,7 @@ _OF_MODEL = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim", "vocab_size",
     "gated_mlp", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
 )  # fmt: skip
-_OF_PLAN = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage")
+_OF_PLAN = tuple(f.name for f in fields(TrainSpec) if f.name in LAYOUT_COLUMNS and COLUMNS[f.name].dtype == "int")
 
 
 def train_spec(

@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.devices.identity import remarks, wrong_device
@@ -100,6 +98,10 @@ def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> St
 
 
 def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
+    # a second of imports, which plans without a pipeline need not wait for
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
     count = spec.pp * spec.vpp
     group = mesh["pp"].get_group()
     built = [PipelineStage(part, i, count, inputs.device, group=group) for i, part in parts.items()]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import DEGREES, Floats, Ints
 
 Key = tuple[str, ...]  # cells that distinguish rows, spelled
 
 # Columns that distinguish pieces of work; `source`, `method` and the like are how they were run.
 _WORK = (
-    "model", "num_layers", "hidden_size", "seq_length", "batch_size", "micro_batch_size", "num_micro_batches", "dp",
-    "tp", "pp", "cp", "dtype", "framework", "recompute",
+    "model", "num_layers", "hidden_size", "seq_length", "batch_size", "micro_batch_size", "num_micro_batches",
+    *DEGREES, "dtype", "framework", "recompute",
 )  # fmt: skip
 _PLAN = ("source", "method", "plan")
 _ORDERED = 3  # rows of a sweep through the clocks, at least, that are no chance order

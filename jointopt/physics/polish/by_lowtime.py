@@ -1,4 +1,4 @@
-"""The time-energy frontier of a schedule by the `lowtime` package (version 0.3), the one file that speaks to it."""
+"""The time-energy frontier of a schedule by the `lowtime` package (version 0.3), the one file that calls it."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's business."""
+        """Log no request."""
 
 
 def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], None]) -> None:
     """Serves the studies of a database to browsers of this machine until interrupted.
 
-    ``port`` 0 is any that is free. ``ready`` is told the name and the page of ``study``, by default the newest one.
+    ``port`` 0 is any that is free. ``ready`` receives the name and the page of ``study``, by default the newest one.
     Raises UsageError where optuna-dashboard is missing, the storage cannot be opened or has no such study, or the port
     is taken.
     """
@@ -59,7 +59,7 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
 
 
 def _warm(app: WSGIApplication, study_id: int) -> None:
-    """Asks for the study once, so that its trials are read before somebody waits for them."""
+    """Request the study once, so that its trials are read before a user waits for them."""
     environ: dict[str, Any] = {}
     setup_testing_defaults(environ)
     environ["PATH_INFO"] = f"/api/studies/{study_id}"

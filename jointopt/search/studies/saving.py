@@ -26,7 +26,8 @@ from jointopt.spec.plans.clocks import stage_clocks_to_text
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
-MAX_TRIALS = 60  # Optuna takes 36 SQL statements for each, some 8 ms of CPU on a free core
+MAX_TRIALS = 40  # Optuna takes 36 SQL statements for each, some 8 ms of CPU on a free core
+FRONT_SHARE = 0.75  # of the trials: at most so many are the front's, evenly along it
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 COMPLETE = "complete"  # attribute: a hash of what the study holds, written when all of it is there
 PLANS = "jointopt:plans:"  # study attributes: the plans to choose from, as JSON in pieces
@@ -115,7 +116,7 @@ def choose(plans: Columns, count: int, seed: int) -> Ints:
     distance = _distance(objectives(take(some, front)), objectives(take(some, others)))
     distance[some["violation"][others] > 0.0] = np.inf
     by_distance = others[np.argsort(distance, kind="stable")]
-    front = front[evenly(take(some, front), count)]
+    front = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
     room = count - len(front)
     near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
     sample = np.random.default_rng(seed).permutation(far)[: room - len(near)]

@@ -44,13 +44,13 @@ def searched(plans: Columns) -> dict[str, BaseDistribution]:
 
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
-    if COLUMNS[name].codes is not None:
+    column = COLUMNS[name]
+    if column.codes is not None:
         texts = RECOMPUTE_NAMES if name == "recompute" else tuple(outside(name, np.unique(values)))
         return CategoricalDistribution(texts)
-    if name == "sequence_parallel":
+    if column.dtype == "bool":
         return CategoricalDistribution((False, True))
-    low, high = int(values.min()), int(values.max())
-    return IntDistribution(low, high, log=low > 0)
+    return IntDistribution(int(values.min()), int(values.max()), log=column.log)
 
 
 def plan_key(plan: Mapping[str, Any]) -> str:

@@ -57,12 +57,12 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     if section.has("gpus_per_node") or not per_node:
         per_node = section.whole("gpus_per_node", high=_MOST_GPUS_PER_NODE)
     else:
-        reason = f"gpus_per_node is not given; the usual {per_node} of {gpu.id} are assumed"
-        assumed.append(Assumption("gpus_per_node", per_node, reason))
+        usual = f"the usual {per_node} of {gpu.id} are assumed"
+        assumed.append(Assumption.not_given("gpus_per_node", per_node, str(per_node), usual))
     figures: dict[str, Any] = {}
     for key in FIGURES:
-        figures[key], reason = _figure(section, key, gpu, nodes, per_node)
-        assumed += [Assumption(key, figures[key], reason)] if reason else []
+        figures[key], stand_in = _figure(section, key, gpu, nodes, per_node)
+        assumed += [stand_in] if stand_in else []
     lowest, highest = gpu.power_limit_span_w
     if section.has("power_limit_w") and not lowest < figures["power_limit_w"] <= highest:
         raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
@@ -108,46 +108,47 @@ def _gpu(section: Section) -> Gpu:
     return dataclasses.replace(gpu, memory_gib=section.number("memory_gib", _MOST_MEMORY_GIB))
 
 
-def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
-    """(a figure, the reason where it was assumed rather than stated or looked up)."""
+def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, Assumption | None]:
+    """(a figure, the assumption where it is neither stated nor looked up)."""
     if not section.has(key):
         return _left_open(key, gpu, nodes, per_node)
     value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
-    return value, ""
+    return value, None
 
 
-def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, str]:
+def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, Assumption | None]:
     """A figure that a mapping leaves open; silent where it is one of a link that the cluster does not have."""
     if key == "inter_node_gbytes_per_s":
         return _inter_bandwidth(gpu, nodes)
     if key == "intra_node_gbytes_per_s":
         alone = per_node == 1 and gpu.intra_node_gbytes_per_s is None  # no second GPU to talk to
-        return _inter_bandwidth(gpu, nodes)[0] if alone else gpu.need(key, "time collectives inside a node"), ""
+        return _inter_bandwidth(gpu, nodes)[0] if alone else gpu.need(key, "time collectives inside a node"), None
     if key == "power_limit_w" and gpu.is_cpu:  # nothing here caps its power, and nothing says what it is
         reason = "only times are predicted, and time is the only objective"
-        return math.inf, f"nothing is known of the power of a {gpu.id}; {reason}"
+        return math.inf, Assumption(key, math.inf, f"nothing is known of the power of a {gpu.id}; {reason}")
     if key == "power_limit_w":
-        return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), ""
+        return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), None
     value, source = link_defaults(gpu, per_node)[key]
     if nodes == 1 and key.startswith("inter_node"):
-        return value, ""
-    return value, f"{key} is not given; {value:g}{_UNITS[key]} is assumed ({source})"
+        return value, None
+    text = f"{value:g}{_UNITS[key]}"
+    return value, Assumption.not_given(key, value, text, f"{text} is assumed ({source})")
 
 
-def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, str]:
-    usual = gpu.usual_inter_node_gbytes_per_s
+def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, Assumption | None]:
+    key, usual = "inter_node_gbytes_per_s", gpu.usual_inter_node_gbytes_per_s
     if nodes == 1:  # no link between nodes is ever used
-        return usual or gpu.intra_node_gbytes_per_s or 1.0, ""
+        return usual or gpu.intra_node_gbytes_per_s or 1.0, None
     if usual is None:
         raise JobError(
             f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
             f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
             f"(without a job file: --inter-node-gbytes-per-s)."
         )
-    known = f"{usual:g} GB/s per GPU are assumed, as in the reference system of {gpu.id}"
-    return usual, f"inter_node_gbytes_per_s is not given; {known}"
+    text = f"{usual:g} GB/s per GPU"
+    return usual, Assumption.not_given(key, usual, text, f"{text} are assumed, as in the reference system of {gpu.id}")
 
 
 # --- figures of links, hosts and air that no catalogue of GPUs has

@@ -55,10 +55,12 @@ def load_framework(name: str) -> Framework:
 def recognise_framework(text: str) -> tuple[Framework, bool]:
     """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
     low = text.strip().lower()
-    for profile in _profiles().values():
-        if low == profile.name or any(_says(low, alias) for alias in profile.aliases):
-            return profile, True
-    return load_framework("generic"), False
+    said = {alias: p for p in reversed(_profiles().values()) for alias in (p.name, *p.aliases) if _names(low, p, alias)}
+    return (said[max(said, key=len)], True) if said else (load_framework("generic"), False)
+
+
+def _names(text: str, profile: Framework, alias: str) -> bool:
+    return text == profile.name or (alias in profile.aliases and _says(text, alias))
 
 
 _DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")

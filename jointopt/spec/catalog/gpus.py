@@ -155,8 +155,8 @@ def power_constants(gpu: Gpu) -> PowerConstants | None:
         return _measured(gpu.id)
     same_chip = read_yaml("power.yaml")["like"].get(gpu.id)
     if same_chip:
-        reason = f"{gpu.id}: power constants are those of {same_chip} (same chip)"
-        return _with_own_readings(gpu, _measured(same_chip), same_chip, reason)
+        reason = f"power constants are those of {same_chip}"
+        return _with_own_readings(gpu, _measured(same_chip), same_chip, reason, " (same chip)")
     references = read_yaml("power.yaml")["reference"]
     return _scaled(gpu, str(references.get(gpu.architecture, references["other"])))
 
@@ -169,7 +169,7 @@ def _measured(gpu_id: str) -> PowerConstants:
     for figure, cell in entry.items():
         if cell[1] == "assumption" and cell[2] not in remarks.values():
             remarks[figure] = cell[2]
-    assumed = (Assumption(figure, values[figure], f"{gpu_id}: {text}") for figure, text in remarks.items())
+    assumed = (Assumption(name, values[name], f"{gpu_id}: {text}", gpu_id, text) for name, text in remarks.items())
     return PowerConstants(**values, assumed=tuple(assumed))
 
 
@@ -185,7 +185,7 @@ def _scaled(gpu: Gpu, reference_id: str) -> PowerConstants | None:
         pj_per_flop=base.pj_per_flop * watts * reference.need("peak_16_bit_tflops", why) / peak,
     )
     reason = (
-        f"{gpu.id}: no power measurement; watts of {reference_id} scaled by TDP, pJ per flop by TDP over peak, "
+        f"no power measurement; watts of {reference_id} scaled by TDP, pJ per flop by TDP over peak, "
         f"voltage curve and pJ per byte as there"
     )
     return _with_own_readings(gpu, constants, reference_id, reason)
@@ -198,12 +198,16 @@ def response_figures(gpu: Gpu) -> dict[str, float]:
     return {figure: float(cell[0]) for figure, cell in entry.items()}
 
 
-def _with_own_readings(gpu: Gpu, constants: PowerConstants, stand_in: str, reason: str) -> PowerConstants:
+def _with_own_readings(
+    gpu: Gpu, constants: PowerConstants, stand_in: str, reason: str, why: str = ""
+) -> PowerConstants:
     """The GPU's own idle and waiting power in place of scaled ones, where the catalogue has them."""
     static_w = constants.static_w if gpu.idle_w is None else gpu.idle_w
     scaled_w = max(constants.wait_w, static_w * constants.wait_w / constants.static_w)
     wait_w = scaled_w if gpu.wait_w is None else gpu.wait_w
     own = [name for name in ("idle_w", "wait_w") if getattr(gpu, name) is not None]
-    note = f"{reason}; its own {' and '.join(own)} measured" if own else reason
-    assumed = (*constants.assumed, Assumption("power", stand_in, note))
+    measured, there = f"; its own {' and '.join(own)} measured" if own else "", len(constants.assumed)
+    brief = f"{reason}; {there} of these are assumed there too" if there else reason
+    power = Assumption("power", stand_in, f"{gpu.id}: {reason}{why}{measured}", gpu.id, brief)
+    assumed = (*(replace(assumption, brief="") for assumption in constants.assumed), power)
     return replace(constants, static_w=static_w, wait_w=wait_w, assumed=assumed)

@@ -94,10 +94,13 @@ def _assumed(gpu: Gpu, entry: Mapping[str, Any]) -> tuple[Assumption, ...]:
     scaled = f" at {entry['gemm_rate']:g} times its share of the peak" if "gemm_rate" in entry else ""
     gemm, collectives = entry["gemm"], entry["collectives"]
     stand_ins = (
-        ("gemm", gemm, f"matrix products of {gpu.id}: constants of {gemm} stand in{scaled}, none measured"),
-        ("collectives", collectives,
-         f"collectives of {gpu.id}: NCCL timings of {collectives} stand in, scaled by link speed"),
-        ("sm_count", _SM_COUNT_STAND_IN, f"SM count of {gpu.id}: {_SM_COUNT_STAND_IN} stands in, none stated"),
-        ("network", None, "network: NCCL's own latency table and 85 % of the nominal bandwidth, not measured here"),
+        ("gemm", gemm, "matrix products", f"constants of {gemm} stand in{scaled}, none measured"),
+        ("collectives", collectives, "collectives", f"NCCL timings of {collectives} stand in, scaled by link speed"),
+        ("sm_count", _SM_COUNT_STAND_IN, "SM count", f"{_SM_COUNT_STAND_IN} stands in, none stated"),
     )  # fmt: skip
-    return tuple(Assumption(*stand_in) for stand_in in stand_ins if stand_in[0] not in known)
+    network = "network: NCCL's own latency table and 85 % of the nominal bandwidth, not measured here"
+    assumed = [
+        Assumption(key, value, f"{part} of {gpu.id}: {text}", f"kernels of {gpu.id}", f"{part}: {text}")
+        for key, value, part, text in stand_ins
+    ]
+    return tuple(one for one in (*assumed, Assumption("network", None, network)) if one.key not in known)

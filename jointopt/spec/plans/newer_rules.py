@@ -13,7 +13,9 @@ from jointopt.core.schema import MODULES, NEUTRAL, OFFLOAD, RECOMPUTE_CODES, SCH
 from jointopt.spec.defaults import idle_modules
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.placement import even_domain
 from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule, by_split, literal, not_in, searched
+from jointopt.spec.plans.stages import buildable
 
 
 def expert_rules(job: Job) -> list[Rule]:
@@ -72,10 +74,21 @@ def stage_rules(job: Job) -> list[Rule]:
     def piped(c: Columns) -> Any:
         return c["pp"] > 1
 
+    def blank_listed(c: Columns) -> Any:  # a blank is the even split
+        listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
+        chunks = [len(numbers) for numbers in listed if _all_equal(numbers, layers)]
+        return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks)
+
+    def not_built(c: Columns) -> Any:
+        return by_split(c, lambda numbers, chunks: not buildable(framework, numbers))
+
     codes = [SCHEDULE.code(name) for name in framework.schedules]
     v_shaped = [SCHEDULE.code(name) for name in ("zbv", "dualpipev")]
     return [
-        *searched(job, "stage_layers", piped),
+        Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
+        *searched(job, "stage_layers", lambda c: piped(c) & ~blank_listed(c)),
+        Rule("stage_layers_offered", ("stage_layers",), not_built, f"{framework.name} cannot build such stage_layers",
+             f"{framework.name} cannot build stage_layers {{stage_layers}}."),
         *_without_effect("stage_layers", ("pp",), piped, "pp > 1"),
         Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
              f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
@@ -152,7 +165,8 @@ def _largest_chunk(model: Model, c: Columns) -> Any:
 
 def sharing_rules(job: Job) -> list[Rule]:
     """Groups of ranks that shard by themselves, and what lies in host memory."""
-    model, spans = job.model, job.training.framework.experts_span_tp
+    model, framework = job.model, job.training.framework
+    spans = framework.experts_span_tp
 
     def sharded(c: Columns) -> Any:
         return c["zero_stage"] > 0
@@ -169,6 +183,10 @@ def sharing_rules(job: Job) -> list[Rule]:
     return [
         *searched(job, "dp_replicate", sharded),
         *_without_effect("dp_replicate", ("zero_stage",), sharded, "zero_stage > 0"),
+        Rule("replicas_offered", ("dp_replicate",), lambda c: (c["dp_replicate"] > 1) & (not framework.replicates),
+             f"{framework.name} has no dp_replicate",
+             f"{framework.name} shards over dp*cp: dp_replicate must be 1, not {{dp_replicate}}."),
+        *_usual_replicas(job),
         Rule("replicas", columns, uneven, "dp_replicate does not divide dp*cp",
              "dp_replicate {dp_replicate} does not divide dp*cp, which is {shards}."),
         Rule("replicas", (*columns, "tp", "ep", "etp"), lambda c: uneven_experts(c) & ~uneven(c),
@@ -179,6 +197,16 @@ def sharing_rules(job: Job) -> list[Rule]:
              "dp_replicate {dp_replicate} leaves nothing to shard and is the same plan as zero_stage 0."),
         *searched(job, "offload"),
     ]  # fmt: skip
+
+
+def _usual_replicas(job: Job) -> list[Rule]:
+    """Of a search that lists no dp_replicate: replicas of one scale-up domain, the only ones worth it."""
+    domain = even_domain(job.cluster)
+    if job.search.dp_replicate is not None:
+        return []
+    return [Rule("replicas_usual", ("dp", "tp", "cp", "dp_replicate"),
+                 lambda c: (c["dp_replicate"] > 1) & (c["dp"] * c["cp"] * c["tp"] != c["dp_replicate"] * domain),
+                 f"replicas that are not one scale-up domain of {domain} GPUs: {SEARCHED}")]  # fmt: skip
 
 
 def framework_only(job: Job) -> list[Rule]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jointopt.core.errors import PlanError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, ONE_CLOCK, Columns, Floats
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, ONE_CLOCK, STAGE_LAYERS, Columns, Floats
 from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import format_stage_clocks, number_in, parse_stage_clocks, plain_number
@@ -61,14 +61,16 @@ def plan_assumptions(parsed: ParsedPlan) -> tuple[Assumption, ...]:
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     words = {key: _word(value) for key, value in record.items()}
     words["stage_clock_mhz"] = format_stage_clocks(dict.fromkeys(record["stage_clock_mhz"]))
-    return tuple(Assumption(key, record[key], f"{key} is not given; {words[key]} is assumed") for key in parsed.assumed)
+    return tuple(Assumption.not_given(key, record[key], words[key]) for key in parsed.assumed)
 
 
 def format_plan(layouts: Columns, stage_clock_mhz: Floats, index: int = 0) -> str:
     """The plan in row ``index`` as text that `parse_plan` reads: no columns without effect, a common clock once."""
     record = plan_records(layouts, stage_clock_mhz, [index])[0]
     clocks = record.pop("stage_clock_mhz")
-    without = {name for name, neutral in NEUTRAL.items() if layouts[name][index] == neutral}
+    without = {name for name, neutral in NEUTRAL.items() if name not in layouts or layouts[name][index] == neutral}
+    if "stage_layers" not in without:
+        record["stage_layers"] = STAGE_LAYERS.short(int(layouts["stage_layers"][index]))
     words = [f"{key}={_word(value)}" for key, value in record.items() if key not in without]
     name = "clock_mhz" if len(set(clocks)) == 1 else "stage_clock_mhz"
     clock_text = format_stage_clocks(clocks[:1] if name == "clock_mhz" else clocks)
@@ -85,7 +87,8 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
 
 
 def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
-    record: dict[str, Any] = {name: COLUMNS[name].outside(layouts[name][i]) for name in LAYOUT_COLUMNS}
+    values = NEUTRAL | {name: layouts[name][i] for name in LAYOUT_COLUMNS if name in layouts}
+    record: dict[str, Any] = {name: COLUMNS[name].outside(values[name]) for name in LAYOUT_COLUMNS}
     record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
     if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
         record["power_limit_w"] = float(layouts["power_limit_w"][i])
@@ -102,7 +105,7 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         pairs = _json_pairs(plan)
     else:
         words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
-        pairs = [_pair(word) for word in words if word]
+        pairs = [_pair(word) for word in words if word not in ("", "MHz")]  # as reports print clocks
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
     given = dict(pairs)
     for key in given:
@@ -154,7 +157,7 @@ def _value(key: str, value: Any) -> int | bool:
 def _flag(key: str, value: Any) -> bool:
     word = str(value).strip().lower()
     if word not in _WORDS:
-        names = ", ".join(_WORDS)
+        names = ", ".join(name for name in _WORDS if len(name) > 1 or name.isdigit())
         raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, _WORDS)}.")
     return _WORDS[word]
 

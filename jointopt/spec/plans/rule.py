@@ -11,8 +11,8 @@ import numpy as np
 from jointopt.core.schema import MODULES, RECOMPUTE_CODES, STAGE_LAYERS, Bools, Columns, inside
 from jointopt.spec.job import Job, Training
 
-SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that ask for no change
-_SEARCH = "search."  # begins the names of the rules that the job itself sets
+SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
+SEARCH = "search."  # begins the names of the rules that the job itself sets
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rule:
     @property
     def of_search(self) -> bool:
         """Whether it is the job's own search that the rule holds plans to."""
-        return self.name.startswith(_SEARCH)
+        return self.name.startswith(SEARCH)
 
     @property
     def of_starting(self) -> bool:
@@ -61,7 +61,7 @@ def searched(job: Job, column: str, where: Callable[[Columns], Any] | None = Non
     columns = _EFFECT.get(column, ())
     names = ", ".join(map(str, listed))
     sentence = f"{column} {{{column}}} is outside the job's search.{column} ({names})."
-    return (Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
+    return (Rule(SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
 
 
 def not_in(column: str, values: list[int], where: Callable[[Columns], Any] | None = None) -> Callable[[Columns], Any]:

@@ -13,21 +13,34 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, MODULES, NEUTRAL, RECOMPUTE_CODES, Columns, inside
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    MODULES,
+    NEUTRAL,
+    RECOMPUTE_CODES,
+    Columns,
+    inside,
+    num_gpus,
+)  # fmt: skip
 from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.newer_rules import expert_rules, framework_only, recompute_rules, sharing_rules, stage_rules
-from jointopt.spec.plans.rule import DUPLICATE, Rule, not_in, recompute_codes, searched
+from jointopt.spec.plans.rule import DUPLICATE, SEARCH, Rule, not_in, recompute_codes, searched
 
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
     """Every rule of the job's space; the earlier one takes the blame for a combination that breaks several."""
-    return (
-        *(rule for name in ("tp", "pp", "cp", "dp") for rule in searched(job, name)),
+    rules = (
+        *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in searched(job, name)),
         *_degree_rules(job), *expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
         *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *stage_rules(job),
         *recompute_rules(job), *sharing_rules(job), *framework_only(job),
     )  # fmt: skip
+    named = {rule.name for rule in rules}
+    others = [name for name in LAYOUT_COLUMNS if SEARCH + name not in named]
+    return (*rules, *(rule for name in others for rule in searched(job, name)))
 
 
 def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
@@ -36,9 +49,8 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
     `jointopt.spec.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
-    columns = {
-        name: inside(name, [plan.get(name, COLUMNS[name].outside(NEUTRAL.get(name, 0)))]) for name in LAYOUT_COLUMNS
-    }
+    usual = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+    columns = {name: inside(name, [(usual | dict(plan))[name]]) for name in LAYOUT_COLUMNS}
     if not job.model.is_moe:  # whose experts have no degree
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
@@ -73,7 +85,7 @@ def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Figures that the sentences of rules name beside the columns of ``plan``."""
     step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
     return {
-        "product": shards * plan["tp"] * plan["pp"], "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
+        "product": num_gpus(plan), "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
         "micro_batches": job.training.global_batch_size // step, "chunks": plan["pp"] * plan["vpp"],
         "tokens": job.training.seq_length // plan["cp"], "stage_ranks": shards * plan["tp"],
         "expert_ranks": plan["ep"] * plan.get("etp", 1),
@@ -115,8 +127,8 @@ def _degree_rules(job: Job) -> list[Rule]:
     batch, sequence, gpus = training.global_batch_size, training.seq_length, job.cluster.num_gpus
     uneven = "which does not divide"
     return [
-        Rule("gpus", ("dp", "tp", "pp", "cp"), lambda c: c["dp"] * c["tp"] * c["pp"] * c["cp"] != gpus, "",
-             f"dp*tp*pp*cp is {{product}}; it must be the cluster's {gpus} GPUs."),
+        Rule("gpus", DEGREES, lambda c: num_gpus(c) != gpus, "",
+             f"{'*'.join(DEGREES)} is {{product}}; it must be the cluster's {gpus} GPUs."),
         *_shard_rules(job),
         Rule("layers", ("pp",), lambda c: c["pp"] > layers, f"pp is larger than the {layers} layers",
              f"pp {{pp}} is larger than the {layers} layers."),
@@ -168,6 +180,7 @@ def _batch_rules(job: Job) -> list[Rule]:
 
 def _interleaving_rules(job: Job) -> list[Rule]:
     framework, layers, batch = job.training.framework, job.model.num_layers, job.training.global_batch_size
+    stated = " without stage_layers" if framework.stage_splits else ""
 
     def uneven_batches(c: Columns) -> Any:
         return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
@@ -182,7 +195,7 @@ def _interleaving_rules(job: Job) -> list[Rule]:
         Rule("interleaved_layers", ("pp", "vpp", "stage_layers"),
              lambda c: (c["vpp"] > 1) & (c["stage_layers"] == 0) & (layers % (c["pp"] * c["vpp"]) != 0),
              f"vpp > 1 and pp*vpp does not divide the {layers} layers",
-             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs."),
+             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs{stated}."),
         Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp"), uneven_batches,
              "vpp > 1 and pp does not divide the number of micro-batches",
              "pp {pp} does not divide the {micro_batches} micro-batches as interleaving needs."),

@@ -121,7 +121,7 @@ def test_what_is_misspelled_beside_the_time_is_said(job: Job) -> None:
 
 def test_on_several_nodes_a_row_says_who_set_the_clocks(job: Job) -> None:
     good = writing('{"iteration_time_s": 1}')
-    assert "were not set, and the command is not told them: it has no {stage" in run(job, good)["notes"]
+    assert "were not set, and the command does not receive them: it has no {stage" in run(job, good)["notes"]
     assert run(job, good, "{stage_clock_mhz}")["notes"] == "clocks of 2 nodes were left to the command"
     without = {name: value for name, value in PLAN.items() if name != "stage_clock_mhz"}
     assert run(job, good, plan=without)["notes"] == ""

@@ -91,11 +91,6 @@ def test_a_process_that_breaks_while_it_ends_is_no_failure_of_its_run(
     assert row["status"] == "ok", row["notes"]
 
 
-def test_fewer_micro_batches_than_stages_still_run(job: Job) -> None:
-    plan = PLAN | {"dp": 1, "pp": 2, "micro_batch_size": 8}
-    assert TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, plan)["status"] == "ok"
-
-
 def test_more_than_one_machine_and_unknown_attention_are_refused(job: Job) -> None:
     launcher = TorchrunLauncher()
     with pytest.raises(LauncherError, match="use --launcher slurm"):

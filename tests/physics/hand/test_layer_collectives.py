@@ -208,35 +208,12 @@ def test_leading_dense_layers_send_nothing_to_experts() -> None:
     assert found == pytest.approx(BATCHES * 4 * once)
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_each_tensor_rank_sends_its_slice_of_the_tokens_to_the_experts(cut: bool) -> None:
-    once = inside_s("all_to_all", 2 * SEQ * 2 * 1024 / 2, 4)
-    found = seconds(dp=4, ep=4, tp=2, model=MOE, framework={"expert_tensor_parallel": cut})["ep_comm"]
-    assert found == pytest.approx(PASSES * 4 * once)
-
-
 def test_experts_on_two_nodes_are_reached_through_one_nic_each() -> None:
     # 16 ranks: 8 remote peers, and 8/16 of the bytes leave the node
     sent = 2 * SEQ * 2 * 1024
     once = WIRE_S + 8 * PEER_S + START_S + 5e-6 + sent * 8 / 16 / (NIC / 2)
     found = seconds(dp=16, ep=16, model=MOE)["ep_comm"]
     assert found == pytest.approx(PASSES * 4 * once)
-
-
-def test_what_expert_parallelism_overlaps_leaves_the_rest_exposed() -> None:
-    slow = gpu_constants(FLOPS_PER_S / 1000)
-    once = inside_s("all_to_all", 2 * SEQ * 2 * 1024, 4)
-    found = passes_s(machine=slow, dp=4, ep=4, model=MOE, recompute=FULL, framework={"ep_overlap": 0.6})
-    assert found == pytest.approx((0.4 * LAYERS * 2 * once, 0.4 * LAYERS * 4 * once))
-
-
-def test_expert_traffic_hides_under_the_kernels_of_the_layer_with_experts() -> None:
-    # a dense layer would compute more; the middle stage is one layer with experts
-    model = replace(MOE, num_layers=3, ffn_hidden_size=8192)
-    costs = stages(pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0})
-    once = inside_s("all_to_all", 2 * STREAM, 4)
-    assert costs.forward_comm_s[0, 1] == pytest.approx(2 * once - costs.forward_sm_s[0, 1])
-    assert costs.backward_comm_s[0, 1] == pytest.approx(2 * once - costs.backward_sm_s[0, 1])
 
 
 def test_a_micro_batch_s_own_overhead_is_a_third_forward_and_two_thirds_backward() -> None:

@@ -24,21 +24,17 @@ def test_without_lowtime_one_sentence_says_how_to_install_it(monkeypatch: pytest
 
 @settings(deadline=None, max_examples=8)
 @given(problems())
-def test_it_goes_from_the_slowest_schedule_to_about_the_fastest(problem: Problem) -> None:
-    times = [problem.makespan_s(problem.within(seconds)) for seconds in shortened(problem, 0.05)]
-    slow, fast = problem.makespan_s(problem.slowest()), problem.makespan_s(problem.fastest())
-    assert times[0] == pytest.approx(slow, rel=0.05)
-    assert times[-1] <= fast + 0.05 * len(problem.graph)
-
-
-@settings(deadline=None, max_examples=8)
-@given(problems())
-def test_its_energies_are_those_of_the_linear_programme_within_the_unit_of_time(problem: Problem) -> None:
+def test_it_goes_from_the_slowest_schedule_to_about_the_fastest_and_saves_as_the_linear_programme(
+    problem: Problem,
+) -> None:
     schedules = [problem.within(seconds) for seconds in shortened(problem, 0.05)]
+    slow, fast = problem.makespan_s(problem.slowest()), problem.makespan_s(problem.fastest())
+    assert problem.makespan_s(schedules[0]) == pytest.approx(slow, rel=0.05)
+    assert problem.makespan_s(schedules[-1]) <= fast + 0.05 * len(problem.graph)
     middle = schedules[len(schedules) // 2]
     found = least_energy(problem, problem.makespan_s(middle))
     assert found is not None
-    assert found[1] * (1 - 1e-6) <= problem.energy_j(middle) <= 1.1 * found[1]
+    assert found[1] * (1 - 1e-6) <= problem.energy_j(middle) <= 1.1 * found[1]  # by the unit of time
 
 
 def test_instructions_that_no_clock_changes_leave_nothing_to_shorten() -> None:

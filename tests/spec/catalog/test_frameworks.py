@@ -13,15 +13,10 @@ from jointopt.spec.framework import Framework
 
 
 @pytest.mark.parametrize("name", framework_names())
-def test_a_profile_says_where_its_habits_come_from(name: str) -> None:
+def test_a_profile_is_possible_and_names_its_source(name: str) -> None:
     profile = load_framework(name)
     assert profile.name == name
     assert len(profile.source) > 10
-
-
-@pytest.mark.parametrize("name", framework_names())
-def test_the_habits_of_a_profile_are_possible(name: str) -> None:
-    profile = load_framework(name)
     assert profile.default_recompute in profile.recomputes
     assert set(profile.recomputes) <= set(RECOMPUTE_NAMES)
     assert profile.default_attention in ATTENTIONS

@@ -112,8 +112,10 @@ def test_figures_are_in_the_units_of_their_names(gpu_id: str) -> None:
 
 
 @pytest.mark.parametrize("gpu_id", BOARDS)
-def test_power_rises_from_idle_over_waiting_to_the_limit(gpu_id: str) -> None:
+def test_power_rises_from_idle_over_waiting_to_the_limit_and_the_power_model_stays_below_it(gpu_id: str) -> None:
     gpu = load_gpu(gpu_id)
+    assert gpu.power is not None
+    assert 0 < gpu.power.static_w <= gpu.power.wait_w < gpu.need("tdp_w", "test")
     known = [w for w in (gpu.idle_w, gpu.wait_w, gpu.tdp_w) if w is not None]
     assert known == sorted(known)
     assert 200 < known[-1] <= 1400
@@ -182,10 +184,3 @@ def test_every_gpu_of_the_measured_tables_is_known() -> None:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             for name in {row["gpu"] for row in csv.DictReader(lines)}:
                 load_gpu(name)
-
-
-@pytest.mark.parametrize("gpu_id", BOARDS)
-def test_every_gpu_comes_with_a_power_model_below_its_limit(gpu_id: str) -> None:
-    gpu = load_gpu(gpu_id)
-    assert gpu.power is not None
-    assert 0 < gpu.power.static_w <= gpu.power.wait_w < gpu.need("tdp_w", "test")

@@ -1,0 +1,115 @@
+"""Plans that a proposal shows beside its front: what others published for the job, and a conventional neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jointopt.core.errors import UsageError
+from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.physics.cost_model import CostModel
+from jointopt.report.beside import Beside
+from jointopt.spec.catalog.recipes import Recipe, recipes_for
+from jointopt.spec.job import Job
+from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
+from jointopt.spec.plans.rules import check_plan
+from jointopt.surrogate.job_model import JobModel
+
+# What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
+FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
+DEEPEST_PLAIN = 16  # stages of a pipeline without interleaving; MT-NLG's 35 are the exception
+MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
+Z_90 = 1.645
+
+
+def beside(model: JobModel, physics: CostModel, answer: Columns, fitting: Floats) -> tuple[Beside, ...]:
+    """Published plans of the job, and where the front's fastest plan (``answer``, by time) is outside, one inside.
+
+    ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which plans rank as in the front.
+    """
+    fastest, _ = physics.lower_bound(np.arange(len(fitting)))
+    ranking = fastest * (2.0 - fitting)
+    return (*_published(model, ranking, answer), *_conventional(model, physics, answer, ranking, fitting))
+
+
+def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
+    """By what it is, where layouts (n,) lie outside of what published runs keep to."""
+    cp, pp, vpp, dp, tp = (layouts[name] for name in ("cp", "pp", "vpp", "dp", "tp"))
+    tokens = job.training.seq_length // cp
+    return {
+        f"cp leaves fewer than {FEWEST_RANK_TOKENS:,} tokens of a sequence": (cp > 1) & (tokens < FEWEST_RANK_TOKENS),
+        f"more than {DEEPEST_PLAIN} stages without interleaving": (pp > DEEPEST_PLAIN) & (vpp == 1),
+        "no data parallelism on so many GPUs": (dp == 1) & (job.cluster.num_gpus >= MOST_WITHOUT_DATA),
+        "tensor parallelism across nodes": tp > job.cluster.scale_up_gpus,
+    }
+
+
+def _published(model: JobModel, ranking: Floats, answer: Columns) -> Iterator[Beside]:
+    found: dict[str, Beside] = {}
+    for recipe in recipes_for(model.job):
+        try:
+            one = _of_recipe(model, ranking, answer, recipe)
+        except UsageError:  # of a recipe that this framework cannot even lay out
+            continue
+        found.setdefault(one.text, one)
+    yield from found.values()
+
+
+def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe) -> Beside:
+    job = model.job
+    parsed = parse_plan(recipe.plan, job)
+    priced = model.cost_model(parsed.layouts)
+    values = priced.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    time_s, memory_gib = float(values["iteration_time_s"][0]), float(values["peak_memory_gib"][0])
+    fits = float(model.fit_probability(priced)[0])
+    same = recipe.dtype == job.training.dtype
+    return Beside(
+        source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
+        text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
+        energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
+        rank=_rank(ranking, time_s, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
+        violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
+    )  # fmt: skip
+
+
+def _rank(ranking: Floats, time_s: float, fits: float) -> int:
+    return 1 + int(np.count_nonzero(ranking < time_s * (2.0 - fits) * (1.0 - 1e-9)))
+
+
+def _conventional(
+    model: JobModel, physics: CostModel, answer: Columns, ranking: Floats, fitting: Floats
+) -> Iterator[Beside]:
+    """The fastest layout inside, where the front's first plan lies outside."""
+    job = model.job
+    first = {name: answer[name][:1] for name in physics.layouts}
+    reasons = tuple(reason for reason, where in outside(job, first).items() if where[0])
+    inside = ~np.logical_or.reduce(list(outside(job, physics.layouts).values()))
+    if not reasons or not inside.any():
+        return
+    best = np.array([int(np.where(inside, ranking, np.inf).argmin())])
+    fits = float(fitting[best[0]])
+    layout = {name: values[best] for name, values in physics.layouts.items()}
+    clocks = uniform_stage_clocks(layout["pp"], physics.top_mhz)
+    values = physics.evaluate(best, clocks)
+    time_s = float(values["iteration_time_s"][0])
+    behind = time_s / float(answer["iteration_time_s"][0]) - 1.0
+    yield Beside(
+        source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
+        iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
+        peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
+        rank=_rank(ranking, time_s, fits), behind=behind,
+        behind_low=_lower(behind, answer), reasons=reasons,
+    )  # fmt: skip
+
+
+def _lower(behind: float, answer: Columns) -> float:
+    """``behind`` less what the interval of the front's first plan leaves open, 90 % one-sided.
+
+    A judgement: half of the interval's width (of log time) is common to all plans of a job, half is of the plan.
+    """
+    low, high = (float(answer[f"iteration_time_s_{end}"][0]) for end in ("low", "high"))
+    own_sd = 0.5 * np.log(high / low) / (2.0 * Z_90)
+    return float((1.0 + behind) * np.exp(-Z_90 * own_sd) - 1.0)

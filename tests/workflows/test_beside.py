@@ -1,0 +1,42 @@
+"""What a proposal shows beside its front."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jointopt.report.beside import Beside, beside_lines
+from jointopt.spec.jobfile import shipped_job
+from jointopt.workflows.beside import outside
+from jointopt.workflows.propose import propose
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Beside, ...]:
+    return propose(shipped_job("llama-3-405b-2048x8-h100")).beside
+
+
+def test_the_published_plan_of_llama_405b_has_its_rank_and_its_distance_from_the_first_row(
+    found: tuple[Beside, ...],
+) -> None:
+    published = next(plan for plan in found if plan.source)
+    assert published.plan["tp"] == 8
+    assert published.plan["pp"] == 16
+    assert published.plan["stage_layers"].startswith("0;1;1")
+    assert abs(published.behind) < 0.05
+
+
+def test_a_layout_is_outside_by_what_no_published_run_has() -> None:
+    job = shipped_job("llama-3-405b-2048x8-h100")
+    columns = {"dp": [4, 1, 128], "tp": [4, 8, 8], "pp": [64, 128, 16], "cp": [16, 16, 1], "vpp": [1, 1, 8]}
+    found = outside(job, {name: np.array(values) for name, values in columns.items()})
+    assert [where.tolist() for where in found.values()] == [
+        [True, True, False], [True, True, False], [False, True, False], [False, False, False],
+    ]  # fmt: skip
+
+
+def test_a_gain_that_may_be_none_puts_the_conventional_plan_first() -> None:
+    plan = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.02, behind_low=-0.1, reasons=("cp 16",))
+    assert "take it first" in " ".join(beside_lines([plan], 100))
+    sure = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.20, behind_low=0.1, reasons=("cp 16",))
+    assert "take it first" not in " ".join(beside_lines([sure], 100))
