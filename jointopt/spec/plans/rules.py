@@ -13,7 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.errors import JobError
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, RECOMPUTE_CODES, Columns, inside, num_gpus
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    MODULES,
+    NEUTRAL,
+    RECOMPUTE_CODES,
+    Columns,
+    inside,
+    num_gpus,
+)  # fmt: skip
 from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.newer_rules import expert_rules, framework_only, recompute_rules, sharing_rules, stage_rules
@@ -57,21 +67,20 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
 
 
 def violations(job: Job, layouts: Columns) -> npt.NDArray[np.object_]:
-    """Names of the rules that keep each of n layouts from being started, joined by semicolons, (n,); blank where none.
+    """Names of the rules that keep each of n measured layouts from being started, joined by semicolons; blank: none.
 
-    A layout that is the same plan as another can be started, and the job's search, memory and batch padding are not
-    looked at. The number of GPUs is not either: measured rows fill part of a node.
+    A layout that is the same plan as another can be started, and the job's search and memory are not looked at. Rows
+    leave out how many GPUs of a node they fill, and whether attention is multi-head latent.
     """
     layouts = canonical(job, layouts)
+    if not job.model.kv_lora_rank:
+        layouts |= {"recompute_modules": layouts["recompute_modules"] & ~MODULES.bit("mla_up_proj")}
     out = np.full(len(layouts["dp"]), "", dtype=object)
     for rule in layout_rules(job):
-        if rule.of_starting and rule.name not in _OF_THE_CLUSTER:
+        if rule.of_starting and rule.name != "gpus":
             at = np.broadcast_to(rule.broken(layouts), out.shape)
             out[at] = [f"{names};{rule.name}" if names else rule.name for names in out[at]]
     return out
-
-
-_OF_THE_CLUSTER = ("gpus",)
 
 
 def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:

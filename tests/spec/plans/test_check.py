@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from jointopt.core.schema import inside
-from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.catalog.frameworks import framework_names, framework_rules, load_framework
+from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.rules import check_plan, violations
+from jointopt.spec.plans.rules import check_plan, layout_rules, violations
 from tests.spec.plans.brute_force import USUAL
 
 GOOD = {
@@ -113,13 +114,39 @@ def test_experts_must_split_over_the_ranks_of_a_stage(make_job, moe):
 
 def test_megatron_names_the_rule_of_each_plan_that_it_cannot_start(make_job, moe):
     job = make_job(model=replace(moe, num_layers=9), framework=load_framework("megatron-lm"))
-    layouts = {name: inside(name, [value] * 4) for name, value in (GOOD | {"etp": 1} | USUAL).items()}
+    layouts = {name: inside(name, [value] * 4) for name, value in (GOOD | {"pp": 4, "dp": 1, "etp": 1} | USUAL).items()}
     layouts["sequence_parallel"][1] = False
-    layouts["stage_layers"] = inside("stage_layers", ["4;5", "5;4", "", "3;6"])
+    layouts["stage_layers"] = inside("stage_layers", ["2;2;2;3", "3;2;2;2", "", "3;1;2;3"])
     layouts["etp"][3] = 32
     assert violations(job, layouts).tolist() == [
         "", "experts_sequence_parallel", "even_stages", "expert_ffn;expert_ranks",
     ]  # fmt: skip
+
+
+def test_a_measured_row_does_not_say_that_its_attention_is_latent(make_job):
+    plan = GOOD | {"etp": 1} | USUAL | {"recompute": "selective", "recompute_modules": "mla_up_proj;layernorm"}
+    layouts = {name: inside(name, [value]) for name, value in plan.items()}
+    assert check_plan(make_job(), plan) != []
+    assert violations(make_job(), layouts).tolist() == [""]
+
+
+def test_every_rule_that_stops_a_start_is_in_the_table_with_its_source(make_job, moe):
+    table = read_yaml("framework_rules.yaml")
+    families = {load_framework(name).family for name in framework_names()} - {""}
+    assert families == set(table) - {"every"}
+    assert all(len(entry["source"]) > 20 for rules in table.values() for entry in rules.values())
+    everything = Framework(rules=tuple(name for family in families for name in table[family]))
+    names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.of_starting}
+    names |= {rule.name for rule in layout_rules(make_job()) if rule.of_starting}
+    shared = replace(moe, num_shared_experts=1, num_dense_layers=1)
+    names |= {rule.name for rule in layout_rules(make_job(model=shared)) if rule.of_starting}
+    assert names == {name for rules in table.values() for name in rules}
+
+
+def test_older_versions_of_megatron_have_their_own_rules():
+    assert "whole_kv_groups" in framework_rules("megatron-core", "0.15.1")
+    assert "whole_kv_groups" not in framework_rules("megatron-core", "0.16.1")
+    assert framework_rules("megatron-core") == load_framework("nemo").rules
 
 
 def test_a_plan_without_a_choice_can_be_started_all_the_same(make_job):
