@@ -53,7 +53,7 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     even = layers % chunks == 0
     blank = even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers)
     found: list[tuple[int, ...]] = [()] if blank else []
-    if pp == 1 or chunks > layers + 2 or vpp > MOST_CHUNKS:
+    if pp == 1 or chunks > layers + 2 * (vpp > 1) or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:
         found += _with_ends(layers, chunks)
