@@ -55,7 +55,7 @@ def test_every_split_listed_holds_all_layers_and_can_be_built(
     for split in filter(None, found):
         assert (len(split), sum(split)) == (pp * vpp, layers)
         assert buildable(framework, split)
-        assert split != own or not framework.uneven_blank
+        assert split != own or framework is MEGATRON
 
 
 @settings(max_examples=200, deadline=None)
@@ -87,16 +87,15 @@ def test_the_space_holds_each_split_listed_and_no_other(make_job: Callable[..., 
     assert (3, 4, 4, 3) in found[4, 1]
 
 
-def test_megatron_asks_for_the_split_of_layers_that_pp_does_not_divide(
+def test_a_blank_means_the_split_of_megatrons_recipes_and_no_other_is_started(
     make_job: Callable[..., Job], dense: Model
 ) -> None:
     job = make_job(1, 8, model=replace(dense, num_layers=14), framework=MEGATRON)
-    plan = "dp=2 pp=4 micro_batch_size=1 zero_stage=0"
-    blank, stated = (plan_records(p.layouts, p.stage_clock_mhz, [0])[0] for p in (
-        parse_plan(plan, job), parse_plan(f"{plan} stage_layers=3;4;4;3", job)
-    ))  # fmt: skip
-    assert check_plan(job, blank) == ["pp 4 does not divide the 14 layers, as megatron-lm asks without stage_layers."]
-    assert check_plan(job, stated) == []
+    parsed = parse_plan("dp=2 pp=4 micro_batch_size=1 zero_stage=0", job)
+    plan = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    assert STAGE_LAYERS.numbers(STAGE_LAYERS.code(plan["stage_layers"])) == (3, 4, 4, 3)
+    assert check_plan(job, plan) == []
+    assert len(check_plan(job, plan | {"stage_layers": ""})) == 1
 
 
 @pytest.mark.parametrize(("framework", "split"), [(Framework(), (3, 4, 4, 3)), (MEGATRON, (7, 0, 4, 3))])
