@@ -199,7 +199,8 @@ def _interleaving_rules(job: Job) -> list[Rule]:
     stated = " without stage_layers" if framework.stage_splits else ""
 
     def uneven_batches(c: Columns) -> Any:
-        return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
+        of_1f1b = (c["vpp"] > 1) & (c["schedule"] == 0)  # others take micro-batches one by one
+        return of_1f1b & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
 
     return [
         *searched(job, "vpp"),
@@ -212,7 +213,7 @@ def _interleaving_rules(job: Job) -> list[Rule]:
              lambda c: (c["vpp"] > 1) & (c["stage_layers"] == 0) & (layers % (c["pp"] * c["vpp"]) != 0),
              f"vpp > 1 and pp*vpp does not divide the {layers} layers",
              f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs{stated}."),
-        Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp"), uneven_batches,
+        Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp", "schedule"), uneven_batches,
              "vpp > 1 and pp does not divide the number of micro-batches",
              "pp {pp} does not divide the {micro_batches} micro-batches as interleaving needs."),
     ]  # fmt: skip
