@@ -91,6 +91,19 @@ def test_the_middle_keeps_the_pace_at_the_least_energy(pace: float, pair: tuple[
     assert set(seconds[~middle]) == {1.0, 2.0}
 
 
+@pytest.mark.parametrize(
+    ("pace", "pair"), [(6.0, (1.0, 2.0)), (7.9, (1.0, 2.0)), (8.0, (2.0, 2.0)), (12.0, (2.0, 4.0))]
+)
+def test_the_pace_of_a_rank_is_that_of_all_its_chunks(pace: float, pair: tuple[float, float]) -> None:
+    # two chunks of 3 s at the fastest; of 20 micro-batches the first 2 and the last 2 are the window's
+    long = Problem(schedule_graph(2, 2, 20), PAIR.options)
+    part = window(long, 32)
+    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
+    middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)
+    assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
+    assert set(seconds[middle & long.graph.backward]) == {pair[1]}
+
+
 @pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])
 def test_a_pass_is_slowed_only_where_all_of_it_fits(makespan: float, seconds: list[float]) -> None:
     assert ALONE.durations_s(ALONE.spend_slack(ALONE.fastest(), makespan)).tolist() == seconds
