@@ -85,5 +85,5 @@ def test_experts_must_split_over_the_expert_parallel_ranks(make_job, moe):
 def test_a_search_for_what_the_framework_cannot_run_names_the_first_such_value(make_job):
     training = make_job(framework=Framework("f", zero_stages=(0, 1), recomputes=("none", "full"))).training
     check_abilities(Search(zero_stage=(1, 0), recompute=("full", "none"), tp=(7,)), training)
-    with pytest.raises(JobError, match="search.zero_stage 3: f has no such zero_stage; expected 0, 1, got 1, 3."):
+    with pytest.raises(JobError, match=r"search\.zero_stage 3: f has no such zero_stage; expected 0, 1, got 1, 3\."):
         check_abilities(Search(zero_stage=(1, 3)), training)
