@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.measure.devices.machine import _metered_gpus, _named_gpus
+from jointopt.measure.devices.machine import _metered_gpus, _named_gpus, found_machine
 
 
 @pytest.fixture
@@ -36,3 +36,11 @@ def test_a_metered_gpu_has_its_own_memory(driver, smi: None, monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     gpus, _ = _metered_gpus()
     assert [(gpu.memory_gib, gpu.clock_max_mhz) for gpu in gpus] == [(43, 1980), (41, 1980)]
+
+
+def test_memory_is_in_gib_and_cores_are_those_that_this_process_may_use() -> None:
+    machine = found_machine()
+    assert machine.memory_gib == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, abs=0.1
+    )
+    assert machine.cores == len(os.sched_getaffinity(0))
