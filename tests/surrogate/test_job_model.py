@@ -167,6 +167,10 @@ def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
     assert polished.energy_j == pytest.approx(found.energy_j)
     assert polished.saving(polished.chosen) == pytest.approx(alone.saving(alone.chosen))
     assert polished.informed_by == found.informed_by
+    slower = polished.iteration_time_s / alone.iteration_time_s
+    assert polished.shortest_pass_s == pytest.approx(slower * alone.shortest_pass_s)
+    times_s = [point.iteration_time_s for point in polished.points]
+    assert times_s == pytest.approx([slower * point.iteration_time_s for point in alone.points])
 
 
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:

@@ -29,6 +29,17 @@ def test_slack_goes_where_a_second_saves_most(makespan: float, seconds: list[flo
     assert found[1] == pytest.approx(joules)
 
 
+def test_of_a_curve_with_47_options_the_programme_sees_every_second() -> None:
+    # of a curve of squares: half way between two of its 24 corners the line is 1 J above it
+    k = np.arange(47.0)
+    fixed = Options(np.array([1000.0]), np.array([2.0]), np.array([5.0]))
+    problem = Problem(schedule_graph(1, 1, 1), [Options(1000.0 - k, 1.0 + k, (50.0 - k) ** 2), fixed, fixed])
+    for longer_s, above_j in ((0, 0), (1, 1), (2, 0), (23, 1), (45, 1), (46, 0)):
+        found = least_energy(problem, 3.0 + longer_s)
+        assert found is not None
+        assert found[1] == pytest.approx(5 + (50 - longer_s) ** 2 + above_j)
+
+
 def test_two_ranks_may_slow_what_is_not_critical() -> None:
     # 1F1B of forward 1 s and backward 2 s: rank 0 ends at 1, 2 and, after rank 1's backwards at 4 and 7, at 6 and 9
     graph, choice = PAIR.graph, PAIR.fastest()
