@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.surrogate.feasibility import (
+    _MOST,
+    _START,
     GRID,
     MemoryEvidence,
     MemoryMargin,
+    _loss,
     fit_draws,
     fit_probability,
     learn_margin,
@@ -84,3 +87,9 @@ def test_failures_far_below_the_limit_are_crashes():
     few = MemoryEvidence(fitted.log_ratio, failed_load=np.full(2, -1.0))
     many = MemoryEvidence(fitted.log_ratio, failed_load=np.full(40, -1.0))
     assert learn_margin([many]).crash_share > learn_margin([few]).crash_share
+
+
+def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
+    most, twice = (MemoryEvidence(failed_load=np.full(int(n * _MOST), -1.0)) for n in (1, 2))
+    assert _loss(_START, [most]) > _loss(_START, []) + 1.0
+    assert _loss(_START, [twice]) == pytest.approx(_loss(_START, [most]))
