@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.surrogate.feasibility import (
-    _MOST,
     _START,
     GRID,
     MemoryEvidence,
@@ -90,6 +89,8 @@ def test_failures_far_below_the_limit_are_crashes():
 
 
 def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
-    most, twice = (MemoryEvidence(failed_load=np.full(int(n * _MOST), -1.0)) for n in (1, 2))
+    most, twice = (MemoryEvidence(failed_load=np.full(n, -1.0)) for n in (100, 200))
     assert _loss(_START, [most]) > _loss(_START, []) + 1.0
     assert _loss(_START, [twice]) == pytest.approx(_loss(_START, [most]))
+    ratios = [MemoryEvidence(log_ratio=np.full(n, 0.1)) for n in (100, 200)]
+    assert _loss(_START, ratios[1:]) == pytest.approx(_loss(_START, ratios[:1]))
