@@ -68,6 +68,13 @@ def test_what_a_framework_cannot_do_is_said_by_its_name(make_job, framework, cha
     assert check_plan(make_job(framework=framework), GOOD | change) == [sentence]
 
 
+def test_context_parallelism_cuts_the_sequence_into_twice_as_many_chunks(make_job):
+    plan = GOOD | {"cp": 2, "dp": 1}
+    assert check_plan(make_job(seq_length=124), plan) == []
+    sentence = "2*cp is 4, which does not divide the sequence length 126."
+    assert sentence in check_plan(make_job(seq_length=126), plan)
+
+
 def test_a_plan_outside_the_search_names_the_key_and_its_values(make_job):
     job = make_job(search={"tp": (1, 4), "zero_stage": (1,)})
     assert check_plan(job, GOOD) == ["tp 2 is outside the job's search.tp (1, 4)."]
