@@ -24,6 +24,7 @@ from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
+from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
@@ -268,12 +269,21 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
     if model.is_moe:
         expert_tp, share = lay.expert_tp[first], lay.token_share[first]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
-    parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
+    parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
 
     def spread(part: Pass) -> Pass:
         return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
 
     return LayerCosts(*map(spread, parts))
+
+
+def _heads(one: Pass, model: Model) -> Pass:
+    """Head and loss, again for each further token predicted, after a projection of two hidden states to one.
+
+    DeepSeek-V3 (arXiv:2412.19437), section 2.2; the projection takes the head's time per multiplication.
+    """
+    passes = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
+    return Pass(one.forward.times(passes), one.backward.times(passes))
 
 
 def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:

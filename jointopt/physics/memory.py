@@ -49,6 +49,10 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
         dense[:, 0] += model.max_position_embeddings * model.hidden_size
     if lay.pp > 1 or not model.tied_embeddings:
         dense += table[:, None] * lay.ends
+    if model.mtp_num_layers:  # their projections, and the embedding where it is another rank's
+        lookup = table * (1.0 - lay.ends[:, 0]) * (not model.tied_embeddings)
+        projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
+        dense += (projections + lookup)[:, None] * lay.ends
     return Parameters(dense, experts[:, None] * moe_layers)
 
 
@@ -213,6 +217,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     in_flight, at_work = activation_bytes(job, lay)
     activations = in_flight + at_work
     logits = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    logits = logits * (1.0 + job.model.mtp_num_layers)
     # logits are gone when the last layer is recomputed
     logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one

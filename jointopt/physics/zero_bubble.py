@@ -2,6 +2,8 @@
 
 Qi et al. 2023 (arXiv:2401.10241): ``zb-h1`` as PyTorch's ScheduleInterleavedZeroBubble runs it with one stage per rank,
 ``zbv`` as ScheduleZBVZeroBubble does, whose two chunks per rank lie along a V: the first and the last are rank 0's.
+``dualpipev`` is ScheduleDualPipeV along the same V, after DeepSeek-V3 (arXiv:2412.19437, section 3.2.1); a forward and
+the backward that it is paired with are priced one after the other, as PyTorch runs them where nothing overlaps them.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
-FORWARD, INPUT, WEIGHT = range(3)
+FORWARD, INPUT, WEIGHT, WHOLE = range(4)  # whole: a backward pass that is not split
 MOST_ROUNDS = 4  # of pp micro-batches, until what ranks hold repeats
 _BLOCK = 256  # plans walked through at once
 Pass = tuple[int, int, int]  # kind, chunk, micro-batch
 
 
 def rank_order(schedule: str, pp: int, num_micro_batches: int, rank: int) -> list[Pass]:
-    """The passes of one rank in order."""
-    order = (_v_order if schedule == "zbv" else _h1_order)(pp, num_micro_batches, rank)
+    """The passes of one rank in order; ``dualpipev`` starts with 2 pp micro-batches at least, below them it is zbv."""
+    if schedule == "dualpipev" and num_micro_batches >= 2 * pp:
+        return _dual_order(pp, num_micro_batches, rank)
+    order = (_h1_order if schedule == "zb-h1" else _v_order)(pp, num_micro_batches, rank)
     return [one for one in order if one[2] < num_micro_batches]
 
 
@@ -66,6 +70,40 @@ def _v_order(pp: int, m: int, rank: int) -> list[Pass]:
     return order
 
 
+def _dual_order(pp: int, m: int, rank: int) -> list[Pass]:
+    """DualPipeV, step by step as PyTorch numbers them: halves of the last steps are split, to fill the drain."""
+    behind, done, waiting = pp - rank - 1, [[0, 0], [0, 0]], list[Pass]()
+    order: list[Pass] = []
+
+    def add(kind: int, chunk: int) -> None:
+        count = done[kind != FORWARD]
+        order.append((kind, chunk, count[chunk]))
+        if kind == INPUT:
+            waiting.append((WEIGHT, chunk, count[chunk]))
+        count[chunk] += 1
+
+    def times(number: int, *passes: tuple[int, int]) -> None:
+        for _ in range(number):
+            for kind, chunk in passes:
+                if kind != WEIGHT:
+                    add(kind, chunk)
+                elif waiting:
+                    order.append(waiting.pop(0))
+
+    times(2 * behind, (FORWARD, 0))
+    times(rank + 1, (FORWARD, 0), (FORWARD, 1))
+    times(behind, (INPUT, 1), (WEIGHT, 1), (FORWARD, 1))
+    times(m - 2 * pp + rank + 1, (FORWARD, 0), (WHOLE, 1), (FORWARD, 1), (WHOLE, 0))
+    times(behind, (WHOLE, 1), (FORWARD, 1), (WHOLE, 0))
+    # from the middle of these on passes are split, of odd ranks with the second chunk, of even ones with the first
+    split = rank + 1 + (rank + 1) % 2 if rank % 2 else 2 * ((rank + 1) // 2) + 1
+    for number in range(2 * (rank + 1)):
+        add(INPUT if number >= split else WHOLE, 1 - number % 2)
+    times(behind, (WEIGHT, 0), (INPUT if split < 2 * (rank + 1) else WHOLE, 0))
+    times(rank + 1, (WEIGHT, 0))
+    return order
+
+
 @dataclass(frozen=True)
 class _Program:
     """Passes numbered from 1 in an order of execution, those of one wave at once; pass 0 stands for no pass, at 0 s.
@@ -95,7 +133,7 @@ def _program(schedule: str, pp: int, m: int) -> _Program:
         for rank, one, source in ready:
             queues[rank].pop()
             rows.append((latest[rank], source, (one[0] * chunks + one[1]) * pp + rank))
-            latest[rank] = number[rank, one] = len(rows)
+            latest[rank] = number[rank, (INPUT, *one[1:]) if one[0] == WHOLE else one] = len(rows)
         waves.append(len(rows) + 1)
     return _Program(waves, *np.array(rows).T)
 
@@ -105,6 +143,7 @@ def _predecessor(schedule: str, pp: int, rank: int, one: Pass) -> tuple[int, Pas
     kind, chunk, micro_batch = one
     places = CHUNKS_OF_SCHEDULE[schedule] * pp
     place = places - 1 - rank if chunk else rank
+    kind = INPUT if kind == WHOLE else kind
     if kind == INPUT and place == places - 1:
         return rank, (FORWARD, chunk, micro_batch)
     place += {FORWARD: -1, INPUT: 1, WEIGHT: -places}[kind]
@@ -120,7 +159,7 @@ def zero_bubble_time_s(schedule: str, forward_s: Floats, input_s: Floats, weight
     """
     chunks, pp, n = forward_s.shape
     program = _program(schedule, pp, m)
-    durations = np.concatenate([forward_s, input_s, weight_s]).reshape(3 * chunks * pp, n)
+    durations = np.concatenate([forward_s, input_s, weight_s, input_s + weight_s]).reshape(4 * chunks * pp, n)
     time_s = np.empty(n)
     for start in range(0, n, _BLOCK):
         rows = np.ascontiguousarray(durations[:, start : start + _BLOCK])
@@ -144,7 +183,7 @@ def held_chunks(schedule: str, pp: int, num_micro_batches: int) -> Ints:
         order = rank_order(schedule, pp, num_micro_batches, rank)
         change = np.zeros((len(order), CHUNKS_OF_SCHEDULE[schedule]), np.int64)
         for place, (kind, chunk, _) in enumerate(order):
-            change[place, chunk] = (kind == FORWARD) - int(kind == WEIGHT)
+            change[place, chunk] = (kind == FORWARD) - int(kind in (WEIGHT, WHOLE))
         counts.append(np.unique(np.cumsum(change, axis=0), axis=0))
     most = max(map(len, counts))
     return np.stack([np.pad(c, ((0, most - len(c)), (0, 0)), mode="edge") for c in counts])
