@@ -260,6 +260,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
         expert_tp, share = lay.expert_tp[first], lay.token_share[first]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
     parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
+
     def spread(part: Pass) -> Pass:
         return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
 
@@ -269,7 +270,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
 def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
     dense_layers, depth = lay.dense_layers, lay.pp
-    first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
+    first, last = np.eye(1, depth), np.eye(1, depth, depth - 1) * (1.0 + job.model.mtp_num_layers)
     dense = _with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
     moe = _with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
@@ -292,5 +293,3 @@ def _with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay
     if lay.again.modules.any():
         again = again + module_work(job.model, hw.kernels, lay, core, kind)
     return Pass(layer.forward, layer.backward + again)
-
-

@@ -87,7 +87,8 @@ def _differ(chunks: Floats) -> bool:
 def chunk_layers(job: Job, layouts: Columns) -> Split:
     """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
 
-    Chunk c of rank r is place c·pp + r of the pipeline; the dense layers of an MoE model lead.
+    Chunk c of rank r is place c·pp + r of the pipeline; the dense layers of an MoE model lead. Multi-token-prediction
+    layers count as layers (DeepSeek-V3, arXiv:2412.19437, section 2.2), on the last chunk where a split omits them.
     """
     keys, which = np.unique(layouts["vpp"].astype(np.int64) << 32 | layouts["stage_layers"], return_inverse=True)
     pp, model = int(layouts["pp"][0]), job.model
@@ -95,6 +96,8 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     for vpp, code in ((key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()):
         stated = STAGE_LAYERS.numbers(code)
         layers = np.array(stated if len(stated) == pp * vpp else own_split(job, pp, vpp), dtype=float)
+        if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
+            layers[-1] += model.mtp_num_layers
         before = np.cumsum(layers) - layers
         leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
         dense.append(leading.reshape(vpp, pp).T)

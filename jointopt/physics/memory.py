@@ -47,6 +47,8 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
         dense[:, 0] += model.max_position_embeddings * model.hidden_size
     if lay.pp > 1 or not model.tied_embeddings:
         dense[:, -1] += table
+    if model.mtp_num_layers:  # a copy of the embedding, and per layer a projection of hidden state and embedding
+        dense[:, -1] += table * (lay.pp > 1) + model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
     return Parameters(dense, experts[:, None] * moe_layers)
 
 
@@ -212,6 +214,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     activations = in_flight + at_work
     logits = np.zeros_like(activations)
     logits[:, -1] = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    logits *= 1.0 + job.model.mtp_num_layers  # each predicted token has its own
     # logits are gone when the last layer is recomputed
     logits = np.maximum(logits - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one

@@ -55,8 +55,9 @@ class Explanation(Result):
 
     rows = "stages"
     keys = (
-        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib fit_probability time_s "
-        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
+        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib fit_probability "
+        "time_s energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate "
+        "informed_by"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats

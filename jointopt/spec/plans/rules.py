@@ -371,9 +371,10 @@ def _replica_rules(job: Job) -> list[Rule]:
 
 def _stage_rules(job: Job) -> list[Rule]:
     layers, framework = job.model.num_layers, job.training.framework
+    whole = (layers, layers + job.model.mtp_num_layers)  # recipes list multi-token-prediction layers or leave them out
 
     def wrong(c: Columns) -> Any:
-        return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
+        return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) not in whole))
 
     def blank_listed(c: Columns) -> Any:  # a blank is the even split
         even = [len(n) for n in map(STAGE_LAYERS.numbers, inside("stage_layers", job.search.stage_layers or ()))
