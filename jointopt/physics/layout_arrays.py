@@ -101,7 +101,8 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
 
     Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
-    layers of an MoE model lead. Layers for the prediction of further tokens are on the last chunk, beside those stated.
+    layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
+    does not count them.
     """
     key = layouts["vpp"].astype(np.int64) << 40 | layouts["schedule"].astype(np.int64) << 32 | layouts["stage_layers"]
     keys, which = np.unique(key, return_inverse=True)
@@ -111,11 +112,11 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
         schedules.append(SCHEDULE.text(schedule))
         stated = STAGE_LAYERS.numbers(code)
         layers = np.array(stated if len(stated) == pp * vpp else own_split(job, pp, vpp), dtype=float)
+        if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
+            layers[-1] += model.mtp_num_layers
         before = np.cumsum(layers) - layers
-        leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers.copy()
-        others = layers - leading
-        (others if model.is_moe else leading)[-1] += model.mtp_num_layers
-        for found, kind in ((dense, leading), (moe, others)):
+        leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
+        for found, kind in ((dense, leading), (moe, layers - leading)):
             chunks = kind.reshape(vpp, pp).T.copy()
             if schedules[-1] in V_SHAPED:
                 chunks[:, 1] = chunks[::-1, 1]

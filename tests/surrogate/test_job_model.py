@@ -134,10 +134,11 @@ def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layou
     index = rng.integers(0, len(layouts["pp"]), 3000)
     clocks = np.where(np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan)
     tried = physics.evaluate(index, clocks)
-    runs = 2.0 - model.fit_probability(physics)[index][:, None], 2.0 - front["fit_probability"]  # one that fails is paid
-    better = [
-        tried[n][:, None] * runs[0] < front[n] * runs[1] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")
-    ]
+    runs = (
+        2.0 - model.fit_probability(physics)[index][:, None],
+        2.0 - front["fit_probability"],
+    )  # one that fails is paid
+    better = [tried[n][:, None] * runs[0] < front[n] * runs[1] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
     assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
 
 

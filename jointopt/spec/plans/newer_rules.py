@@ -64,9 +64,10 @@ def _usual_expert_tp(job: Job) -> list[Rule]:
 def stage_rules(job: Job) -> list[Rule]:
     """Splits of layers, schedules: the numbers fit the plan, and the framework has them."""
     layers, framework = job.model.num_layers, job.training.framework
+    whole = (layers, layers + job.model.mtp_num_layers)  # recipes count multi-token-prediction layers or leave them out
 
     def wrong(c: Columns) -> Any:
-        return by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
+        return by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) not in whole))
 
     def even(c: Columns) -> Any:
         return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & _all_equal(numbers, layers))
