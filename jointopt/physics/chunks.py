@@ -1,7 +1,7 @@
 """Makespan of interleaved 1F1B with a time for every chunk of a rank, exact: `schedule.replay` for many plans at once.
 
-Rank i runs w_i = 2(p-1-i) + (v-1)p forwards, then forward slot w_i + r and backward slot r by turns. Counted by the step
-q = r - i, every input comes from the step before: rank i's forward from rank i - 1, its backward from rank i + 1,
+Rank i runs w_i = 2(p-1-i) + (v-1)p forwards, then forward slot w_i + r and backward slot r by turns. Counted by the
+step q = r - i, every input comes from the step before: rank i's forward from rank i - 1, its backward from rank i + 1,
 round the ring at both ends. So one step is a few operations on all ranks of all plans. Derived here.
 """
 
@@ -20,7 +20,7 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int
 
     ``num_micro_batches`` is a multiple of pp, vpp and pp at least 2. The schedule is that of `schedule.schedule_order`.
     """
-    v, p, n = forward_s.shape
+    _, p, n = forward_s.shape
     step = max(BLOCK_TIMES // p, 16)
     time_s = np.empty(n)
     for start in range(0, n, step):
@@ -30,12 +30,13 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int
     return time_s
 
 
-def path_bound_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints) -> Floats:
+def path_bound_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int, way_back: bool = True) -> Floats:
     """Seconds (n,) that `chunked_time_s` never goes below, for the same arguments: one rank's work and the way to it.
 
-    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work, backwards from it.
+    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work, and backwards from
+    it (``way_back``) where ranks end with a backward pass that the rank before waits for.
     """
-    first = forward_s[0] + backward_s[0]
+    first = forward_s[0] + backward_s[0] if way_back else forward_s[0]
     ahead = np.cumsum(first, axis=0) - first
     return np.asarray((ahead + num_micro_batches * (forward_s + backward_s).sum(axis=0)).max(axis=0))
 

@@ -1,6 +1,6 @@
-"""What recomputation and offloading leave on the GPU: bytes per layer that modules drop, layers recomputed whole.
+"""Recomputation as plans state it: bytes per layer that modules drop, layers recomputed whole, collectives redone.
 
-Modules are those of Megatron Core's ``--recompute-modules`` (transformer_config.py, `recompute_modules`): a checkpointed
+Modules are those of Megatron Core's ``--recompute-modules`` (transformer_config.py): a checkpointed
 module (mlp, moe, shared_experts, core_attn) keeps its input; an output-discarding one (layernorm, moe_act, mla_up_proj)
 drops its output, which the backward pass of its consumer restores.
 """
@@ -15,7 +15,7 @@ from jointopt.spec.model import Model
 
 
 class Recompute:
-    """What each of L layouts recomputes and offloads; all arrays are (L,)."""
+    """Modules and layers that each of L layouts recomputes; all arrays are (L,)."""
 
     def __init__(self, layouts: Columns, selective: Bools, full: Bools, num_layers: int) -> None:
         self.selective, self.full = selective, full

@@ -37,8 +37,8 @@ class Proposal(Result):
 
     ``front`` holds the plan columns, ``iteration_time_s`` (s), ``energy_j`` (J, all GPUs), ``avg_power_w`` (W per
     GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval),
-    ``fit_probability`` (that it fits in memory) and ``in_domain`` (bool); it is sorted by time. ``reference`` has the same columns and one row: the fastest plan with
-    every clock at its maximum; none where no such plan is feasible.
+    ``fit_probability`` (that it fits in memory) and ``in_domain`` (bool); it is sorted by time. ``reference`` has the
+    same columns and one row: the fastest plan with every clock at its maximum; none where no such plan is feasible.
     """
 
     job: Job

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2}  # the vpp of schedules that have but one
+V_SHAPED = ("zbv",)  # schedules whose second chunks lie in reverse order of the ranks
+
 
 @dataclass(frozen=True)
 class Framework:

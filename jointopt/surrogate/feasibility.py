@@ -16,6 +16,7 @@ from jointopt.core.schema import Bools, Floats
 GRID = np.linspace(-1.0, 1.0, 201)  # log(measured / predicted memory) of a source
 _TAIL = 3.0  # degrees of freedom of measured memory: allocators keep what they once had
 _MOST = 100.0  # runs that a source counts for in learning, so that a big one does not drown the rest
+_MOST_OF_ONE = 10.0  # the same where one framework's own margin is learned
 _START = np.array([0.0, np.log(0.1), np.log(0.08), -2.0])  # centre, log of both spreads, logit of crashes
 _WIDTH = np.array([0.1, 0.7, 0.7, 1.0])  # of the prior around it
 
@@ -79,9 +80,14 @@ def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: in
 def own_margin(margin: MemoryMargin, evidence: MemoryEvidence) -> MemoryMargin:
     """The margin of one framework after its recorded runs: centre moved, sources as far apart as elsewhere at most.
 
-    Two sources of one framework differ by less than two of different ones: half the spread, and what stays unsure.
+    Two sources of one framework differ by less than two of different ones: half the spread, and what stays unsure. All
+    runs count as ten, since published plans are variants of a few.
     """
-    weights = source_weights(margin, evidence)
+    from scipy.special import softmax
+
+    share = min(1.0, _MOST_OF_ONE / max(len(evidence), 1))
+    prior = _log_prior(margin.centre, margin.source_sd)
+    weights = np.asarray(softmax(prior + share * _log_likelihood(evidence, margin.plan_sd)))
     centre = float(weights @ GRID)
     unsure = float(weights @ (GRID - centre) ** 2)
     spread = min(margin.source_sd, float(np.hypot(margin.source_sd / 2.0, np.sqrt(unsure))))

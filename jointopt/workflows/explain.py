@@ -59,7 +59,8 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
-        in_domain=bool(answer["in_domain"][0]), fit_probability=float(model.fit_probability(physics)[0]), surrogate=model.name, informed_by=model.evidence.counts,
+        in_domain=bool(answer["in_domain"][0]), fit_probability=float(model.fit_probability(physics)[0]),
+        surrogate=model.name, informed_by=model.evidence.counts,
     )  # fmt: skip
 
 

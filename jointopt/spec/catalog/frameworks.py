@@ -55,8 +55,8 @@ def load_framework(name: str) -> Framework:
 def recognise_framework(text: str) -> tuple[Framework, bool]:
     """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
     low = text.strip().lower()
-    said = {alias: p for p in reversed(_profiles().values()) for alias in (p.name, *p.aliases) if _names(low, p, alias)}
-    return (said[max(said, key=len)], True) if said else (load_framework("generic"), False)
+    named = {a: p for p in reversed(_profiles().values()) for a in (p.name, *p.aliases) if _names(low, p, a)}
+    return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
 
 
 def _names(text: str, profile: Framework, alias: str) -> bool:

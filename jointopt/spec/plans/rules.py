@@ -27,7 +27,9 @@ from jointopt.core.schema import (
 from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.newer_rules import expert_rules, framework_only, recompute_rules, sharing_rules, stage_rules
-from jointopt.spec.plans.rule import DUPLICATE, SEARCH, Rule, not_in, recompute_codes, searched
+from jointopt.spec.plans.rule import DUPLICATE, SEARCH, SEARCHED, Rule, not_in, recompute_codes, searched
+
+FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reaches over
 
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
@@ -138,9 +140,23 @@ def _degree_rules(job: Job) -> list[Rule]:
         Rule("context_chunks", ("cp",), lambda c: (c["cp"] > 1) & (sequence % (2 * c["cp"]) != 0),
              f"2*cp does not divide the sequence length {sequence}",
              f"2*cp is {{twice_cp}}, {uneven} the sequence length {sequence}."),
+        *_usual_degrees(job),
         Rule("batch", ("dp",), lambda c: batch % c["dp"] != 0,  # a plan breaks the rule of micro-batches as well
              f"dp does not divide the global batch of {batch} sequences"),
     ]  # fmt: skip
+
+
+def _usual_degrees(job: Job) -> list[Rule]:
+    """Of a search that lists no cp or tp: none that cut far finer than anything published."""
+    search, sequence, most = job.search, job.training.seq_length, MOST_DOMAINS * job.cluster.scale_up_gpus
+    found = []
+    if search.cp is None:
+        found.append(Rule("usual_cp", ("cp",), lambda c: (c["cp"] > 1) & (sequence < FEWEST_TOKENS * c["cp"]),
+                          f"cp that leaves fewer than {FEWEST_TOKENS} tokens is {SEARCHED}"))  # fmt: skip
+    if search.tp is None:
+        found.append(Rule("usual_tp", ("tp",), lambda c: c["tp"] > most,
+                          f"tp over more than {MOST_DOMAINS} scale-up domains is {SEARCHED}"))  # fmt: skip
+    return found
 
 
 def _shard_rules(job: Job) -> list[Rule]:
@@ -183,7 +199,8 @@ def _interleaving_rules(job: Job) -> list[Rule]:
     stated = " without stage_layers" if framework.stage_splits else ""
 
     def uneven_batches(c: Columns) -> Any:
-        return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
+        of_1f1b = (c["vpp"] > 1) & (c["schedule"] == 0)  # others take micro-batches one by one
+        return of_1f1b & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
 
     return [
         *searched(job, "vpp"),
@@ -196,7 +213,7 @@ def _interleaving_rules(job: Job) -> list[Rule]:
              lambda c: (c["vpp"] > 1) & (c["stage_layers"] == 0) & (layers % (c["pp"] * c["vpp"]) != 0),
              f"vpp > 1 and pp*vpp does not divide the {layers} layers",
              f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs{stated}."),
-        Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp"), uneven_batches,
+        Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp", "schedule"), uneven_batches,
              "vpp > 1 and pp does not divide the number of micro-batches",
              "pp {pp} does not divide the {micro_batches} micro-batches as interleaving needs."),
     ]  # fmt: skip

@@ -53,7 +53,7 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     even = layers % chunks == 0
     blank = even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers)
     found: list[tuple[int, ...]] = [()] if blank else []
-    if pp == 1 or chunks > layers + 2 or vpp > MOST_CHUNKS:
+    if pp == 1 or chunks > layers + 2 * (vpp > 1) or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:
         found += _with_ends(layers, chunks)
@@ -89,11 +89,11 @@ def buildable(framework: Framework, split: Sequence[int]) -> bool:
 
 
 def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:
-    """Even splits in which the head, or embedding and head, count as a layer (Megatron's account-for-...-split)."""
+    """Splits, else even, in which the head, or embedding and head, count as a layer (Megatron's account-for-...)."""
     found = []
     for ends in ((1, 1), (0, 1)):
         each, rest = divmod(layers + sum(ends), chunks)
-        if rest == 0 and each >= 1 and chunks > 1:
+        if rest == 0 and each >= 1 and chunks > sum(ends):  # both ends of two chunks leave them even
             found.append((each - ends[0], *(each,) * (chunks - 2), each - ends[1]))
     return found
 

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from jointopt.core.errors import JobError
 from jointopt.core.schema import inside
 from jointopt.spec.catalog.frameworks import framework_names, framework_rules, load_framework
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.rules import check_plan, layout_rules, violations
+from jointopt.spec.job import Search
+from jointopt.spec.plans.rules import check_abilities, check_plan, layout_rules, violations
 from tests.spec.plans.brute_force import USUAL
 
 GOOD = {
@@ -94,6 +96,13 @@ def test_what_a_framework_cannot_do_is_said_by_its_name(make_job, framework, cha
     assert check_plan(make_job(framework=framework), GOOD | change) == [sentence]
 
 
+def test_context_parallelism_cuts_the_sequence_into_twice_as_many_chunks(make_job):
+    plan = GOOD | {"cp": 2, "dp": 1}
+    assert check_plan(make_job(seq_length=124), plan) == []
+    sentence = "2*cp is 4, which does not divide the sequence length 126."
+    assert sentence in check_plan(make_job(seq_length=126), plan)
+
+
 def test_a_plan_outside_the_search_names_the_key_and_its_values(make_job):
     job = make_job(search={"tp": (1, 4), "zero_stage": (1,)})
     assert check_plan(job, GOOD) == ["tp 2 is outside the job's search.tp (1, 4)."]
@@ -151,3 +160,12 @@ def test_a_plan_without_a_choice_can_be_started_all_the_same(make_job):
     layouts = {name: inside(name, [value]) for name, value in plan.items()}
     assert check_plan(make_job(), plan) != []
     assert violations(make_job(), layouts).tolist() == [""]
+
+
+
+
+def test_a_search_for_what_the_framework_cannot_run_names_the_first_such_value(make_job):
+    training = make_job(framework=Framework("f", zero_stages=(0, 1), recomputes=("none", "full"))).training
+    check_abilities(Search(zero_stage=(1, 0), recompute=("full", "none"), tp=(7,)), training)
+    with pytest.raises(JobError, match=r"search\.zero_stage 3: f has no such zero_stage; expected 0, 1, got 1, 3\."):
+        check_abilities(Search(zero_stage=(1, 3)), training)
