@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, settings
 
-from jointopt.core.schema import outside, Columns
+from jointopt.core.schema import Columns, outside
 from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.spec.cluster import Cluster, Gpu

@@ -87,7 +87,8 @@ def stage_rules(job: Job) -> list[Rule]:
     return [
         Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
         *searched(job, "stage_layers", lambda c: piped(c) & ~blank_listed(c)),
-        Rule("stage_layers_offered", ("pp", "vpp", "stage_layers"), not_built, f"{framework.name} cannot build such stage_layers",
+        Rule("stage_layers_offered", ("pp", "vpp", "stage_layers"), not_built,
+             f"{framework.name} cannot build such stage_layers",
              f"{framework.name} cannot build stage_layers {{stage_layers}}."),
         *_without_effect("stage_layers", ("pp",), piped, "pp > 1"),
         Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
