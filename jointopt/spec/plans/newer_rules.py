@@ -81,14 +81,15 @@ def stage_rules(job: Job) -> list[Rule]:
         return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks)
 
     def not_built(c: Columns) -> Any:
-        return by_split(c, lambda numbers, chunks: not buildable(framework, numbers))
+        return ~wrong(c) & ~even(c) & by_split(c, lambda numbers, _: not buildable(framework, numbers))
 
     codes = [SCHEDULE.code(name) for name in framework.schedules]
     v_shaped = [SCHEDULE.code(name) for name in ("zbv", "dualpipev")]
     return [
         Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
         *searched(job, "stage_layers", lambda c: piped(c) & ~blank_listed(c)),
-        Rule("stage_layers_offered", ("stage_layers",), not_built, f"{framework.name} cannot build such stage_layers",
+        Rule("stage_layers_offered", ("pp", "vpp", "stage_layers"), not_built,
+             f"{framework.name} cannot build such stage_layers",
              f"{framework.name} cannot build stage_layers {{stage_layers}}."),
         *_without_effect("stage_layers", ("pp",), piped, "pp > 1"),
         Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
@@ -233,8 +234,6 @@ def _own_pipeline_rules(job: Job) -> list[Rule]:
         Rule("even_stages", ("pp", "vpp", "stage_layers"), uneven,
              f"pp does not divide the {layers} layers, and no split of them is stated",
              f"pp {{pp}} does not divide the {layers} layers, as {name} needs where no stage_layers are stated."),
-        Rule("own_split", ("stage_layers",), lambda c: c["stage_layers"] > 0, f"{name} splits layers by itself",
-             f"{name} splits layers by itself: it takes no stage_layers."),
         Rule("filled_pipeline", ("dp", "pp", "vpp", "micro_batch_size", "schedule"), starved,
              "fewer micro-batches than stages", "{micro_batches} micro-batches are fewer than the pipeline's stages, "
              f"which {name} does not start."),
@@ -262,8 +261,6 @@ def _own_rules(job: Job) -> list[Rule]:
              f"{name} has no recompute_modules", f"{name} cannot choose recompute_modules."),
         Rule("no_recompute_layers", ("recompute_num_layers",), lambda c: c["recompute_num_layers"] > 0,
              f"{name} has no recompute_num_layers", f"{name} recomputes all layers or none: no recompute_num_layers."),
-        Rule("no_replicas", ("dp_replicate",), lambda c: c["dp_replicate"] > 1, f"{name} has no dp_replicate",
-             f"{name} shards over all data-parallel ranks: dp_replicate must be 1, not {{dp_replicate}}."),
         Rule("replicas_of_dp", ("dp", "dp_replicate"), lambda c: c["dp"] % c["dp_replicate"] != 0,
              "dp_replicate does not divide dp", "dp_replicate {dp_replicate} does not divide dp {dp}."),
         Rule("no_offload", ("offload",), lambda c: c["offload"] > 0, f"{name} keeps nothing in host memory",

@@ -4,6 +4,8 @@ import itertools
 import math
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.stages import offered_splits
 
 # the value that a column takes where the job lists none, and where it has no effect
 USUAL = {
@@ -20,12 +22,21 @@ def allowed_plans(job):
     choices = [(False, True), ("none", "selective", "full"), range(4)]
     widths = range(1, job.model.num_attention_heads + 1) if job.model.is_moe else (1,)
     newer = [dict.fromkeys((usual, *(getattr(job.search, name) or ()))) for name, usual in USUAL.items()]
+    if job.search.dp_replicate is None:
+        newer[0] = dict.fromkeys(range(1, gpus + 1))
+    if job.search.stage_layers is None:
+        every = [(pp, vpp) for pp in range(1, gpus + 1) for vpp in counts[1]]
+        newer[1] = dict.fromkeys(_text(split) for pair in every for split in offered_splits(job, *pair))
     plans = (
         dict(zip(LAYOUT_COLUMNS, d + r, strict=True))
         for r in itertools.product(*counts, *choices, widths, *newer)
         for d in degrees
     )
     return {tuple(plan.values()) for plan in plans if is_allowed(job, plan)}
+
+
+def _text(numbers):
+    return ";".join(map(str, numbers))
 
 
 def is_allowed(job, plan):
@@ -71,18 +82,14 @@ def _pipeline(job, plan):
 
 
 def _split(job, plan):
-    layers, chunks = job.model.num_layers, plan["pp"] * plan["vpp"]
+    layers, chunks, stated = job.model.num_layers, plan["pp"] * plan["vpp"], job.training.framework.stage_splits
     if not plan["stage_layers"]:
         return layers % chunks == 0 or (plan["vpp"] == 1 and not _has(job, "even_stages"))
     numbers = list(map(int, plan["stage_layers"].split(";")))
-    equal = len(set(numbers)) == 1
-    return (
-        plan["pp"] > 1
-        and len(numbers) == chunks
-        and sum(numbers) == layers
-        and not equal
-        and not _has(job, "own_split")
-    )
+    if plan["pp"] == 1 or len(numbers) != chunks or sum(numbers) != layers or len(set(numbers)) == 1:
+        return False
+    ends = [{numbers[0] + one, numbers[-1] + 1, *numbers[1:-1]} for one in (0, 1)]
+    return ("any" in stated and 0 not in numbers[1:-1]) or ("ends" in stated and 1 in map(len, ends))
 
 
 def _data(job, plan):
@@ -150,17 +157,15 @@ def _sharing(job, plan):
             return False
     if replicas == 1:
         return True
+    if not job.training.framework.replicates:
+        return False
+    if job.search.dp_replicate is None and ranks * plan["tp"] != replicas * even_domain(job.cluster):
+        return False
     inner = plan["etp"] if job.training.framework.experts_span_tp else plan["tp"]
     if job.model.is_moe and max(ranks * plan["tp"] // (plan["ep"] * inner), 1) % replicas:
         return False
     narrow = plan["dp"] % replicas and _has(job, "replicas_of_dp")
-    return (
-        plan["zero_stage"] > 0
-        and ranks % replicas == 0
-        and replicas < ranks
-        and not narrow
-        and not _has(job, "no_replicas")
-    )
+    return plan["zero_stage"] > 0 and ranks % replicas == 0 and replicas < ranks and not narrow
 
 
 def _searched(job, plan):
@@ -172,6 +177,12 @@ def _searched(job, plan):
     active -= {"recompute_modules"} if plan["recompute"] != "selective" else set()
     active -= {"recompute_num_layers"} if plan["recompute"] != "full" else set()
     active -= set() if job.model.is_moe else {"etp"}
+    even = ";".join([str(job.model.num_layers // (plan["pp"] * plan["vpp"]))] * plan["pp"] * plan["vpp"])
+    if not plan["stage_layers"] and even in (job.search.stage_layers or ()):
+        active -= {"stage_layers"}
+    if job.search.stage_layers is None and plan["pp"] > 1:
+        if plan["stage_layers"] not in map(_text, offered_splits(job, plan["pp"], plan["vpp"])):
+            return False
     for column in active:
         listed = getattr(job.search, column)
         also = {"none"} if job.training.selective_is_none and "selective" in (job.search.recompute or ()) else set()

@@ -40,7 +40,6 @@ GOOD = {
             "recompute_modules moe_act: dense has not all of these.",
         ),
         ({"recompute_num_layers": 1}, "recompute_num_layers 1 needs full recompute."),
-        ({"dp_replicate": 3}, "dp_replicate 3 does not divide dp*cp, which is 2."),
         ({"tp": 1, "dp": 4}, "sequence_parallel needs tp > 1."),
         ({"vpp": 3}, "pp*vpp is 6, which does not divide the 8 layers as interleaving needs."),
         ({"vpp": 2, "pp": 1, "dp": 4}, "vpp 2 needs pp > 1."),
@@ -82,11 +81,9 @@ def test_a_broken_rule_is_one_sentence_with_its_figures(make_job, change, senten
             "tp 8 does not divide the 4 KV groups.",
         ),
         (Framework("f", rules=("no_pipelines",)), {}, "f has no pipelines: pp must be 1, not 2."),
-        (
-            Framework("f", rules=("own_split",)),
-            {"stage_layers": "3;5"},
-            "f splits layers by itself: it takes no stage_layers.",
-        ),
+        (Framework("f"), {"stage_layers": "3;5"}, "f cannot build stage_layers 3;5."),
+        (Framework("f"), {"dp": 4, "pp": 1, "dp_replicate": 2}, "f shards over dp*cp: dp_replicate must be 1, not 2."),
+        (Framework("f", replicates=True), {"dp_replicate": 3}, "dp_replicate 3 does not divide dp*cp, which is 2."),
         (
             Framework("f", rules=("no_offload",)),
             {"offload": "optimizer"},
@@ -142,9 +139,9 @@ def test_a_measured_row_does_not_say_that_its_attention_is_latent(make_job):
 def test_every_rule_that_stops_a_start_is_in_the_table_with_its_source(make_job, moe):
     table = read_yaml("framework_rules.yaml")
     families = {load_framework(name).family for name in framework_names()} - {""}
-    assert families == set(table) - {"every"}
+    assert set(table) - {"every"} <= families
     assert all(len(entry["source"]) > 20 for rules in table.values() for entry in rules.values())
-    everything = Framework(rules=tuple(name for family in families for name in table[family]))
+    everything = Framework(rules=tuple(name for family in families & set(table) for name in table[family]))
     names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.of_starting}
     names |= {rule.name for rule in layout_rules(make_job()) if rule.of_starting}
     shared = replace(moe, num_shared_experts=1, num_dense_layers=1)
