@@ -42,7 +42,7 @@ def _walked_s(
     forward_s, backward_s, weight_s = chunk_times_s(costs, rows, forward, backward)
     if schedule in CHUNKS_OF_SCHEDULE:
         if bound:
-            return path_bound_s(forward_s, backward_s, batches, way_back=False)
+            return path_bound_s(forward_s, backward_s, batches, weight_s)
         return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, batches)
     return (path_bound_s if bound else chunked_time_s)(forward_s, backward_s, batches)
 
