@@ -306,7 +306,7 @@ def dump_job(job: Job | Mapping[str, Any]) -> str:
 
 def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
-    training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS}
+    training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS and value != ""}
     if job.training.attention_assumed:
         del training["attention"]
     usual = _filled(Slurm())
