@@ -5,6 +5,7 @@ Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -257,12 +258,12 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
         "mla_up_proj": latent_bytes(model, _element_bytes(training), lay.tp),
     }
     if kind == "dense":
-        inner = {"mlp": _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)}
-        return lay.tokens * dropped_per_token(lay.again, around, inner, {})
+        inner: Mapping[str, Floats | float] = {"mlp": _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)}
+        return np.asarray(lay.tokens * dropped_per_token(lay.again, around, inner, {}))
     routed, shared = _expert_bytes(model, training, lay)
     copies = model.moe_router_topk * lay.token_share / lay.expert_tp
     parts = {"moe_act": input_bytes(training) * copies * model.moe_ffn_hidden_size, "shared_experts": shared}
-    return lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts)
+    return np.asarray(lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts))
 
 
 def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
@@ -317,7 +318,7 @@ def batch_bytes(job: Job, lay: LayoutArrays) -> Floats:
     """Bytes that one micro-batch keeps on every stage, (L, pp)."""
     per_layer, _ = layer_bytes(job, lay)
     count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
-    return np.sum([count[kind] * held for kind, held in per_layer.items()], axis=0)
+    return np.asarray(np.sum([count[kind] * held for kind, held in per_layer.items()], axis=0))
 
 
 def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]:

@@ -7,6 +7,8 @@ drops its output, which the backward pass of its consumer restores.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from jointopt.core.schema import MODULES, Bools, Columns, Floats
@@ -60,21 +62,20 @@ def latent_bytes(model: Model, element: float, tp: Floats) -> Floats:
 
 
 def dropped_per_token(
-    re: Recompute, around: dict[str, Floats], inner: dict[str, Floats], width: dict[str, Floats]
+    re: Recompute, around: Mapping[str, Floats], inner: Mapping[str, Floats | float], width: Mapping[str, Floats]
 ) -> Floats:
     """Bytes per token that a layer of one kind no longer keeps, (L,): attention's, the norms', and its MLP's modules.
 
     ``around``: bytes by module of attention and norms; ``inner``: those of whole checkpoints of the MLP (``mlp`` or
     ``moe``); ``width``: parts of them, which count only where the whole is kept.
     """
-    total = np.zeros(len(re.full))
-    for name, held in around.items():
+    total, whole = np.zeros(len(re.full)), np.zeros(len(re.full), bool)
+    for name, held in {**around, **inner}.items():
         total = total + np.where(re.has(name), held, 0.0)
-    whole = np.zeros(len(re.full), bool)
-    for name, held in inner.items():
-        total, whole = total + np.where(re.has(name), held, 0.0), whole | re.has(name)
-    for name, held in width.items():
-        total = total + np.where(re.has(name) & ~whole, held, 0.0)
+    for name in inner:
+        whole = whole | re.has(name)
+    for name, part in width.items():
+        total = total + np.where(re.has(name) & ~whole, part, 0.0)
     return total
 
 

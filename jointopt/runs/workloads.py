@@ -327,7 +327,7 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     )  # fmt: skip
 
 
-def _expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, int]:
+def _expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, Any]:
     """Widths and numbers of an MoE model's layers; experts are as wide as the MLP where a table has one width."""
     dense = min(int(row.get("num_dense_layers", 0)), int(row["num_layers"]) - 1)
     return {
@@ -336,7 +336,7 @@ def _expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, int]:
+def _latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
     """Ranks of multi-head latent attention, those of DeepSeek-V2, V3 and Kimi K2, which no table states."""
     if row.get("attention_kind") != "mla":
         return {}

@@ -381,3 +381,41 @@ def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> No
     job, model = found.job, found.job.model
     assert (model.moe_ffn_hidden_size, model.num_shared_experts, model.num_dense_layers) == (256, 1, 2)
     assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
+
+
+FINE: dict[str, Any] = {
+    "num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 1408, "num_shared_experts": 2,
+    "num_dense_layers": 3, "mtp_num_layers": 1, "attention_kind": "MLA",
+}  # fmt: skip
+
+
+def test_columns_of_experts_and_attention_reach_the_model() -> None:
+    model = workloads(table(FINE))[0][0].job.model
+    for name in ("moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "mtp_num_layers"):
+        assert getattr(model, name) == FINE[name]
+    assert (model.kv_lora_rank, model.q_lora_rank) == (512, 1536)
+    assert "kv_lora_rank" in predict(FINE).assumed[0].split()
+
+
+def test_a_row_that_states_all_of_a_catalogue_model_has_its_latent_attention() -> None:
+    model = load_model("deepseek-v3")
+    cells = {name: getattr(model, name) for name in (*RUN, *FINE) if hasattr(model, name)}
+    row = cells | {"model": "deepseek-v3", "attention_kind": "mla", "mtp_num_layers": 1, "ep": 8}
+    found = workloads(table(row))[0][0].job.model
+    assert (found.kv_lora_rank, found.head_dim, found.mtp_num_layers) == (model.kv_lora_rank, model.head_dim, 1)
+
+
+def test_formats_of_states_in_a_table_reach_the_training() -> None:
+    stated = {"grad_reduce_dtype": "float32", "exp_avg_dtype": "bfloat16", "precision_aware_optimizer": True}
+    training = workloads(table(stated))[0][0].job.training
+    assert (training.grad_reduce_dtype, training.exp_avg_dtype) == ("fp32", "bf16")
+    assert training.precision_aware_optimizer
+    assert training.main_grads_dtype is None
+
+
+def test_a_row_fits_where_its_probability_is_a_half_at_least() -> None:
+    found = predict(*({"micro_batch_size": n, "global_batch_size": 4 * n} for n in (1, 8, 16, 24, 64)))
+    probability = found.fit_probability
+    assert probability.is_monotonic_decreasing
+    assert (probability[0] > 0.99, probability.iloc[-1] < 0.01) == (True, True)
+    assert found.predicted_fits.tolist() == (probability >= 0.5).tolist()

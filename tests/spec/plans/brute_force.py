@@ -27,6 +27,8 @@ def allowed_plans(job):
     if job.search.stage_layers is None:
         every = [(pp, vpp) for pp in range(1, gpus + 1) for vpp in counts[1]]
         newer[1] = dict.fromkeys(_text(split) for pair in every for split in offered_splits(job, *pair))
+    if job.search.schedule is None:
+        newer[2] = dict.fromkeys(job.training.framework.schedules)
     plans = (
         dict(zip(LAYOUT_COLUMNS, d + r, strict=True))
         for r in itertools.product(*counts, *choices, widths, *newer)
@@ -95,6 +97,10 @@ def _split(job, plan):
 def _data(job, plan):
     cp = plan["cp"]
     if cp > 1 and (job.training.seq_length % (2 * cp) or not job.training.framework.context_parallel):
+        return False
+    if job.search.cp is None and cp > 1 and job.training.seq_length < 256 * cp:
+        return False
+    if job.search.tp is None and plan["tp"] > 4 * job.cluster.scale_up_gpus:
         return False
     return job.training.global_batch_size % (plan["dp"] * plan["micro_batch_size"]) == 0
 
@@ -180,9 +186,9 @@ def _searched(job, plan):
     even = ";".join([str(job.model.num_layers // (plan["pp"] * plan["vpp"]))] * plan["pp"] * plan["vpp"])
     if not plan["stage_layers"] and even in (job.search.stage_layers or ()):
         active -= {"stage_layers"}
-    if job.search.stage_layers is None and plan["pp"] > 1:
-        if plan["stage_layers"] not in map(_text, offered_splits(job, plan["pp"], plan["vpp"])):
-            return False
+    searched = job.search.stage_layers is None and plan["pp"] > 1
+    if searched and plan["stage_layers"] not in map(_text, offered_splits(job, plan["pp"], plan["vpp"])):
+        return False
     for column in active:
         listed = getattr(job.search, column)
         also = {"none"} if job.training.selective_is_none and "selective" in (job.search.recompute or ()) else set()
