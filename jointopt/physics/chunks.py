@@ -81,7 +81,7 @@ def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:
 
 
 class _State:
-    """What the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
+    """Times that the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
 
     def __init__(self, f: Floats, b: Floats, groups: int) -> None:
         self.f, self.b, self.groups = f, b, groups

@@ -183,7 +183,7 @@ def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
 def _units_s(
     job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]
 ) -> Floats:
-    """What the chunks of a rank share its time by, (L, 3, 4), as in `StageCosts`.
+    """The measure by which chunks share the time of their rank, (L, 3, 4), as in `StageCosts`.
 
     Gradients of weights are a product for each product forward; the attention core has none.
     """
