@@ -75,7 +75,8 @@ def _pipeline(job, plan):
         return False
     if pp == 1:
         return vpp == 1 and plan["schedule"] == "1f1b"
-    if _has(job, "no_pipelines") or (vpp > 1 and (not framework.interleaving or micro_batches % pp)):
+    interleaved = vpp > 1 and plan["schedule"] == "1f1b"
+    if _has(job, "no_pipelines") or (interleaved and (not framework.interleaving or micro_batches % pp)):
         return False
     wanted = {"1f1b": vpp, "zb-h1": 1, "zbv": 2, "dualpipev": 2}[plan["schedule"]]
     stages = 2 * pp if plan["schedule"] == "dualpipev" else pp
