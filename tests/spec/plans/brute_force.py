@@ -5,6 +5,7 @@ import math
 
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.rules import FEWEST_TOKENS
 from jointopt.spec.plans.stages import offered_splits
 
 # the value that a column takes where the job lists none, and where it has no effect
@@ -22,6 +23,8 @@ def allowed_plans(job):
     choices = [(False, True), ("none", "selective", "full"), range(4)]
     widths = range(1, job.model.num_attention_heads + 1) if job.model.is_moe else (1,)
     newer = [dict.fromkeys((usual, *(getattr(job.search, name) or ()))) for name, usual in USUAL.items()]
+    if job.search.schedule is None:
+        newer[2] = dict.fromkeys(job.training.framework.schedules)
     if job.search.dp_replicate is None:
         newer[0] = dict.fromkeys(range(1, gpus + 1))
     if job.search.stage_layers is None:
@@ -73,7 +76,9 @@ def _pipeline(job, plan):
         return False
     if pp == 1:
         return vpp == 1 and plan["schedule"] == "1f1b"
-    if _has(job, "no_pipelines") or (vpp > 1 and (not framework.interleaving or micro_batches % pp)):
+    if _has(job, "no_pipelines") or (vpp > 1 and not framework.interleaving):
+        return False
+    if vpp > 1 and plan["schedule"] == "1f1b" and micro_batches % pp:
         return False
     wanted = {"1f1b": vpp, "zb-h1": 1, "zbv": 2, "dualpipev": 2}[plan["schedule"]]
     stages = 2 * pp if plan["schedule"] == "dualpipev" else pp
@@ -94,6 +99,8 @@ def _split(job, plan):
 
 def _data(job, plan):
     cp = plan["cp"]
+    if cp > 1 and job.search.cp is None and job.training.seq_length / cp < FEWEST_TOKENS:
+        return False
     if cp > 1 and (job.training.seq_length % (2 * cp) or not job.training.framework.context_parallel):
         return False
     return job.training.global_batch_size % (plan["dp"] * plan["micro_batch_size"]) == 0
@@ -180,9 +187,9 @@ def _searched(job, plan):
     even = ";".join([str(job.model.num_layers // (plan["pp"] * plan["vpp"]))] * plan["pp"] * plan["vpp"])
     if not plan["stage_layers"] and even in (job.search.stage_layers or ()):
         active -= {"stage_layers"}
-    if job.search.stage_layers is None and plan["pp"] > 1:
-        if plan["stage_layers"] not in map(_text, offered_splits(job, plan["pp"], plan["vpp"])):
-            return False
+    offered = map(_text, offered_splits(job, plan["pp"], plan["vpp"])) if job.search.stage_layers is None else ()
+    if job.search.stage_layers is None and plan["pp"] > 1 and plan["stage_layers"] not in offered:
+        return False
     for column in active:
         listed = getattr(job.search, column)
         also = {"none"} if job.training.selective_is_none and "selective" in (job.search.recompute or ()) else set()
