@@ -20,6 +20,7 @@ class Framework:
 
     # what the framework can do, and what it does when a table leaves the cell blank
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    usual_zero_stages: tuple[int, ...] = ()  # those that a search which lists none looks at; blank: all
     zero_stages_with_pipeline: tuple[int, ...] = (0, 1)
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     sequence_parallel: tuple[bool, ...] = (False, True)  # choices where tp > 1

@@ -262,6 +262,16 @@ def _recompute_rules(job: Job) -> list[Rule]:
     ]  # fmt: skip
 
 
+def _usual_zero_stages(job: Job) -> list[Rule]:
+    """Of a search that lists no zero_stage: those that the framework is usually started with."""
+    usual = job.training.framework.usual_zero_stages
+    if job.search.zero_stage is not None or not usual:
+        return []
+    words = ", ".join(str(stage) for stage in job.training.framework.zero_stages if stage not in usual)
+    return [Rule("usual_zero", ("zero_stage",), not_in("zero_stage", list(usual)),
+                 f"zero_stage {words} (list them in search.zero_stage) is {SEARCHED}")]  # fmt: skip
+
+
 def _zero_rules(job: Job) -> list[Rule]:
     framework, columns = job.training.framework, ("dp", "cp", "zero_stage")
     offered = list(framework.zero_stages)
@@ -276,6 +286,7 @@ def _zero_rules(job: Job) -> list[Rule]:
         Rule("zero_stage", columns, lambda c: (c["zero_stage"] > 0) & ~sharded(c),
              f"zero_stage > 0 without dp*cp > 1 {DUPLICATE}", "zero_stage {zero_stage} needs dp*cp > 1."),
         *searched(job, "zero_stage", sharded),
+        *_usual_zero_stages(job),
         Rule("zero_stage_offered", columns, not_in("zero_stage", offered, sharded),
              f"{framework.name} has no such zero_stage", f"{framework.name} has no zero_stage {{zero_stage}}."),
         Rule("zero_stage_piped", (*columns, "pp"),

@@ -33,7 +33,7 @@ from jointopt.spec.plans.rules import layout_rules
 from jointopt.spec.plans.stages import MOST_CHUNKS, offered_splits
 
 # In the order in which they are tried: those that drop most first.
-_EXPANDED = ("ep", "etp", "micro_batch_size", "vpp", "stage_layers", "schedule")
+_EXPANDED: tuple[str, ...] = ("ep", "etp", "micro_batch_size", "vpp", "stage_layers", "schedule")
 _EXPANDED += tuple(name for name in CHOICES if name not in _EXPANDED and not name.startswith("recompute"))
 _EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `search.leanest` relies on it
 

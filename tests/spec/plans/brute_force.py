@@ -5,6 +5,7 @@ import math
 
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.rules import FEWEST_TOKENS
 from jointopt.spec.plans.stages import offered_splits
 
 # the value that a column takes where the job lists none, and where it has no effect
@@ -22,19 +23,26 @@ def allowed_plans(job):
     choices = [(False, True), ("none", "selective", "full"), range(4)]
     widths = range(1, job.model.num_attention_heads + 1) if job.model.is_moe else (1,)
     newer = [dict.fromkeys((usual, *(getattr(job.search, name) or ()))) for name, usual in USUAL.items()]
+    if job.search.schedule is None:
+        newer[2] = dict.fromkeys(job.training.framework.schedules)
     if job.search.dp_replicate is None:
         newer[0] = dict.fromkeys(range(1, gpus + 1))
     if job.search.stage_layers is None:
         every = [(pp, vpp) for pp in range(1, gpus + 1) for vpp in counts[1]]
         newer[1] = dict.fromkeys(_text(split) for pair in every for split in offered_splits(job, *pair))
-    if job.search.schedule is None:
-        newer[2] = dict.fromkeys(job.training.framework.schedules)
-    plans = (
-        dict(zip(LAYOUT_COLUMNS, d + r, strict=True))
-        for r in itertools.product(*counts, *choices, widths, *newer)
-        for d in degrees
-    )
-    return {tuple(plan.values()) for plan in plans if is_allowed(job, plan)}
+    found = set()
+    for first in itertools.product(*counts, *choices):
+        for degree in degrees:
+            begun = dict(zip(LAYOUT_COLUMNS, degree + first, strict=False))
+            if _tensor(job, begun) and _data(job, begun):  # most fall here, whatever the newer columns are
+                rest = itertools.product(widths, *newer)
+                found |= {tuple(plan.values()) for plan in _plans(begun, rest) if is_allowed(job, plan)}
+    return found
+
+
+def _plans(begun, rest):
+    names = LAYOUT_COLUMNS[len(begun) :]
+    return (begun | dict(zip(names, values, strict=True)) for values in rest)
 
 
 def _text(numbers):
@@ -75,8 +83,9 @@ def _pipeline(job, plan):
         return False
     if pp == 1:
         return vpp == 1 and plan["schedule"] == "1f1b"
-    interleaved = vpp > 1 and plan["schedule"] == "1f1b"
-    if _has(job, "no_pipelines") or (interleaved and (not framework.interleaving or micro_batches % pp)):
+    if _has(job, "no_pipelines") or (vpp > 1 and not framework.interleaving):
+        return False
+    if vpp > 1 and plan["schedule"] == "1f1b" and micro_batches % pp:
         return False
     wanted = {"1f1b": vpp, "zb-h1": 1, "zbv": 2, "dualpipev": 2}[plan["schedule"]]
     stages = 2 * pp if plan["schedule"] == "dualpipev" else pp
@@ -97,9 +106,9 @@ def _split(job, plan):
 
 def _data(job, plan):
     cp = plan["cp"]
-    if cp > 1 and (job.training.seq_length % (2 * cp) or not job.training.framework.context_parallel):
+    if cp > 1 and job.search.cp is None and job.training.seq_length / cp < FEWEST_TOKENS:
         return False
-    if job.search.cp is None and cp > 1 and job.training.seq_length < 256 * cp:
+    if cp > 1 and (job.training.seq_length % (2 * cp) or not job.training.framework.context_parallel):
         return False
     if job.search.tp is None and plan["tp"] > 4 * job.cluster.scale_up_gpus:
         return False
@@ -129,6 +138,9 @@ def _state(job, plan):
     stage, framework = plan["zero_stage"], job.training.framework
     if plan["dp"] * plan["cp"] == 1:
         return stage == 0
+    usual = framework.usual_zero_stages
+    if usual and job.search.zero_stage is None and stage not in usual:
+        return False
     piped = plan["pp"] == 1 or stage in framework.zero_stages_with_pipeline
     return stage in framework.zero_stages and piped
 
@@ -187,8 +199,8 @@ def _searched(job, plan):
     even = ";".join([str(job.model.num_layers // (plan["pp"] * plan["vpp"]))] * plan["pp"] * plan["vpp"])
     if not plan["stage_layers"] and even in (job.search.stage_layers or ()):
         active -= {"stage_layers"}
-    searched = job.search.stage_layers is None and plan["pp"] > 1
-    if searched and plan["stage_layers"] not in map(_text, offered_splits(job, plan["pp"], plan["vpp"])):
+    offered = map(_text, offered_splits(job, plan["pp"], plan["vpp"])) if job.search.stage_layers is None else ()
+    if job.search.stage_layers is None and plan["pp"] > 1 and plan["stage_layers"] not in offered:
         return False
     for column in active:
         listed = getattr(job.search, column)
