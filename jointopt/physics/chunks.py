@@ -1,7 +1,7 @@
 """Makespan of interleaved 1F1B with a time for every chunk of a rank, exact: `schedule.replay` for many plans at once.
 
-Rank i runs w_i = 2(p-1-i) + (v-1)p forwards, then forward slot w_i + r and backward slot r by turns. Counted by the step
-q = r - i, every input comes from the step before: rank i's forward from rank i - 1, its backward from rank i + 1,
+Rank i runs w_i = 2(p-1-i) + (v-1)p forwards, then forward slot w_i + r and backward slot r by turns. Counted by the
+step q = r - i, every input comes from the step before: rank i's forward from rank i - 1, its backward from rank i + 1,
 round the ring at both ends. So one step is a few operations on all ranks of all plans. Derived here.
 """
 
@@ -20,7 +20,7 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int
 
     ``num_micro_batches`` is a multiple of pp, vpp and pp at least 2. The schedule is that of `schedule.schedule_order`.
     """
-    v, p, n = forward_s.shape
+    _, p, n = forward_s.shape
     step = max(BLOCK_TIMES // p, 16)
     time_s = np.empty(n)
     for start in range(0, n, step):
@@ -30,14 +30,22 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int
     return time_s
 
 
-def path_bound_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints) -> Floats:
-    """Seconds (n,) that `chunked_time_s` never goes below, for the same arguments: one rank's work and the way to it.
+def path_bound_s(
+    forward_s: Floats, backward_s: Floats, num_micro_batches: int, weight_s: Floats | None = None
+) -> Floats:
+    """Seconds (n,) that `chunked_time_s` never goes below, for the same arguments: the longer of two kinds of paths.
 
-    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work, backwards from it.
+    Forwards of the first micro-batch down to a rank, all of its work, and backwards from it; and the last micro-batch's
+    way through all chunks, behind its forerunners on the first. ``weight_s``: the share of backward passes that is put
+    off where a schedule splits them; such a rank may end with that, and no other waits for it.
     """
-    first = forward_s[0] + backward_s[0]
-    ahead = np.cumsum(first, axis=0) - first
-    return np.asarray((ahead + num_micro_batches * (forward_s + backward_s).sum(axis=0)).max(axis=0))
+    passes_s = forward_s + backward_s
+    trip = passes_s if weight_s is None else passes_s - weight_s
+    way = forward_s[0] + (backward_s[0] if weight_s is None else 0.0)
+    ahead = np.cumsum(way, axis=0) - way
+    busy = (ahead + num_micro_batches * passes_s.sum(axis=0)).max(axis=0)
+    last = trip.sum(axis=(0, 1)) + (num_micro_batches - 1) * forward_s[0, 0]
+    return np.asarray(np.maximum(busy, last))
 
 
 def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:
@@ -73,7 +81,7 @@ def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:
 
 
 class _State:
-    """What the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
+    """Times that the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
 
     def __init__(self, f: Floats, b: Floats, groups: int) -> None:
         self.f, self.b, self.groups = f, b, groups

@@ -22,7 +22,9 @@ from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
+from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
+from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
@@ -35,7 +37,8 @@ class StageCosts:
     layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
     layers: Floats  # (L, pp)
     split: Split  # the same by chunk
-    units_s: Floats  # (L, 2, 4) forward and backward: a dense layer, an MoE layer, the embedding, the head
+    # (L, 3, 4) forward, backward, of it gradients of weights: a dense layer, an MoE layer, the embedding, the head
+    units_s: Floats
     num_micro_batches: Ints  # (L,)
     replicas: Ints  # (L,) GPUs per stage
     forward_sm_s: Floats
@@ -62,7 +65,7 @@ class StageCosts:
     @property
     def depth(self) -> int:
         """Ranks of a pipeline, pp."""
-        return self.layers.shape[1]
+        return int(self.layers.shape[1])
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
@@ -129,7 +132,8 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     overhead = profile.micro_batch_overhead_s
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
-    sends = 2.0 * lay.vpp[:, None] - np.eye(1, lay.pp) - np.eye(1, lay.pp, lay.pp - 1)
+    turns = np.array([1.0 + (s in V_SHAPED) for s in lay.split.schedule])[lay.split.which, None]  # of a V
+    sends = 2.0 * lay.vpp[:, None] - turns * (np.eye(1, lay.pp) + np.eye(1, lay.pp, lay.pp - 1))
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
         layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
@@ -173,23 +177,29 @@ def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
     dense, moe = one
     layers = lay.dense_layers, lay.layers - lay.dense_layers
     parts = [part.over(count) for part, count in zip((dense, moe), layers, strict=True) if part is not None]
-    return functools.reduce(traffic.Traffic.plus, parts)
+    return functools.reduce(operator.add, parts)
 
 
 def _units_s(
     job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]
 ) -> Floats:
-    """What the chunks of a rank share its time by, (L, 2, 4), as in `StageCosts`."""
-    units = np.empty((len(lay.tp), 2, 4))
+    """The measure by which chunks share the time of their rank, (L, 3, 4), as in `StageCosts`.
+
+    Gradients of weights are a product for each product forward; the attention core has none.
+    """
+    units = np.zeros((len(lay.tp), 3, 4))
     kinds = (layer.dense, "dense"), (layer.moe, "moe")
     parts = [_with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
     for column, part in enumerate((*parts, layer.embedding, layer.head)):
         units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
+    for column, one in enumerate((layer.dense, layer.moe)):
+        units[:, 2, column] = np.maximum(one.forward.sm_s - layer.core.forward.sm_s, 0.0)
+    units[:, 2, 3] = layer.head.forward.sm_s
     for of_kinds in per_layer.values():
-        for column, one in enumerate(of_kinds):
-            if one is not None:
-                units[:, 0, column] += one.forward_s
-                units[:, 1, column] += one.backward_s
+        for column, moved in enumerate(of_kinds):
+            if moved is not None:
+                units[:, 0, column] += moved.forward_s
+                units[:, 1, column] += moved.backward_s
     return units
 
 
@@ -259,7 +269,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
     if model.is_moe:
         expert_tp, share = lay.expert_tp[first], lay.token_share[first]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
-    parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
+    parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
 
     def spread(part: Pass) -> Pass:
         return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
@@ -267,10 +277,19 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
     return LayerCosts(*map(spread, parts))
 
 
+def _heads(one: Pass, model: Model) -> Pass:
+    """Head and loss, again for each further token predicted, after a projection of two hidden states to one.
+
+    DeepSeek-V3 (arXiv:2412.19437), section 2.2; the projection takes the head's time per multiplication.
+    """
+    passes = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
+    return Pass(one.forward.times(passes), one.backward.times(passes))
+
+
 def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
     dense_layers, depth = lay.dense_layers, lay.pp
-    first, last = np.eye(1, depth), np.eye(1, depth, depth - 1) * (1.0 + job.model.mtp_num_layers)
+    first, last = np.eye(1, depth), lay.ends
     dense = _with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
     moe = _with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]

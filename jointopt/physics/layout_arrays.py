@@ -6,10 +6,12 @@ import functools
 
 import numpy as np
 
-from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
+from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
+from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import own_split
 
 
@@ -55,6 +57,12 @@ class LayoutArrays:
         return chunk_layers(self.job, self.layouts)
 
     @functools.cached_property
+    def ends(self) -> Floats:
+        """1 where a rank has the last chunk, with head and loss, else 0, (L, pp): the last rank, of a V the first."""
+        first_has = np.array([schedule in V_SHAPED for schedule in self.split.schedule])[self.split.which]
+        return np.where(first_has[:, None], np.eye(1, self.pp), np.eye(1, self.pp, self.pp - 1))
+
+    @functools.cached_property
     def layers(self) -> Floats:
         """Layers per rank, (L, pp)."""
         return self.dense_layers + self.split.of_rank("moe")
@@ -65,14 +73,19 @@ class LayoutArrays:
         return self.split.of_rank("dense")
 
 
+def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
+    """KV heads that a rank attends to: its share, or one of its own where tp exceeds them (Megatron Core 0.16)."""
+    return np.asarray(np.maximum(model.num_query_groups, tp) / tp)
+
+
 class Split:
     """Layers of every chunk of L layouts of one depth, by the few distinct splits among them.
 
-    ``which`` (L,): the split of each layout; ``dense``, ``moe``: per split an array (pp, vpp).
+    ``which`` (L,): the split of each layout; per split, ``dense`` and ``moe``, arrays (pp, vpp), and its schedule.
     """
 
-    def __init__(self, which: Ints, dense: list[Floats], moe: list[Floats]) -> None:
-        self.which, self.dense, self.moe = which, dense, moe
+    def __init__(self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats]) -> None:
+        self.which, self.schedule, self.dense, self.moe = which, schedule, dense, moe
         self.uneven = np.array([_differ(d) or _differ(m) for d, m in zip(dense, moe, strict=True)])
 
     def of_rank(self, kind: str) -> Floats:
@@ -87,19 +100,25 @@ def _differ(chunks: Floats) -> bool:
 def chunk_layers(job: Job, layouts: Columns) -> Split:
     """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
 
-    Chunk c of rank r is place c·pp + r of the pipeline; the dense layers of an MoE model lead. Multi-token-prediction
-    layers count as layers (DeepSeek-V3, arXiv:2412.19437, section 2.2), on the last chunk where a split omits them.
+    Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
+    layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
+    does not count them.
     """
-    keys, which = np.unique(layouts["vpp"].astype(np.int64) << 32 | layouts["stage_layers"], return_inverse=True)
+    key = layouts["vpp"].astype(np.int64) << 40 | layouts["schedule"].astype(np.int64) << 32 | layouts["stage_layers"]
+    keys, which = np.unique(key, return_inverse=True)
     pp, model = int(layouts["pp"][0]), job.model
-    dense, moe = [], []
-    for vpp, code in ((key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()):
+    schedules, dense, moe = [], list[Floats](), list[Floats]()
+    for vpp, schedule, code in ((key >> 40, key >> 32 & 0xFF, key & 0xFFFFFFFF) for key in keys.tolist()):
+        schedules.append(SCHEDULE.text(schedule))
         stated = STAGE_LAYERS.numbers(code)
         layers = np.array(stated if len(stated) == pp * vpp else own_split(job, pp, vpp), dtype=float)
         if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
             layers[-1] += model.mtp_num_layers
         before = np.cumsum(layers) - layers
         leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
-        dense.append(leading.reshape(vpp, pp).T)
-        moe.append((layers - leading).reshape(vpp, pp).T)
-    return Split(which.reshape(-1), dense, moe)
+        for found, kind in ((dense, leading), (moe, layers - leading)):
+            chunks = kind.reshape(vpp, pp).T.copy()
+            if schedules[-1] in V_SHAPED:
+                chunks[:, 1] = chunks[::-1, 1]
+            found.append(chunks)
+    return Split(which.reshape(-1), schedules, dense, moe)

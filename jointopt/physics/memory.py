@@ -12,9 +12,11 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
 from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
+from jointopt.physics.zero_bubble import MOST_ROUNDS, held_chunks
+from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 
@@ -47,9 +49,11 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     if model.position_embedding == "learned":
         dense[:, 0] += model.max_position_embeddings * model.hidden_size
     if lay.pp > 1 or not model.tied_embeddings:
-        dense[:, -1] += table
-    if model.mtp_num_layers:  # a copy of the embedding, and per layer a projection of hidden state and embedding
-        dense[:, -1] += table * (lay.pp > 1) + model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
+        dense += table[:, None] * lay.ends
+    if model.mtp_num_layers:  # their projections, and the embedding where it is another rank's
+        lookup = table * (1.0 - lay.ends[:, 0]) * (not model.tied_embeddings)
+        projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
+        dense += (projections + lookup)[:, None] * lay.ends
     return Parameters(dense, experts[:, None] * moe_layers)
 
 
@@ -119,12 +123,12 @@ def attention_activations(
 
     Korthikanti et al. 2022 (arXiv:2205.05198) section 4, derived here for grouped queries and MLA.
     """
-    a, g, d = model.num_attention_heads, model.num_query_groups, model.head_dim
+    a, d = model.num_attention_heads, model.head_dim
     if model.kv_lora_rank:
         qk = model.qk_nope_head_dim + model.qk_rope_head_dim
         inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
     else:
-        inner = (2 * a + 2 * g) * d / tp
+        inner = (2 * a / tp + 2 * kv_heads_of_rank(model, tp)) * d
     around = _block_bytes(model, training, tp, sequence_parallel, stored_norms)
     projected = _quantized_copy(training) * a * (model.v_head_dim if model.kv_lora_rank else d) / tp
     return tokens * (around + _element_bytes(training) * inner + projected + score_bytes(model, training, tp))
@@ -213,11 +217,10 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
     in_flight, at_work = activation_bytes(job, lay)
     activations = in_flight + at_work
-    logits = np.zeros_like(activations)
-    logits[:, -1] = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
-    logits *= 1.0 + job.model.mtp_num_layers  # each predicted token has its own
+    logits = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    logits = logits * (1.0 + job.model.mtp_num_layers)
     # logits are gone when the last layer is recomputed
-    logits = np.maximum(logits - at_work * profile.activation_factor, 0.0)
+    logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
     lost = activations * (profile.activation_factor - 1.0)
@@ -265,19 +268,26 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
 
 def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
     """Most bytes of activations alive at once on every rank, (L, pp), of so many bytes per layer of each kind there."""
-    batches = np.minimum(lay.micro_batches, MOST_GROUPS * lay.pp)
+    batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
     keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
     held = np.zeros((len(dense), lay.pp))
     for number, key in enumerate(keys.tolist()):
         rows, which, micro_batches = np.flatnonzero(group == number), key >> 32, key & 0xFFFFFFFF
         kinds = lay.split.dense[which], lay.split.moe[which]
-        alive = alive_chunks(lay.pp, kinds[0].shape[1], micro_batches)
+        alive = _alive(lay.split.schedule[which], lay.pp, kinds[0].shape[1], micro_batches)
         layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds])
         if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
             layers = layers.max(axis=1, keepdims=True)
         for count in np.unique(layers, axis=1).swapaxes(0, 1):
             held[rows] = np.maximum(held[rows], dense[rows] * count[0] + moe[rows] * count[1])
     return held
+
+
+def _alive(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Ints:
+    """Micro-batches that each chunk of each rank holds, (pp, times, vpp)."""
+    if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
+        return held_chunks(schedule, pp, num_micro_batches)
+    return alive_chunks(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
 
 
 def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:

@@ -1,8 +1,8 @@
 """Recomputation as plans state it: bytes that modules drop, layers recomputed whole, collectives redone.
 
-Modules are those of Megatron Core's ``--recompute-modules`` (transformer_config.py): a checkpointed module (mlp, moe,
-shared_experts, core_attn) keeps its input; an output-discarding one (layernorm, moe_act, mla_up_proj) drops its output,
-which the backward pass of its consumer restores.
+Modules are those of Megatron Core's ``--recompute-modules`` (transformer_config.py): a checkpointed
+module (mlp, moe, shared_experts, core_attn) keeps its input; an output-discarding one (layernorm, moe_act, mla_up_proj)
+drops its output, which the backward pass of its consumer restores.
 """
 
 from __future__ import annotations

@@ -126,12 +126,12 @@ def replay(
 def alive_chunks(pp: int, vpp: int, num_micro_batches: int) -> Ints:
     """Micro-batches whose activations each chunk of each rank holds, (pp, times, vpp), at the times it may hold most.
 
-    Just after forward w + r of round r, w the warm-up: min(m, p - i) for 1F1B; interleaved, on rank 0, p (1 + (p - 1)/(p
-    v)) of its layers (Korthikanti et al. 2022, arXiv:2205.05198) where chunks are equal. Exact for the schedule: counts
-    are linear between the rounds listed, where a chunk's turn ends, and repeat after `MOST_GROUPS` groups of pp.
+    Just after forward w + r of round r, w the warm-up: min(m, p - i) for 1F1B; interleaved, on rank 0, of its layers
+    p (1 + (p - 1)/(p v)) where chunks are equal (Korthikanti et al. 2022, arXiv:2205.05198). Exact for the schedule:
+    counts are linear between the rounds listed, where a chunk's turn ends, and repeat after `MOST_GROUPS` of pp.
     """
     if vpp == 1:
-        return np.minimum(num_micro_batches, pp - np.arange(pp))[:, None, None]
+        return np.asarray(np.minimum(num_micro_batches, pp - np.arange(pp))[:, None, None])
     slots = -(-num_micro_batches // pp) * pp * vpp
     warmup = np.minimum(2 * (pp - 1 - np.arange(pp)[:, None]) + (vpp - 1) * pp, slots)
     turns = pp * np.arange(vpp + 1)[None]
@@ -139,7 +139,7 @@ def alive_chunks(pp: int, vpp: int, num_micro_batches: int) -> Ints:
     rounds = np.minimum(rounds, np.maximum(slots - warmup - 1, 0))
     forwards = np.minimum(warmup + 1 + rounds, slots)
     alive = _per_chunk(forwards, pp, vpp) - _per_chunk(rounds, pp, vpp)[..., ::-1]
-    return np.minimum(alive, num_micro_batches)
+    return np.asarray(np.minimum(alive, num_micro_batches))
 
 
 def _per_chunk(slots: Ints, pp: int, vpp: int) -> Ints:

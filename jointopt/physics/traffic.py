@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from jointopt.core.schema import Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.compute import Kernels, Pass, kernels
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
 from jointopt.physics.memory import Parameters
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
@@ -38,10 +38,11 @@ def context_bytes(model: Model, tokens: Floats, cp: Floats, tp: Floats, element_
     Grouped queries have fewer of them; MLA's are counted after their up-projection, as its core reads them.
     """
     if model.kv_lora_rank:
-        per_token = model.num_attention_heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
+        widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        per_token: Floats = model.num_attention_heads * widths / tp
     else:
-        per_token = 2 * model.num_query_groups * model.head_dim
-    return element_bytes * tokens * cp * per_token / tp
+        per_token = 2 * kv_heads_of_rank(model, tp) * model.head_dim
+    return element_bytes * tokens * cp * per_token
 
 
 def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_bytes: float) -> Floats:
@@ -86,9 +87,8 @@ class Traffic:
     backward_s: Floats
     joules: Floats
 
-    def plus(self, other: Traffic) -> Traffic:
-        """Both of them."""
-        return Traffic(self.forward_s + other.forward_s, self.backward_s + other.backward_s, self.joules + other.joules)
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def over(self, layers: Floats) -> Traffic:
         """The collectives of so many layers of each stage, (L, pp)."""
@@ -126,7 +126,9 @@ def tp_traffic(
 
     Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather and a reduce-scatter (Korthikanti
     et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP ``routed`` layers have one of them less, as routed experts
-    take each rank's slice of tokens; shared experts take them all. Hides under the kernels of the ``layer``.
+    take each rank's slice of tokens; shared experts take them all. Hides under the kernels of the ``layer``. Where tp
+    exceeds the KV heads, queries, keys and values are gathered too, and wait (Megatron Core's
+    get_query_key_value_tensors).
     """
     moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
     reduced, gathered, scattered = (
@@ -135,7 +137,20 @@ def tp_traffic(
     pair = np.where(lay.sp, gathered + scattered, reduced)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), 1.0, 2.0)
     again = np.minimum(lay.again.pairs_again(routed), pairs)
-    return _exposed(pair, pairs, pairs + again, job.training.framework.tp_overlap, layer)
+    streams = _exposed(pair, pairs, pairs + again, job.training.framework.tp_overlap, layer)
+    if job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups):
+        return streams
+    shared = lay.tp > job.model.num_query_groups
+    heads = (job.model.num_attention_heads + 2 * job.model.num_query_groups) * job.model.head_dim
+    moved = hw.kernels.element_bytes * lay.tokens * heads
+    gathered, scattered = (
+        np.where(shared, collective(hw, kind, moved, groups["tp"]), 0.0) for kind in ("all_gather", "reduce_scatter")
+    )
+    return (
+        streams
+        + _exposed(gathered, 1.0, lay.again.full_share, 0.0, layer)
+        + _exposed(scattered, 0.0, np.ones_like(lay.tp), 0.0, layer)
+    )
 
 
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:

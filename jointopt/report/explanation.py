@@ -55,14 +55,14 @@ class Explanation(Result):
 
     rows = "stages"
     keys = (
-        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib fit_probability "
-        "time_s energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate "
-        "informed_by"
+        "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
+        "fit_probability time_s "
+        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     feasible: bool
-    violations: tuple[str, ...]  # sentences
+    violations: tuple[str, ...]  # sentences: rules of the job and its framework that keep it from being started
     iteration_time_s: float
     energy_j: float  # all GPUs, one iteration
     avg_power_w: float  # per GPU
@@ -79,6 +79,7 @@ class Explanation(Result):
     in_domain: bool = True  # recorded runs support such a plan
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
+    exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
 
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
@@ -130,7 +131,7 @@ def _totals(found: Explanation) -> list[str]:
         f"Plan: {plan_words(plan, plan)}{limits}",
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         "Feasible." if found.feasible else "Not feasible:",
-        *(f"- {text}" for text in found.violations),
+        *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]
     return table.paragraphs(lines)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
+V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -11,6 +14,9 @@ class Framework:
 
     name: str = "generic"
     aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table
+
+    family: str = ""  # of frameworks that start the same plans: a key of catalog/framework_rules.yaml
+    rules: tuple[str, ...] = ()  # names of the rules of that family
 
     # what the framework can do, and what it does when a table leaves the cell blank
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
@@ -21,7 +27,6 @@ class Framework:
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
     schedules: tuple[str, ...] = ("1f1b",)
-    uneven_blank: bool = True  # splits layers that pp does not divide by itself where stage_layers is blank
     # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
     stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp

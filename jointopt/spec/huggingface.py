@@ -152,6 +152,7 @@ def _deepseek(section: Section, shape: Fields) -> Fields:
     return result | _routed(section, "n_routed_experts", size(section, "moe_intermediate_size")) | {
         "num_shared_experts": size(section, "n_shared_experts", 0, low=0),
         "num_dense_layers": size(section, "first_k_dense_replace", 0, low=0),
+        "mtp_num_layers": size(section, "num_nextn_predict_layers", 0, low=0),
     } | _expert_groups(section)  # fmt: skip
 
 

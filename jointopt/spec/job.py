@@ -21,13 +21,8 @@ STATE_FIELDS = (
     "grad_reduce_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "precision_aware_optimizer",
     "fp8_param_gather",
 )  # fmt: skip
-STATE_BYTES = {
-    "fp32": 4.0,
-    "fp16": 2.0,
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "fp4": 0.5,
-}  # formats of gradients and optimizer states
+# formats of gradients and optimizer states
+STATE_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
 
 def _bytes_of(dtype: str | None, usual: float) -> float:

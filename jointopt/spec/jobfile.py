@@ -90,9 +90,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     allowed = section.section("search", _SEARCH_KEYS)
     clocks, assumed = read_clocks(allowed, cluster.gpu)
     training = _training(section, cluster.gpu)
-    if training.dtype_assumed:
-        reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
-        assumed = (*assumed, Assumption("dtype", training.dtype, reason))
+    assumed += _assumed_dtype(section, training, cluster.gpu)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
     search = Search(**values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True))
@@ -107,6 +105,16 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         objectives=_objectives(section, cluster.gpu),
         slurm=read_slurm(section),
     )
+
+
+def _assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:
+    """An assumption where the job states no precision of its own and gets another than most."""
+    reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
+    if not training.dtype_assumed:
+        reason = f"dtype is not given and {gpu.id} has no bf16; {training.dtype} is assumed"
+        if section.section("training", _TRAINING_KEYS).has("dtype") or training.dtype == "bf16":
+            return ()
+    return (Assumption("dtype", training.dtype, reason),)
 
 
 def job_from_options(
@@ -309,6 +317,8 @@ def job_mapping(job: Job) -> dict[str, Any]:
     training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS and value != ""}
     if job.training.attention_assumed:
         del training["attention"]
+    if any(assumption.key == "dtype" for assumption in job.cluster.assumed):
+        del training["dtype"]
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import time
@@ -23,6 +24,7 @@ from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.leanest import leanest
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import concat, front_of, front_order, hypervolume, is_covered, nadir, objectives, take
 from jointopt.search.problem import Problem
@@ -32,6 +34,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import CERTAIN
 from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
 
@@ -45,6 +48,7 @@ _log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
 SECONDS_BETWEEN_TICKS = 1.0
 LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
+NEEDLESS = "recomputes more than it needs to fit"
 CONSTRAINED = "breaks a constraint at every clock"
 
 
@@ -142,18 +146,28 @@ def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[s
     Tight ones stay, unless the job states a bound or they are certain not to fit.
     """
     job = model.job
-    reach = model.memory.reach if job.constraints.memory_fraction is None else 1.0 / model.memory.factor
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
-    limit_gib = memory_limit_gib(job)
-    with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = peak_memory_bytes(job, space.layouts) <= reach * limit_gib * GIB
-    dropped = dict(space.dropped)
-    if not fits.all():
-        dropped[NO_MEMORY] = int((~fits).sum())
-    if not fits.any():
-        raise InfeasibleError(remedy(job, space.layouts, dropped))
-    return space, {name: values[fits] for name, values in space.layouts.items()}, dropped
+    limit_gib, listed = memory_limit_gib(job), space.size
+    with watch.phase("memory", f"fitting {listed:,} layouts into {limit_gib:.0f} GiB"):
+        fits = functools.partial(_fit_probability, model)
+        layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+    space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
+    dropped, fit = dict(space.dropped), fitting >= CERTAIN
+    for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
+        if count:
+            dropped[reason] = int(count)
+    if not fit.any():
+        raise InfeasibleError(remedy(job, layouts, dropped))
+    return space, {name: values[fit & needed] for name, values in layouts.items()}, dropped
+
+
+def _fit_probability(model: JobModel, layouts: Columns) -> Floats:
+    """Probability (n,) that each layout fits in memory; 0 or 1 where the job states a bound of its own."""
+    load = peak_memory_bytes(model.job, layouts) / (memory_limit_gib(model.job) * GIB)
+    if model.job.constraints.memory_fraction is not None:
+        return np.asarray(model.memory.factor * load <= 1.0, np.float64)
+    return model.memory.fit_probability(np.log(load))
 
 
 def priced_problem(job: Job | JobModel) -> Problem:

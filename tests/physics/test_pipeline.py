@@ -175,7 +175,9 @@ def most_held(order: list[Operation], weight: list[float]) -> float:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 5), st.data())
-def test_what_unequal_chunks_hold_at_most_is_what_the_schedule_does(pp: int, vpp: int, groups: int, data: st.DataObject) -> None:
+def test_what_unequal_chunks_hold_at_most_is_what_the_schedule_does(
+    pp: int, vpp: int, groups: int, data: st.DataObject
+) -> None:
     m = groups * pp if pp > 1 and vpp > 1 else data.draw(st.integers(1, 20))
     vpp = vpp if pp > 1 else 1
     weights = [data.draw(st.lists(st.integers(0, 9).map(float), min_size=vpp, max_size=vpp)) for _ in range(pp)]

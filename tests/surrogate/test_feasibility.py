@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.surrogate.feasibility import (
+    _START,
     GRID,
     MemoryEvidence,
     MemoryMargin,
+    _loss,
     fit_draws,
     fit_probability,
     learn_margin,
@@ -94,3 +96,11 @@ def test_published_plans_beyond_the_limit_move_the_margin_of_their_framework_by_
     assert astuple(few) == pytest.approx(astuple(many))
     assert many.centre < -0.1
     assert many.source_sd <= MARGIN.source_sd
+
+
+def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
+    most, twice = (MemoryEvidence(failed_load=np.full(n, -1.0)) for n in (100, 200))
+    assert _loss(_START, [most]) > _loss(_START, []) + 1.0
+    assert _loss(_START, [twice]) == pytest.approx(_loss(_START, [most]))
+    ratios = [MemoryEvidence(log_ratio=np.full(n, 0.1)) for n in (100, 200)]
+    assert _loss(_START, ratios[1:]) == pytest.approx(_loss(_START, ratios[:1]))

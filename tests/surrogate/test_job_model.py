@@ -67,6 +67,7 @@ def test_without_measured_runs_the_physics_stays(job: Job, layouts: Columns) -> 
     for model in (JobModel.of(job), JobModel.of(job, "none", measured_runs(job, 1.3))):
         assert (model.cost_model(some).time_factor == 1.0).all()
         assert model.cost_model(some).memory_factor == model.cost_model(some).power_factor == 1.0
+        assert model.log_time_factor(some).tolist() == [0.0] * 50
 
 
 def test_slower_runs_make_every_plan_slower(job: Job) -> None:
@@ -181,6 +182,10 @@ def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
     assert polished.energy_j == pytest.approx(found.energy_j)
     assert polished.saving(polished.chosen) == pytest.approx(alone.saving(alone.chosen))
     assert polished.informed_by == found.informed_by
+    slower = polished.iteration_time_s / alone.iteration_time_s
+    assert polished.shortest_pass_s == pytest.approx(slower * alone.shortest_pass_s)
+    times_s = [point.iteration_time_s for point in polished.points]
+    assert times_s == pytest.approx([slower * point.iteration_time_s for point in alone.points])
 
 
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:

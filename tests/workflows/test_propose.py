@@ -75,7 +75,8 @@ def test_a_plan_that_does_not_fit_is_explained_as_such() -> None:
     job = jointopt.load_job("llama-3-8b-1x8-h100")
     told = explain(job, "dp=8 micro_batch_size=8 zero_stage=0")
     assert not told.feasible
-    assert any("memory (GiB)" in sentence for sentence in told.violations)
+    assert any("memory (GiB)" in sentence for sentence in told.exceeded)
+    assert told.violations == ()  # it could be started
     assert sum(told.memory_gib.values()) == pytest.approx(told.peak_memory_gib)
 
 

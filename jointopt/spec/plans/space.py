@@ -18,6 +18,7 @@ from jointopt.core.schema import (
     DEGREES,
     LAYOUT_COLUMNS,
     NEUTRAL,
+    SCHEDULE,
     STAGE_LAYERS,
     Bools,
     Columns,
@@ -27,11 +28,14 @@ from jointopt.core.schema import (
 )
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import even_domain
-from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
+from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule
+from jointopt.spec.plans.rules import layout_rules
 from jointopt.spec.plans.stages import MOST_CHUNKS, offered_splits
 
 # In the order in which they are tried: those that drop most first.
-_EXPANDED = tuple(dict.fromkeys(("ep", "etp", "micro_batch_size", "vpp", "stage_layers", *CHOICES)))
+_EXPANDED = ("ep", "etp", "micro_batch_size", "vpp", "stage_layers", "schedule")
+_EXPANDED += tuple(name for name in CHOICES if name not in _EXPANDED and not name.startswith("recompute"))
+_EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `search.leanest` relies on it
 
 
 @dataclass(frozen=True)
@@ -182,4 +186,6 @@ def _usual(job: Job, column: str) -> list[int]:
         return divisors(job.model.num_attention_heads)  # tp is one of them
     if column == "dp_replicate" and job.training.framework.replicates:  # a scale-up domain each
         return divisors(max(job.cluster.num_gpus // even_domain(job.cluster), 1))
+    if column == "schedule":
+        return [SCHEDULE.code(name) for name in job.training.framework.schedules]
     return [NEUTRAL[column]]

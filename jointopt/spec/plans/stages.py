@@ -25,18 +25,26 @@ def token_costs(model: Model) -> tuple[int, int]:
     return per_layer, model.vocab_size * model.hidden_size
 
 
+def tail_layers(model: Model) -> float:
+    """Cost of what follows the last layer, in layers: the head, and for each further token predicted a layer and one.
+
+    And the projection before that layer (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+    """
+    per_layer, head = token_costs(model)
+    return (head + model.mtp_num_layers * (per_layer + head + 2 * model.hidden_size**2)) / per_layer
+
+
 def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
     """Layers of each chunk in the order of the pipeline, (pp*vpp,), where a plan states none.
 
     Even where pp divides the layers, as Megatron does; else the head counts, by its multiplications, as it does for a
     framework that splits by cost. Interleaved chunks of a rank are equal shares of it.
     """
-    per_layer, head = token_costs(job.model)
     if job.training.framework.layers_by_cost:
-        ranks: tuple[float, ...] = layers_by_cost(job.model.num_layers, pp, per_layer, head)
+        ranks: tuple[float, ...] = layers_by_cost(job.model.num_layers, pp, *token_costs(job.model))
     else:
         one = (np.array([pp]), np.array([vpp]))
-        ranks = tuple(layers_per_stage(job.model.num_layers, *one, head_layers=head / per_layer)[0].tolist())
+        ranks = tuple(layers_per_stage(job.model.num_layers, *one, head_layers=tail_layers(job.model))[0].tolist())
     return tuple(layers / vpp for layers in ranks) * vpp
 
 
@@ -51,20 +59,33 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     """
     layers, framework, chunks = job.model.num_layers, job.training.framework, pp * vpp
     even = layers % chunks == 0
-    found: list[tuple[int, ...]] = [()] if even or (vpp == 1 and framework.uneven_blank and pp <= layers) else []
-    if pp == 1 or chunks > layers + 2 or vpp > MOST_CHUNKS:
+    blank = even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers)
+    found: list[tuple[int, ...]] = [()] if blank else []
+    if pp == 1 or chunks > layers + 2 * (vpp > 1) or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:
         found += _with_ends(layers, chunks)
     if "any" in framework.stage_splits:
-        per_layer, head = token_costs(job.model)
-        split = balanced_split(layers, pp, vpp, head / per_layer)
-        loads = [_heaviest(other or (layers / chunks,) * chunks, pp, head / per_layer) for other in found]
+        tail = tail_layers(job.model)
+        split = balanced_split(layers, pp, vpp, tail)
+        loads = [_heaviest(other or (layers / chunks,) * chunks, pp, tail) for other in found]
         close = max(split) * chunks <= _UNEVEN * (layers + 2)
-        lighter = _heaviest(split, pp, head / per_layer) < 0.95 * min(loads, default=np.inf)
+        lighter = _heaviest(split, pp, tail) < 0.95 * min(loads, default=np.inf)
         if lighter and (vpp == 1 or close) and not (() in found and not even):
             found.append(split)
     return found
+
+
+def usual_split(job: Job, pp: int, vpp: int) -> tuple[int, ...]:
+    """The split that a blank means to a framework that starts uneven pipelines only where theirs is stated; else ().
+
+    Its recipes count embedding and head as layers where that divides; else the balanced one.
+    """
+    layers, framework = job.model.num_layers, job.training.framework
+    stated = "even_stages" in framework.rules and "ends" in framework.stage_splits
+    if not stated or pp == 1 or layers % (pp * vpp) == 0 or pp * vpp > layers + 2:
+        return ()
+    return next(iter(_with_ends(layers, pp * vpp)), None) or balanced_split(layers, pp, vpp, tail_layers(job.model))
 
 
 def buildable(framework: Framework, split: Sequence[int]) -> bool:
@@ -75,11 +96,11 @@ def buildable(framework: Framework, split: Sequence[int]) -> bool:
 
 
 def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:
-    """Even splits in which the head, or embedding and head, count as a layer (Megatron's account-for-...-split)."""
+    """Splits, else even, in which the head, or embedding and head, count as a layer (Megatron's account-for-...)."""
     found = []
     for ends in ((1, 1), (0, 1)):
         each, rest = divmod(layers + sum(ends), chunks)
-        if rest == 0 and each >= 1 and chunks > 1:
+        if rest == 0 and each >= 1 and chunks > sum(ends):  # both ends of two chunks leave them even
             found.append((each - ends[0], *(each,) * (chunks - 2), each - ends[1]))
     return found
 

@@ -11,13 +11,8 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.megatron import (
-    MegatronLauncher,
-    MegatronProgram,
-    measured,
-    megatron_arguments,
-    read_log,
-)
+from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, measured, read_log
+from jointopt.measure.launchers.megatron_words import megatron_arguments
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
 from jointopt.spec.job import Job
@@ -78,8 +73,8 @@ def test_experts_are_told_with_their_own_width() -> None:
 
 
 def test_what_megatron_cannot_do_is_refused(llama: Job) -> None:
-    with pytest.raises(LauncherError, match=r"zero_stage 3: set search\.zero_stage"):
-        megatron_arguments(llama, PLAN | {"zero_stage": 3}, 20)
+    with pytest.raises(LauncherError, match="no pipeline schedule zbv; expected 1f1b"):
+        megatron_arguments(llama, PLAN | {"schedule": "zbv"}, 20)
     with pytest.raises(LauncherError, match="fp4"):
         megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp4")), PLAN, 20)
 
@@ -90,6 +85,7 @@ def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
     assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
     row = measured(log, num_gpus=8)
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx((0.8123, 15940, 647.8))
+    assert row["notes"].startswith("3 iterations, spread 4.9%, ")  # 40 of 812.3 ms
 
 
 def test_lines_that_are_cut_or_mixed_up_are_left_out() -> None:
@@ -165,6 +161,11 @@ def test_without_a_folder_for_its_log_no_run_starts(
 def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path: Path) -> None:
     words = MegatronProgram(HERE).words(llama, PLAN, tmp_path)
     assert words[:3] == ["env", "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=1"]
+
+
+def test_fully_sharded_plans_start_without_the_variable_that_forbids_them(llama: Job, tmp_path: Path) -> None:
+    words = MegatronProgram(HERE).words(llama, PLAN | {"zero_stage": 3}, tmp_path)
+    assert words[:4] == ["env", "-u", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS=1"]
 
 
 def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:

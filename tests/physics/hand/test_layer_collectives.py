@@ -33,6 +33,7 @@ from tests.physics.hand.plain_machine import (
 FULL = 2
 LAYERS = 4
 PASSES = LAYERS * BATCHES
+EIGHT = replace(DENSE, num_query_groups=8)  # a KV head for each of eight ranks
 NOTHING_COMPUTES = gpu_constants(FASTER)
 
 
@@ -61,8 +62,20 @@ def test_full_recompute_repeats_the_forward_all_reduces_in_the_backward_pass() -
 
 def test_full_recompute_repeats_the_gathers_and_scatters_of_sequence_parallelism() -> None:
     pair = inside_s("all_gather", STREAM, 8) + inside_s("reduce_scatter", STREAM, 8)
-    found = passes_s(tp=8, sequence_parallel=True, recompute=FULL)
+    found = passes_s(tp=8, model=EIGHT, sequence_parallel=True, recompute=FULL)
     assert found == pytest.approx((LAYERS * 2 * pair, LAYERS * 4 * pair))
+
+
+def test_ranks_that_share_a_kv_head_gather_queries_keys_and_values() -> None:
+    # 16 query heads and 2 KV heads of 64; Megatron gathers them forward and scatters their gradients
+    plan = {"tp": 8, "sequence_parallel": True, "model": replace(DENSE, num_query_groups=2)}
+    pair = inside_s("all_gather", STREAM, 8) + inside_s("reduce_scatter", STREAM, 8)
+    moved = 2 * SEQ * (16 + 2 * 2) * 64
+    gathered, scattered = (inside_s(kind, moved, 8) for kind in ("all_gather", "reduce_scatter"))
+    forward, backward = LAYERS * (2 * pair + gathered), LAYERS * (2 * pair + scattered)
+    assert passes_s(**plan) == pytest.approx((forward, backward))
+    found = passes_s(**plan, recompute=FULL)
+    assert found == pytest.approx((forward, backward + LAYERS * (2 * pair + gathered)))
 
 
 def test_selective_recompute_repeats_no_collective() -> None:
@@ -103,7 +116,7 @@ def test_network_efficiency_slows_the_bytes_between_nodes() -> None:
 
 def test_network_efficiency_leaves_links_inside_a_node_alone() -> None:
     once = inside_s("all_reduce", STREAM, 8)
-    found = seconds(tp=8, framework={"network_efficiency": 0.6})["tp_comm"]
+    found = seconds(tp=8, model=EIGHT, framework={"network_efficiency": 0.6})["tp_comm"]
     assert found == pytest.approx(PASSES * 4 * once)
 
 

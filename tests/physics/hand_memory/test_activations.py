@@ -39,6 +39,12 @@ def test_sequence_parallelism_cuts_everything(held: Held) -> None:
     assert found == (2 * NORM + HEADS + LSE + MLP) / 2
 
 
+def test_a_kv_head_is_whole_on_each_of_the_ranks_that_share_it(held: Held) -> None:
+    # 2 KV heads on 4 ranks: q and core output of 2 heads, k and v of one each, 8 wide
+    found = per_token(held, {"tp": 4, "sequence_parallel": True})
+    assert found == (2 * NORM + LSE + MLP) / 4 + 2 * (2 * 2 + 2 * 1) * 8
+
+
 def test_context_parallelism_and_micro_batches_set_the_tokens(held: Held) -> None:
     found = per_token(held, {"cp": 4, "micro_batch_size": 6}, global_batch_size=6)
     assert found == 6 / 4 * (2 * NORM + HEADS + LSE + MLP)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.core.schema import STAGE_LAYERS
+from jointopt.core.schema import SCHEDULE, STAGE_LAYERS
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.framework import Framework
@@ -55,7 +55,7 @@ def test_every_split_listed_holds_all_layers_and_can_be_built(
     for split in filter(None, found):
         assert (len(split), sum(split)) == (pp * vpp, layers)
         assert buildable(framework, split)
-        assert split != own or not framework.uneven_blank
+        assert split != own or framework is MEGATRON
 
 
 @settings(max_examples=200, deadline=None)
@@ -80,21 +80,22 @@ def test_chunks_of_a_rank_differ_by_at_most_a_layer_but_for_those_with_embedding
 def test_the_space_holds_each_split_listed_and_no_other(make_job: Callable[..., Job], dense: Model) -> None:
     job = make_job(1, 8, model=replace(dense, num_layers=14), framework=MEGATRON)
     layouts = enumerate_layouts(job).layouts
-    found: dict[tuple[int, int], set[tuple[int, ...]]] = {(p, v): set() for p, v in zip(layouts["pp"].tolist(), layouts["vpp"].tolist(), strict=True)}
-    for p, v, code in zip(layouts["pp"].tolist(), layouts["vpp"].tolist(), layouts["stage_layers"].tolist(), strict=True):
-        found[p, v].add(STAGE_LAYERS.numbers(code))
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for p, v, code in zip(*(layouts[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True):
+        found.setdefault((p, v), set()).add(STAGE_LAYERS.numbers(code))
     assert found == {(p, v): set(offered_splits(job, p, v)) for p, v in found}
     assert (3, 4, 4, 3) in found[4, 1]
 
 
-def test_megatron_asks_for_the_split_of_layers_that_pp_does_not_divide(make_job: Callable[..., Job], dense: Model) -> None:
+def test_a_blank_means_the_split_of_megatrons_recipes_and_no_other_is_started(
+    make_job: Callable[..., Job], dense: Model
+) -> None:
     job = make_job(1, 8, model=replace(dense, num_layers=14), framework=MEGATRON)
-    plan = "dp=2 pp=4 micro_batch_size=1 zero_stage=0"
-    blank, stated = (plan_records(p.layouts, p.stage_clock_mhz, [0])[0] for p in (
-        parse_plan(plan, job), parse_plan(f"{plan} stage_layers=3;4;4;3", job)
-    ))  # fmt: skip
-    assert check_plan(job, blank) == ["pp 4 does not divide the 14 layers, as megatron-lm asks without stage_layers."]
-    assert check_plan(job, stated) == []
+    parsed = parse_plan("dp=2 pp=4 micro_batch_size=1 zero_stage=0", job)
+    plan = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    assert STAGE_LAYERS.numbers(STAGE_LAYERS.code(plan["stage_layers"])) == (3, 4, 4, 3)
+    assert check_plan(job, plan) == []
+    assert len(check_plan(job, plan | {"stage_layers": ""})) == 1
 
 
 @pytest.mark.parametrize(("framework", "split"), [(Framework(), (3, 4, 4, 3)), (MEGATRON, (7, 0, 4, 3))])
@@ -120,3 +121,21 @@ def test_a_listed_even_split_is_the_blank(make_job: Callable[..., Job], dense: M
     job = make_job(1, 8, dense, search, MEGATRON)
     codes = enumerate_layouts(job).layouts["stage_layers"]
     assert {STAGE_LAYERS.numbers(code) for code in codes.tolist()} == {(), (1, 2, 2, 3)}
+
+
+def test_a_schedule_of_the_space_has_its_chunks_and_a_pipeline(make_job: Callable[..., Job], dense: Model) -> None:
+    framework = Framework(schedules=("1f1b", "zb-h1", "zbv"))
+    layouts = enumerate_layouts(make_job(1, 8, dense, framework=framework, global_batch_size=30)).layouts
+    h1, v = (layouts["schedule"] == SCHEDULE.code(name) for name in ("zb-h1", "zbv"))
+    assert set(layouts["vpp"][h1]) == {1}
+    assert set(layouts["vpp"][v]) == {2}
+    assert layouts["pp"][h1 | v].min() > 1
+    micro_batches = 30 // (layouts["dp"] * layouts["micro_batch_size"])
+    assert (micro_batches % layouts["pp"])[v].any()  # pp need not divide them
+
+
+def test_megatron_runs_no_zero_bubbles(make_job: Callable[..., Job], dense: Model) -> None:
+    job = make_job(1, 8, dense, framework=MEGATRON)
+    parsed = parse_plan("dp=4 pp=2 micro_batch_size=1 zero_stage=0 schedule=zb-h1", job)
+    broken = check_plan(job, plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0])
+    assert broken == ["megatron-lm has no pipeline schedule zb-h1."]
