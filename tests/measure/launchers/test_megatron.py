@@ -14,12 +14,12 @@ from jointopt.core.errors import LauncherError
 from jointopt.measure.launchers.megatron import (
     MegatronLauncher,
     MegatronProgram,
-    measured,
     megatron_arguments,
-    read_log,
 )
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
+from jointopt.measure.logs.iterations import measured
+from jointopt.measure.logs.megatron import read_log
 from jointopt.spec.job import Job
 
 HERE = Path(__file__).parent
