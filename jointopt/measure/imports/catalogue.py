@@ -11,7 +11,7 @@ from jointopt.spec.catalog.models import known_model, load_model, model_names
 from jointopt.spec.model import Model
 
 # what a launch script need not state, or states in its own way
-_LOOSE = ("name", "vocab_size", "max_position_embeddings", "dropout", "norm_weight", "qk_norm_full", "final_norm")
+_LOOSE = ("name", "vocab_size", "dropout", "norm_weight", "qk_norm_full", "final_norm")
 _PADDINGS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -39,6 +39,8 @@ def _models() -> Iterator[Model]:
 def _fits(model: Model, shape: Mapping[str, Any]) -> bool:
     fields = {name: value for name, value in vars(model).items() if name not in _LOOSE}
     stated = {name: shape.get(name, _default(name, model)) for name in fields}
+    if model.position_embedding != "learned" or "max_position_embeddings" not in shape:
+        fields, stated = ({k: v for k, v in one.items() if k != "max_position_embeddings"} for one in (fields, stated))
     if model.kv_lora_rank:  # heads have widths of their own
         fields, stated = ({k: v for k, v in one.items() if k != "head_dim"} for one in (fields, stated))
     if model.is_moe and not model.num_dense_layers:  # no layer has a dense MLP

@@ -115,12 +115,14 @@ def accelerate_taken(config: Mapping[str, Any]) -> Taken:
         cluster=stated(
             num_gpus=processes, nodes=machines, gpus_per_node=processes // machines if processes else None
         ),
-        accumulation=options.whole("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps"),
+        accumulation=options.whole("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps",
+                                    "megatron_lm_config.megatron_lm_num_micro_batches"),
     )  # fmt: skip
     if shards and shards > 0:
         taken.plan["dp"] = shards * (taken.plan.get("dp_replicate") or 1)
-    if options.flag("fsdp_config.fsdp_offload_params"):
-        taken.remarks = ("fsdp_offload_params keeps weights in host memory, which no plan says; it is left out",)
+    weights = options.word("deepspeed_config.offload_param_device")
+    if options.flag("fsdp_config.fsdp_offload_params") or weights in ("cpu", "nvme"):
+        taken.remarks = ("weights lie in host memory too, which no plan says; that is left out",)
     taken.unread, taken.without_effect = options.left(_ACCELERATE_HARMLESS)
     return taken
 
@@ -152,7 +154,6 @@ def _by_deepspeed(options: Options, machines: int) -> dict[str, Any]:
 def _by_megatron(options: Options, machines: int) -> dict[str, Any]:
     place = "megatron_lm_config.megatron_lm_"
     tp = options.whole(f"{place}tp_degree") or 1
-    options.whole(f"{place}num_micro_batches")
     return {
         "tp": tp, "pp": options.whole(f"{place}pp_degree") or 1,
         "sequence_parallel": bool(options.flag(f"{place}sequence_parallelism")) and tp > 1,

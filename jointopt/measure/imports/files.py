@@ -122,10 +122,18 @@ def _script(text: str) -> list[Taken]:
     if script.left_out:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         found.remarks += (f"{len(script.left_out)} lines hang on what only a shell knows and are left out: {lines}",)
-    named = [w for words in script.commands for w in words if _FILE_WORDS.search(w.split("=")[-1])]
-    if named:
-        found.remarks += (f"it reads {', '.join(dict.fromkeys(named))}, which may be given too",)
+    found.names = tuple(dict.fromkeys(_configs_of(script)))
     return [found]
+
+
+def _configs_of(script: Script) -> Iterator[str]:
+    """Names of the configs that the commands of a script are given."""
+    for words in script.commands:
+        for name, value in pairs_of(words):
+            if ("config" in name or name == "deepspeed") and isinstance(value, str) and _FILE_WORDS.search(value):
+                yield Path(value).name
+    if _FILE_WORDS.search(named := script.variables.get("CONFIG_FILE", "")):
+        yield Path(named).name
 
 
 def _programs(script: Script) -> Iterator[Taken]:

@@ -218,7 +218,7 @@ def _interleaving(options: Options, layers: int | None, plan: Mapping[str, Any])
         stages = layers // pp // each
     if "stage_layers" in plan and not stages:
         stages = len(plan["stage_layers"].split(";")) // pp
-    return {"vpp": stages} if stages and stages > 1 else {}
+    return {"vpp": stages if stages and stages > 1 else 1}
 
 
 def _stage_layers(options: Options, layers: int | None, plan: Mapping[str, Any]) -> str | None:

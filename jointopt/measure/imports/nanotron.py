@@ -13,7 +13,7 @@ from jointopt.spec.huggingface import model_from_config
 _HARMLESS = re.compile(
     r"(?:checkpoints|data_stages|general|lighteval|logging|profiler|s3_upload|tokenizer|metrics_logging)(?:\.|$)"
     r"|optimizer\.(?!zero_stage)|tokens\.(?:train_steps|val|limit)|model\.(?:init_method|ddp_bucket|model_config)"
-    r"|parallelism\.(?:pp_engine|tp_linear|moe_layer|expert_parallel|tp_recompute)"
+    r"|model\.make_vocab|parallelism\.(?:pp_engine|tp_linear|moe_layer|expert_parallel|tp_recompute)"
 )
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 
@@ -47,7 +47,7 @@ def _plan(options: Options) -> dict[str, Any]:
     summing = options.word("parallelism.tp_mode").rsplit(".", 1)[-1] != "all_reduce"
     return stated(
         dp=options.whole("parallelism.dp"), **size, cp=options.whole("parallelism.context_parallel_size") or 1,
-        ep=options.whole("parallelism.expert_parallel_size") or 1,
+        ep=options.whole("parallelism.expert_parallel_size") or 1, vpp=1,
         sequence_parallel=summing and size["tp"] > 1, zero_stage=options.whole("optimizer.zero_stage") or 0,
         recompute="full" if options.flag("parallelism.recompute_layer") else "none",
     )  # fmt: skip

@@ -14,10 +14,9 @@ _RENAMED = {
     "encoder_seq_length": "seq_length", "sequence_length": "seq_length", "bias": "add_bias_linear",
     "activations_checkpoint_granularity": "recompute_granularity", "num_moe_experts": "num_experts",
     "activations_checkpoint_method": "recompute_method", "activations_checkpoint_num_layers": "recompute_num_layers",
-    "use_flash_attention": "use_flash_attn", "gated_linear_unit": "swiglu", "fsdp": "use_torch_fsdp2",
+    "use_flash_attention": "use_flash_attn", "gated_linear_unit": "swiglu", "fsdp": "use_megatron_fsdp",
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "tokenizer.type": "tokenizer_type",
-    "account_for_embedding_in_pipeline_split": "account_for_embedding_in_pipeline_split",
 }  # fmt: skip
 _SECTIONS = ("model", "train", "ddp", "dataset", "optimizer", "mixed_precision", "tokenizer")
 _HARMLESS = re.compile(
@@ -48,8 +47,6 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     distributed = str(flat.get("model.optim.name", ""))
     values |= {"use_distributed_optimizer": True} if "distributed" in distributed or "dist" in distributed else {}
     taken = options_taken(values, "NeMo config")
-    if values.get("use_torch_fsdp2") in (True, "true") and values.get("fsdp_sharding_strategy") == "grad":
-        taken.plan["zero_stage"] = 2
     taken.framework = "nemo"
     taken.cluster = stated(
         nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
@@ -64,7 +61,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     values = _megatron_names(inner) | _precision(str(flat.get("mixed_precision", "")))
     taken = options_taken(values, "Megatron-Bridge config")
     taken.framework = "nemo"
-    return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ())
+    return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
 
 
 def _with_places(taken: Taken, flat: Mapping[str, Any], inside: tuple[str, ...], read: tuple[str, ...]) -> Taken:
@@ -91,7 +88,9 @@ def _megatron_names(values: Mapping[str, Any]) -> dict[str, Any]:
     named |= {"group_query_attention": True} if named.get("num_query_groups") else {}
     if "share_embeddings_and_output_weights" in named:
         named["untie_embeddings_and_output_weights"] = not named.pop("share_embeddings_and_output_weights")
-    named |= {} if named.get("fp8") not in (None, False, "null") else {"fp8": None}
+    if named.get("use_megatron_fsdp") and "fsdp_sharding_strategy" in named:
+        words = {"full": "optim_grads_params", "grad": "optim_grads"}
+        named["data_parallel_sharding_strategy"] = words.get(named.pop("fsdp_sharding_strategy"), "optim_grads_params")
     return named
 
 

@@ -13,6 +13,7 @@ from jointopt.core.schema import DEGREES
 from jointopt.measure.imports.catalogue import models_of_shape
 from jointopt.measure.imports.taken import Taken
 from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.models import model_names
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.model import Model
@@ -50,13 +51,15 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
         whole.plan.pop("dp", None)
     missing = [key for key in ("gpu",) if not whole.cluster.get(key)]
     cluster = _sizes(whole, missing)
-    _fill_batch(whole, cluster, missing)
+    _fill_batch(whole, cluster, missing, remarks)
     model = _model(whole, options, remarks, missing)
     missing += [key for key in ("seq_length", "global_batch_size") if not whole.training.get(key)]
     if missing:
-        wanted = [_NAMES[key] for key in dict.fromkeys(missing)]
-        names = [*dict.fromkeys(one.source for one in files)]
-        raise JobError(f"{_and(names)} {'do' if len(names) > 1 else 'does'} not state {_and(wanted)}; give them.")
+        alike = f", or --model {' or '.join(found)}" if (found := [r for r in remarks if r in model_names()]) else ""
+        names = _NAMES | {"vocab_size": _NAMES["vocab_size"].replace(")", f"{alike})")}
+        wanted = [names[key] for key in dict.fromkeys(missing)]
+        sources = [*dict.fromkeys(one.source for one in files)]
+        raise JobError(f"{_and(sources)} {'do' if len(sources) > 1 else 'does'} not state {_and(wanted)}; give them.")
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
@@ -67,7 +70,7 @@ def _and(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
-def _joined(files: Iterable[Taken], remarks: list[str]) -> Taken:
+def _joined(files: Sequence[Taken], remarks: list[str]) -> Taken:
     """All files in one: the first that states a value counts, and a later one that differs is remarked on."""
     whole = Taken("")
     for one in files:
@@ -80,6 +83,8 @@ def _joined(files: Iterable[Taken], remarks: list[str]) -> Taken:
         whole.framework = whole.framework or one.framework
         whole.accumulation = whole.accumulation or one.accumulation
         remarks += [f"{one.source}: {remark}" for remark in one.remarks]
+        unseen = [name for name in one.names if name not in {other.source for other in files}]
+        remarks += [f"{one.source} reads {', '.join(unseen)}, which may be given too"] if unseen else []
     return whole
 
 
@@ -103,7 +108,7 @@ def _sizes(whole: Taken, missing: list[str]) -> dict[str, Any]:
     return sizes | {key: stated[key] for key in _CLUSTER if key in stated and key not in sizes}
 
 
-def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str]) -> None:
+def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str], remarks: list[str]) -> None:
     """dp, the micro-batch and the batch, each from the others; a rank passes once where no file says how often."""
     plan, training = whole.plan, whole.training
     if cluster["nodes"] and cluster["gpus_per_node"]:
@@ -120,8 +125,10 @@ def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str]) ->
     steps, micro_batch = whole.accumulation or 1, plan.get("micro_batch_size")
     if not training.get("global_batch_size") and micro_batch:
         training["global_batch_size"] = micro_batch * steps * plan["dp"]
-    elif training.get("global_batch_size") and not micro_batch and whole.framework in ("deepspeed", "fsdp"):
+    elif training.get("global_batch_size") and not micro_batch:
         plan["micro_batch_size"] = max(training["global_batch_size"] // (plan["dp"] * steps), 1)
+        if not whole.accumulation:
+            remarks.append("no file states the micro-batch; a rank is taken to pass its batch at once")
 
 
 def _model(
@@ -144,6 +151,7 @@ def _model(
         return _as_trained(found[0], shape)
     if "vocab_size" not in shape:
         missing.append("vocab_size")
+        remarks += [model.name for model in found]
     if shape.get("position_embedding") == "learned":
         shape.setdefault("max_position_embeddings", whole.training.get("seq_length"))
     if not shape.get("num_experts"):

@@ -88,6 +88,7 @@ class Taken:
     unread: tuple[str, ...] = ()
     without_effect: int = 0  # options that change neither time nor energy
     remarks: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of other files that it reads
     log: str = ""  # the text, where it is a log
     source: str = ""  # the file's name
 

@@ -10,6 +10,7 @@ from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.taken import Options, Taken, flattened, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.spec.catalog.models import load_model
 
 HARMLESS = re.compile(
     r"(?:job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|experimental|debug|fault_tolerance|validation"
@@ -63,6 +64,10 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
+    each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
+    if each and plan["pp"] > 1 and "catalogue" in taken.model:  # the embedding and the head count as a layer each
+        layers = load_model(taken.model["catalogue"]).num_layers + 2
+        plan["vpp"] = max(-(-layers // each) // plan["pp"], 1)
     taken.accumulation = local // plan["micro_batch_size"] if plan["pp"] > 1 else 1
     taken.unread, taken.without_effect = options.left(HARMLESS)
     return taken
@@ -106,12 +111,11 @@ def _recompute(options: Options) -> dict[str, Any]:
 def _schedule(options: Options, pp: int) -> dict[str, Any]:
     """The schedule, and the stages per rank that it has: two by default where it loops."""
     name = options.word("parallelism.pipeline_parallel_schedule")
-    options.whole("parallelism.pipeline_parallel_layers_per_stage")
     parts = options.take("parallelism.module_fqns_per_model_part", "parallelism.pipeline_parallel_split_points")
     if pp == 1:
-        return {}
+        return {"vpp": 1}
     out: dict[str, Any] = {"schedule": _SCHEDULES[name]} if name in _SCHEDULES else {}
-    out |= {"vpp": 2} if name in (*_LOOPED, *_V_SHAPED) or name == "" else {}
+    out["vpp"] = 2 if name in (*_LOOPED, *_V_SHAPED) else 1
     if isinstance(parts, list) and all(isinstance(part, list) for part in parts):
         out["stage_layers"] = ";".join(str(sum(str(m).startswith("layers.") for m in part)) for part in parts)
         out["vpp"] = max(len(parts) // pp, 1)
@@ -143,6 +147,8 @@ def log_taken(text: str) -> Taken:
             taken.cluster |= {"gpu": known.id} if known else {}
         elif mode := _RECOMPUTE.search(line.text):
             taken.plan["recompute"] = "full" if mode["mode"].lower().startswith("full") else "selective"
+    if taken.plan.get("pp", 1) > 1:  # of a pipeline the log does not state the micro-batch
+        taken.plan.pop("micro_batch_size", None)
     return taken
 
 

@@ -73,7 +73,7 @@ def _iteration(number: int, rest: str, rank: str) -> Iteration | None:
     if not 0 < fields.get(_TIME, math.nan) < math.inf or twice:
         return None
     return Iteration(
-        number, fields[_TIME] / 1e3, rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
+        number, round(fields[_TIME] / 1e3, 9), rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
         fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault(fields),
     )  # fmt: skip
 

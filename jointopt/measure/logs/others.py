@@ -92,7 +92,7 @@ def _by_samples(found: Match, batch: Batch) -> float:
 
 
 def _milliseconds(found: Match, batch: Batch) -> float:
-    return _plain(found["ms"]) * _MAGNITUDE[found["unit"] or ""] / 1e3
+    return round(_plain(found["ms"]) * _MAGNITUDE[found["unit"] or ""] / 1e3, 9)
 
 
 def _seconds(found: Match, batch: Batch) -> float:
