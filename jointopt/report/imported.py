@@ -13,7 +13,6 @@ import numpy as np
 from jointopt.core.facts import Assumption
 from jointopt.report.documents import Result, known_figures, pick, plan_entries
 from jointopt.report.explanation import Explanation
-from jointopt.report.plans import plan_words
 from jointopt.report.proposal import Proposal, spread_along
 from jointopt.report.table import ENERGY_UNITS, TIME_UNITS, TextColumn, blocks_text, lay_out, paragraphs, quantity
 from jointopt.spec.job import Job

@@ -16,7 +16,7 @@ _PADDINGS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def catalogue_name(text: str) -> str:
-    """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank where it has none."""
+    """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one."""
     if known := known_model(text):
         return known.name
     wanted = _squeezed(text.rsplit("/", 1)[-1])

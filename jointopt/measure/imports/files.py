@@ -27,7 +27,9 @@ _OVERRIDE = re.compile(
 )
 _TITAN = re.compile(r"(?:parallelism|training|activation_checkpoint|model|job)\.\w")
 _FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
-_KINDS = "a launch script, a config of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, or a log of one"
+_KINDS = (
+    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, or a log of one"
+)
 
 
 def read_file(path: Path) -> list[Taken]:

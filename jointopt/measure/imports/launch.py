@@ -31,12 +31,13 @@ OPTIONS = frozenset((
 def cluster_of(script: Script) -> dict[str, Any]:
     """The nodes, GPUs per node, GPUs in all and the GPU that a script states; only what it does."""
     found: dict[str, str] = {}
-    for words in ([*script.header], *script.commands):
-        found = _launcher_options(words) | found if words is script.header else found | _launcher_options(words)
+    for words in (script.header, *script.commands):  # what a launcher is given counts more than the header
+        found |= _launcher_options(words)
     nodes, per_node, every = (_first(found, names) for names in (_NODES, _PER_NODE, _ALL))
     gpu, of_gres = _gres(found.get("gres", "") or found.get("gpus_per_node", ""))
     known = stated(
-        nodes=nodes or _variable(script, "nodes"), gpus_per_node=per_node or of_gres or _variable(script, "gpus_per_node"),
+        nodes=nodes or _variable(script, "nodes"),
+        gpus_per_node=per_node or of_gres or _variable(script, "gpus_per_node"),
         num_gpus=every if every and not per_node and "num_processes" in found else None,
         gpu=gpu or _constraint(found.get("constraint", "")),
     )  # fmt: skip
@@ -45,7 +46,8 @@ def cluster_of(script: Script) -> dict[str, Any]:
 
 def _launcher_options(words: Iterable[str]) -> dict[str, str]:
     """Values of the options of launchers among the words of a command."""
-    listed, found = list(words), {}
+    listed = list(words)
+    found: dict[str, str] = {}
     for at, word in enumerate(listed):
         name, equals, value = word.lstrip("-").partition("=")
         key = name.replace("-", "_")

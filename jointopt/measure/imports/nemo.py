@@ -102,7 +102,7 @@ def _precision(text: str) -> dict[str, Any]:
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """OmegaConf's references within a section: ``${.hidden_size}``, ``${multiply:4, ${.hidden_size}}``."""
-    out = {}
+    out: dict[str, Any] = {}
     for name, value in values.items():
         text = re.sub(r"\$\{(?:[\w.]*\.)?(\w+)\}", lambda found: str(values.get(found[1], "?")), str(value))
         product = re.fullmatch(r"\$\{multiply:\s*(\d+),\s*(\d+)\}", text)

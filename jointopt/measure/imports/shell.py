@@ -7,6 +7,7 @@ a value is written ``§NAME``, and the lines of such a condition are left out an
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 import shlex
@@ -67,7 +68,7 @@ def _header_words(line: str) -> list[str]:
 def _batch_variables(header: list[str]) -> dict[str, str]:
     """The variables that Slurm sets from the header."""
     given = dict(word.lstrip("-").split("=", 1) for word in header if "=" in word)
-    given |= {a.lstrip("-"): b for a, b in zip(header, header[1:], strict=False) if a.startswith("-") and "=" not in a}
+    given |= {a.lstrip("-"): b for a, b in itertools.pairwise(header) if a.startswith("-") and "=" not in a}
     names = {
         "SLURM_NNODES": ("nodes", "N"), "SLURM_JOB_NUM_NODES": ("nodes", "N"), "SLURM_NTASKS": ("ntasks", "n"),
         "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",), "SLURM_GPUS_PER_NODE": ("gpus-per-node",),

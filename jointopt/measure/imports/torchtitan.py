@@ -89,7 +89,8 @@ def _plan(options: Options) -> tuple[dict[str, Any], int]:
     replicas = options.whole("parallelism.data_parallel_replicate_degree") or 1
     shards = options.whole("parallelism.data_parallel_shard_degree", "training.data_parallel_degree") or -1
     plan = stated(
-        tp=tp, pp=pp, cp=cp, ep=degree("expert_parallel"), etp=options.whole("parallelism.expert_tensor_parallel_degree"),
+        tp=tp, pp=pp, cp=cp, ep=degree("expert_parallel"),
+        etp=options.whole("parallelism.expert_tensor_parallel_degree"),
         dp=replicas * shards if shards > 0 else None, sequence_parallel=tp > 1,
         zero_stage=0 if shards == 1 else _zero_stage(options, pp), dp_replicate=replicas if replicas > 1 else None,
     ) | _recompute(options) | _schedule(options, pp)  # fmt: skip
@@ -155,7 +156,7 @@ def log_taken(text: str) -> Taken:
 def _read_mesh(taken: Taken, degrees: Mapping[str, str]) -> None:
     size = {name: int(value) for name, value in degrees.items() if value.strip().lstrip("-").isdigit()}
     shards, replicas = size.get("dp_shard", 1), size.get("dp_replicate", 1)
-    plan = {name: size[name] for name in ("tp", "pp", "cp", "ep", "etp") if name in size}
+    plan: dict[str, Any] = {name: size[name] for name in ("tp", "pp", "cp", "ep", "etp") if name in size}
     plan |= {"dp": shards * replicas, "sequence_parallel": plan.get("tp", 1) > 1}
     plan["zero_stage"] = 0 if shards == 1 else 3 if plan.get("pp", 1) == 1 else 2
     plan |= {"dp_replicate": replicas} if replicas > 1 else {}

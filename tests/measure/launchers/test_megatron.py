@@ -11,11 +11,7 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.megatron import (
-    MegatronLauncher,
-    MegatronProgram,
-    megatron_arguments,
-)
+from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, megatron_arguments
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
 from jointopt.measure.logs.iterations import measured

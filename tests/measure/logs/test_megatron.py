@@ -81,7 +81,9 @@ def test_memory_is_that_of_the_fullest_rank_whatever_the_unit() -> None:
     of_megatron = "[Rank {}] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | reserved: 3.0 | "
     text = line(1) + "".join(of_megatron.format(r) + f"max reserved: {mb}\n" for r, mb in ((0, 40960.0), (7, 51200.0)))
     assert read_log(text, dropped=0).peak_memory_gib == 50.0
-    of_bridge = "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 9 | mem-max-reserved-gigabytes: 53.687\n"
+    of_bridge = (
+        "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 9 | mem-max-reserved-gigabytes: 53.687\n"
+    )
     assert read_log(line(1) + of_bridge, dropped=0).peak_memory_gib == pytest.approx(50.0, rel=1e-4)
 
 

@@ -90,7 +90,9 @@ def test_the_step_after_a_checkpoint_or_a_validation_does_not_count(beside: str)
 
 def test_overflows_of_deepspeed_are_skipped_iterations() -> None:
     text = deepspeed(1, 30.0) + deepspeed(2, 60.0, skipped=1) + deepspeed(3, 30.0, skipped=1)
-    text += "[INFO] [logging.py:96:log_dist] [Rank 0] Overflow detected. Skipping step.\n" + deepspeed(4, 90.0, skipped=1)
+    text += "[INFO] [logging.py:96:log_dist] [Rank 0] Overflow detected. Skipping step.\n" + deepspeed(
+        4, 90.0, skipped=1
+    )
     assert DEEPSPEED.read(text, 0, BATCH).iteration_s == pytest.approx((64 / 30.0,) * 2)
 
 
