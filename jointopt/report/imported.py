@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jointopt.core.facts import Assumption
+from jointopt.report.beside import beside_lines
 from jointopt.report.documents import Result, known_figures, pick, plan_entries
 from jointopt.report.explanation import Explanation
 from jointopt.report.proposal import Proposal, spread_along
@@ -38,7 +39,7 @@ class Gain:
     def of(cls, plan: Mapping[str, Any], today: Mapping[str, tuple[float, float, float]], name: str) -> Gain:
         """From (value, low, high) of today's plan; a measured one has low equal to high.
 
-        Where today's plan is predicted too, half of each interval's width (of the logarithm) is taken as common to both.
+        Where today's plan is predicted too, half of each interval's width (of the logarithm) is taken as common.
         """
         value, low, high = today[name]
         here = [plan[name], plan[f"{name}_low"], plan[f"{name}_high"]]
@@ -75,6 +76,7 @@ class Comparison:
     is_measured: bool  # its time; the energy where it was metered
     violations: tuple[str, ...]
     proposals: tuple[Proposed, ...]
+    beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
 
     @classmethod
     def of(cls, proposal: Proposal, today: Explanation, rows: Sequence[Mapping[str, Any]]) -> Comparison:
@@ -83,14 +85,15 @@ class Comparison:
         known = {name: (getattr(today, name), *today.intervals[name]) for name in names}
         row = next((row for row in rows if row["status"] == "ok"), {})
         known |= {name: (float(row[name]),) * 3 for name in names if math.isfinite(row.get(name, math.nan))}
-        plans = plan_entries(proposal.front, spread_along(proposal.front, PROPOSALS))
         index = spread_along(proposal.front, PROPOSALS).tolist()
+        plans = plan_entries(proposal.front, index)
         texts = [format_plan(proposal.front, proposal.front["stage_clock_mhz"], i) for i in index]
         proposed = tuple(
             Proposed(plan, text, Gain.of(plan, known, names[0]), Gain.of(plan, known, names[1]))
             for plan, text in zip(plans, texts, strict=True)
         )
-        return cls(known, bool(row), tuple(today.violations), proposed)
+        lines = tuple(beside_lines(proposal.beside, proposal.feasible_layouts))
+        return cls(known, bool(row), tuple(today.violations), proposed, lines)
 
     def lines(self) -> list[str]:
         """A table: today's plan, then the proposals with what they change."""
@@ -103,6 +106,7 @@ class Comparison:
             TextColumn("energy", [one.energy.text() for one in self.proposals]),
         ])  # fmt: skip
         out += paragraphs(f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
+        out += self.beside
         return out + paragraphs(f"Today's plan is no plan of the space: {text}" for text in self.violations)
 
 

@@ -42,7 +42,8 @@ def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **g
     rows, remarks = _rows(taken, run, record, warmup)
     return Imported(
         job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz), runs=rows,
-        formats={one.source: one.format for one in taken}, unread={one.source: one.unread for one in taken if one.unread},
+        formats={one.source: one.format for one in taken},
+        unread={one.source: one.unread for one in taken if one.unread},
         without_effect=sum(one.without_effect for one in taken), remarks=(*run.remarks, *remarks),
         assumed=plan_assumptions(parsed),
     )  # fmt: skip

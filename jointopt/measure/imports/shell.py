@@ -23,6 +23,7 @@ _EXPANSION = re.compile(
     r"\$\(\((?P<sum>[^$]*?)\)\)|\$\((?P<run>[^$()]*)\)|`[^`$]*`"
     r"|\$\{(?P<name>\w+)(?:\[[@*]\])?(?P<rule>:?[-=])?(?P<default>[^{}$]*)\}|\$\{[^{}$]*\}|\$(?P<bare>\w+)|\$[@*#?!$-]"
 )
+_DESCRIPTOR = re.compile(r"(?<=\s)[12&](?=>)")  # 2>&1
 _PREFIXES = ("export", "local", "readonly", "declare")
 _TESTS: dict[str, Callable[[str, str], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "-eq": operator.eq, "-ne": operator.ne,
@@ -161,15 +162,32 @@ def _run(statement: str, script: Script) -> None:
         before = script.variables.get(array[1], "") + " " if array[2] else ""
         script.variables[array[1]] = before + " ".join(_quoted(word) for word in words)
         return
-    try:
-        words = _split(_expanded(statement, script))
-    except ValueError:
-        script.left_out.append(" ".join(statement.split()))
-        return
-    for command in _simple_commands(words):
-        rest = _assigned(command, script)
-        if rest:
-            script.commands.append(list(_unfolded(rest)))
+    for part in _parts(statement):
+        try:
+            words = _split(_DESCRIPTOR.sub("", _expanded(part, script)))
+        except ValueError:
+            script.left_out.append(" ".join(part.split()))
+            continue
+        for command in _simple_commands(words):
+            if rest := _assigned(command, script):
+                script.commands.append(list(_unfolded(rest)))
+
+
+def _parts(statement: str) -> Iterator[str]:
+    """The commands of a line between ``;``, ``&&`` and ``||`` outside of quotations and parentheses."""
+    start = depth = 0
+    quote = ""
+    for at, sign in enumerate(statement):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign in "()":
+            depth += 1 if sign == "(" else -1
+        elif depth == 0 and (sign == ";" or statement[at : at + 2] in ("&&", "||")):
+            yield statement[start:at]
+            start = at + (1 if sign == ";" else 2)
+    yield statement[start:]
 
 
 def _quoted(word: str) -> str:
@@ -186,7 +204,6 @@ def _simple_commands(words: Iterable[str]) -> Iterator[list[str]]:
             command, ended = [], False
         elif set(word) <= set("|<>&") and word:
             ended = True
-            command = command[:-1] if command and command[-1] in ("1", "2") and word[0] == ">" else command
         elif not ended and word not in ("(", ")"):
             command.append(word)
     yield command

@@ -30,8 +30,8 @@ NCCL = (
         "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         f"n0:7:7 [3] NCCL WARN Failed to CUDA calloc async 25165824 bytes\n{NCCL}",
-        "Traceback (most recent call last):\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled cuda "
-        "error\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc 25165824 bytes",
+        "Traceback (most recent call last):\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled "
+        "error\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc 2516 bytes",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
         "terminate called after throwing an instance of 'std::bad_alloc'",
         "[Fri Nov 21] Out of memory: Killed process 4711 (python) total-vm:1kB",

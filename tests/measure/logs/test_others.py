@@ -31,7 +31,7 @@ def titan(step: int, tps: int, loss: float = 8.2, rank: int = 0) -> str:
 def nanotron(step: int, ms: str, loss: str = "11.1") -> str:
     """As nanotron's LoggerWriter writes it, figures by its human_format."""
     return (
-        f"\x1b[2;3m11/22 04:16:36 [INFO|DP=0|PP=1|TP=0|ip-26]\x1b[0m: iteration: {step} / 15 | consumed_tokens: 1.05M | "
+        f"\x1b[2;3m11/22 04:16:36 [INFO|DP=0|PP=1|TP=0]\x1b[0m: iteration: {step} / 15 | consumed_tokens: 1.05M | "
         f"elapsed_time_per_iteration_ms: {ms} | tokens_per_sec: 426K | tokens_per_sec_per_gpu: 53.3K | "
         f"global_batch_size: 64 | lm_loss: {loss} | lr: 0.00015 | model_tflops_per_gpu: 120 | grad_norm: 24.6\n"
     )
