@@ -29,7 +29,7 @@ Z_90 = 1.645
 
 @dataclass(frozen=True)
 class Gain:
-    """What a proposal is expected to take, as a share of today's plan less one: -0.08 takes 8 % less; 90 % interval."""
+    """The share that a proposal is expected to take of today's plan, less one: -0.08 is 8 % less; 90 % interval."""
 
     expected: float
     low: float

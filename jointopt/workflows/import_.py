@@ -13,8 +13,8 @@ from jointopt.measure.imports.files import read_file
 from jointopt.measure.imports.resolve import Resolved, resolved
 from jointopt.measure.imports.taken import Taken
 from jointopt.measure.launchers.failures import failure_of
-from jointopt.measure.launchers.rows import failed_row
-from jointopt.measure.logs import megatron
+from jointopt.measure.launchers.rows import failed_row, result_row
+from jointopt.measure.logs import megatron, zeus
 from jointopt.measure.logs.iterations import measured
 from jointopt.measure.logs.others import FORMATS, Batch
 from jointopt.report.imported import Comparison, Imported
@@ -82,16 +82,36 @@ def _rows(
     """A measured row for each log, and a remark for each that holds none."""
     rows: list[dict[str, Any]] = []
     remarks: list[str] = []
-    for one in taken:
-        if not one.log:
-            continue
+    logs = [one for one in taken if one.log]
+    windows = [one for one in logs if zeus.is_zeus(one.log)]
+    for one in (one for one in logs if one not in windows):
         try:
             result = _result(one, run.job, warmup)
         except ValueError as error:
             remarks.append(f"{one.source} gives no measured row: {error} (--warmup N leaves out the first N)")
             continue
         rows.append(_workload(run.job, one.source) | _layout(run.plan, plan) | result)
-    return tuple(rows), remarks
+    try:
+        metered = _metered(windows, run.job, warmup)
+    except ValueError as error:
+        return tuple(rows), [*remarks, f"{windows[0].source} gives no energy: {error}"]
+    if metered and not rows:
+        rows.append(_workload(run.job, windows[0].source) | _layout(run.plan, plan) | metered)
+    missing = {name: metered[name] for name in ("energy_j", "avg_power_w") if name in metered}
+    return tuple(row if row.get("energy_j", 0.0) > 0 else row | missing for row in rows), remarks
+
+
+def _metered(files: Sequence[Taken], job: Job, warmup: int) -> dict[str, Any]:
+    """The result columns of windows of Zeus, the energies of all processes together; empty without files."""
+    if not files:
+        return {}
+    found = [zeus.read_windows(one.log, warmup) for one in files]
+    gpus, seconds = sum(one.num_gpus for one in found), max(one.seconds for one in found)
+    if gpus != job.cluster.num_gpus:
+        raise ValueError(f"its files cover {gpus} of {job.cluster.num_gpus} GPUs; give those of all processes")
+    joules = sum(one.energy_j for one in found)
+    notes = f"{found[0].count} windows of Zeus"
+    return result_row(notes, iteration_time_s=seconds, energy_j=joules, avg_power_w=joules / seconds / gpus)
 
 
 def _result(one: Taken, job: Job, warmup: int) -> dict[str, Any]:

@@ -27,7 +27,8 @@ SCRIPT = """torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 
  --use-distributed-optimizer --sequence-parallel"""
 LINE = (
     " [2026-02-06 20:55:02] iteration {n:8d}/      20 | consumed samples: 9344 |"
-    " elapsed time per iteration (ms): {ms} | energy per GPU (J/iter/GPU): 5500.0 | power per GPU (W/GPU): 610.9 | lm loss: 2.401035E+00 |"
+    " elapsed time per iteration (ms): {ms} | energy per GPU (J/iter/GPU): 5500.0 |"
+    " power per GPU (W/GPU): 610.9 | lm loss: 2.401035E+00 |"
     " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
 )
 LOG = "".join(LINE.format(n=n, ms=9003.0 if n > 2 else 31000.0) for n in range(1, 12))
@@ -133,3 +134,17 @@ def test_the_words_that_jointopt_writes_for_megatron_read_back_as_the_same_plan(
     back = parse_plan(taken.plan | {"dp": dp}, job)
     assert plan_records(back.layouts, back.stage_clock_mhz, [0])[0] == record
     assert taken.unread == ()
+
+
+def test_energy_of_zeus_joins_the_times_of_a_log(files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "plain.log").write_text(DUMP + LOG.replace("5500.0", "0.0"))
+    energies = ",".join(f"gpu{i}_energy" for i in range(8))
+    windows = "".join(f"1.5,step,9.0,{','.join(['5000.0'] * 8)}\n" for _ in range(9))
+    zeus = [tmp_path / f"zeus{node}.csv" for node in range(2)]
+    for path in zeus:
+        path.write_text(f"start_time,window_name,elapsed_time,{energies}\n{windows}")
+    (row,) = import_([tmp_path / "plain.log", *zeus], gpu=GPU).runs
+    assert (row["iteration_time_s"], row["energy_j"]) == (9.003, 80000.0)
+    half = import_([tmp_path / "plain.log", zeus[0]], gpu=GPU)
+    assert not half.runs[0]["energy_j"] > 0
+    assert any("cover 8 of 16 GPUs" in remark for remark in half.remarks)

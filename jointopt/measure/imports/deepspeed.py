@@ -47,7 +47,7 @@ def is_accelerate(config: Mapping[str, Any]) -> bool:
 
 
 def config_taken(config: Mapping[str, Any]) -> Taken:
-    """What a DeepSpeed JSON states; values of "auto" are not stated."""
+    """The statements of a DeepSpeed JSON; values of "auto" are not stated."""
     options = Options({name: value for name, value in flattened(config).items() if value != "auto"})
     steps = options.whole("gradient_accumulation_steps")
     tp = options.whole("tensor_parallel.autotp_size", "tensor_parallel.tp_size", "autotp_size")
@@ -79,7 +79,7 @@ def _offload(device: str) -> str | None:
 
 
 def log_taken(text: str) -> Taken:
-    """What the config that DeepSpeed prints at its start states, and the log itself."""
+    """The statements of the config that DeepSpeed prints at its start, and the log itself."""
     raw = "\n".join(line.text for line in lines_of(text))
     found = re.search(r"json = (\{.*?\n\s*\})", re.sub(r"(?m)^\[[^\]]*\] \[\w+\] \[[^\]]*\] ", "", raw), re.DOTALL)
     taken = Taken("DeepSpeed log", "deepspeed")
@@ -97,7 +97,7 @@ def log_taken(text: str) -> Taken:
 
 
 def accelerate_taken(config: Mapping[str, Any]) -> Taken:
-    """What a config of Accelerate states: FSDP, DeepSpeed or Megatron-LM, and the machines."""
+    """The statements of a config of Accelerate: FSDP, DeepSpeed or Megatron-LM, and the machines."""
     options = Options(flattened(config))
     kind = options.word("distributed_type")
     machines = options.whole("num_machines") or 1
@@ -163,7 +163,7 @@ def _by_megatron(options: Options, machines: int) -> dict[str, Any]:
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
-    """What the words of a script of Hugging Face's trainers state: model, batch of a device, length, precision."""
+    """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
     options = Options(pairs)
     name = catalogue_name(str(options.take("model_name_or_path", "model_name", "model") or ""))
     recomputes = options.take("gradient_checkpointing")

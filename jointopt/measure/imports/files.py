@@ -17,6 +17,7 @@ from jointopt.measure.imports.shell import Script, read_script
 from jointopt.measure.imports.taken import Options, Taken, pairs_of
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.logs import megatron as megatron_log
+from jointopt.measure.logs import zeus
 from jointopt.measure.logs.others import FORMATS, NANOTRON, TORCHTITAN
 from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.huggingface import model_from_config
@@ -33,7 +34,7 @@ _KINDS = (
 
 
 def read_file(path: Path) -> list[Taken]:
-    """What a file states, in one or several records; JobError for one that no reader knows."""
+    """The statements of a file, in one or several records; JobError for one that no reader knows."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise JobError(f"{path} is larger than {_MOST_BYTES:,} bytes; give the part with one run.")
@@ -49,7 +50,7 @@ def read_file(path: Path) -> list[Taken]:
 
 
 def read_text(text: str) -> list[Taken]:
-    """What a text states; none where no reader knows it."""
+    """The statements of a text; none where no reader knows it."""
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
         return _script(shlex.join(text.strip("\0\n").split("\0")))
     if text.lstrip().startswith("{") and (found := _of_json(text)):
@@ -74,6 +75,8 @@ def _of_json(text: str) -> Taken | None:
 
 def _log(text: str) -> list[Taken]:
     """The log of a program, with what it says of its options."""
+    if zeus.is_zeus(text):
+        return [Taken("Zeus windows", log=text)]
     dump = megatron.dump_taken(text)
     if dump or megatron_log.is_log(text):
         taken = dump or Taken("Megatron-LM log", "megatron-lm")
@@ -139,7 +142,7 @@ def _configs_of(script: Script) -> Iterator[str]:
 
 
 def _programs(script: Script) -> Iterator[Taken]:
-    """What the commands of a script state, those that state most first."""
+    """The statements of the commands of a script, those that state most first."""
     commands = sorted(script.commands, key=len, reverse=True)
     for words in commands:
         pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}

@@ -23,17 +23,18 @@ HARMLESS = re.compile(
     r"|moe_per|moe_expert_cap|moe_pad|moe_use|moe_enable|check_for|check_weight|no_check|deterministic|override_opt|end_"
     r"|start_|finetune|local_rank|rank$|master_|te_rng|external_|mtp_|use_cpu_init|use_precision|no_shared|use_checkpoint"
     r"|hidden_act|sample_|perform_|result|iteration|consumed|auto_|dist_ckpt|use_dist|legacy|high_priority|cuda_graph"
-    r"|lazy_|global_batch|create_|calculate|layernorm_|embedding_init|qk_clip|rampup|decoupled|warmup|spec$|use_tp_pp"
+    r"|lazy_|global_batch|create_|calculate|layernorm_|embedding_init|qk_clip|rampup|decoupled|warmup|spec$|use_tp_pp|tiktoken|flight_recorder"
+    r"|no_flight|microbatch_group|moe_routing"
 )
 
 
 def words_taken(words: list[str]) -> Taken:
-    """What the words of a command line state."""
+    """The statements of the words of a command line."""
     return options_taken(dict(pairs_of(words)), "Megatron-LM options")
 
 
 def dump_taken(text: str) -> Taken | None:
-    """What the arguments that Megatron lists at its start state; None where a log holds no such list."""
+    """The statements of the arguments that Megatron lists at its start; None where a log holds no such list."""
     found = (_DUMP.match(line) for line in text.splitlines())
     values = {match[1]: _literal(match[2]) for match in found if match}
     if not set(SHAPE) <= values.keys():
@@ -52,7 +53,7 @@ def _literal(text: str) -> Any:
 
 
 def options_taken(values: Mapping[str, Any], form: str) -> Taken:
-    """What Megatron's options state, by name with underscores; defaults are those of its parser."""
+    """The statements of Megatron's options, by name with underscores; defaults are those of its parser."""
     options = Options(values)
     layout = plan_of(options)
     taken = Taken(

@@ -24,7 +24,7 @@ def is_nanotron(config: Mapping[str, Any]) -> bool:
 
 
 def config_taken(config: Mapping[str, Any]) -> Taken:
-    """What a config states; the batch is that of all data-parallel ranks and accumulation steps."""
+    """The statements of a config; the batch is that of all data-parallel ranks and accumulation steps."""
     options = Options(flattened(config))
     plan = _plan(options)
     accumulation = options.whole("tokens.batch_accumulation_per_replica") or 1

@@ -40,7 +40,7 @@ def is_bridge(config: Mapping[str, Any]) -> bool:
 
 
 def nemo_taken(config: Mapping[str, Any]) -> Taken:
-    """What a NeMo config states: ``trainer`` for the cluster and the precision, ``model`` for the rest."""
+    """The statements of a NeMo config: ``trainer`` for the cluster and the precision, ``model`` for the rest."""
     flat = flattened(config)
     values = _megatron_names(_resolved({n[6:]: v for n, v in flat.items() if n.startswith("model.")}))
     values |= _precision(str(flat.get("trainer.precision", "")))
@@ -55,7 +55,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
 
 
 def bridge_taken(config: Mapping[str, Any]) -> Taken:
-    """What a ConfigContainer states: sections model, train, ddp, dataset, optimizer, mixed_precision."""
+    """The statements of a ConfigContainer: sections model, train, ddp, dataset, optimizer, mixed_precision."""
     flat = flattened(config)
     inner = {name.split(".", 1)[1]: v for name, v in flat.items() if name.split(".")[0] in _SECTIONS and "." in name}
     values = _megatron_names(inner) | _precision(str(flat.get("mixed_precision", "")))

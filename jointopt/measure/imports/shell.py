@@ -23,6 +23,7 @@ _EXPANSION = re.compile(
     r"\$\(\((?P<sum>[^$]*?)\)\)|\$\((?P<run>[^$()]*)\)|`[^`$]*`"
     r"|\$\{(?P<name>\w+)(?:\[[@*]\])?(?P<rule>:?[-=])?(?P<default>[^{}$]*)\}|\$\{[^{}$]*\}|\$(?P<bare>\w+)|\$[@*#?!$-]"
 )
+_TEST = re.compile(r"\[\[?\s+(.*?)\s+\]\]?(?=\s|;|$)")  # [ ... ] or [[ ... ]]
 _DESCRIPTOR = re.compile(r"(?<=\s)[12&](?=>)")  # 2>&1
 _PREFIXES = ("export", "local", "readonly", "declare")
 _TESTS: dict[str, Callable[[str, str], bool]] = {
@@ -141,8 +142,27 @@ def _condition(statement: str, branches: list[bool | None], done: list[bool], sc
 
 def _holds(statement: str, script: Script) -> bool | None:
     """Whether a condition holds; None where only a shell could know."""
-    found = re.search(r"\[\[?\s+(.*?)\s+\]\]?", statement)
-    words = shlex.split(_expanded(found[1], script)) if found else []
+    tests = [_test_holds(text, script) for text in _TEST.findall(statement)]
+    words = statement.split()
+    ways = {"||", "&&"} & set(words)
+    if (
+        not tests
+        or len(ways) > 1
+        or "!" in words
+        or any(way in text for way in ways for text in _TEST.findall(statement))
+    ):
+        return None
+    if ways == {"||"}:
+        return True if True in tests else None if None in tests else False
+    return False if False in tests else None if None in tests else True
+
+
+def _test_holds(text: str, script: Script) -> bool | None:
+    """Whether one test between brackets holds."""
+    try:
+        words = shlex.split(_expanded(text, script))
+    except ValueError:
+        return None
     if len(words) == 2 and words[0] in ("-z", "-n") and UNKNOWN not in words[1]:
         return (words[1] == "") == (words[0] == "-z")
     if len(words) == 1 and words[0] in ("-z", "-n"):  # an empty variable without quotes

@@ -76,7 +76,7 @@ def whole_of(value: object) -> int | None:
 
 @dataclass
 class Taken:
-    """What one file states; each mapping holds only what it states."""
+    """The statements of one file; each mapping holds only what it states."""
 
     format: str  # "Megatron-LM options"
     framework: str = ""  # a profile's name; blank: the file does not say

@@ -40,12 +40,12 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 
 
 def words_taken(pairs: Mapping[str, Any]) -> Taken:
-    """What options such as ``--parallelism.tensor_parallel_degree 8`` state."""
+    """The statements of options such as ``--parallelism.tensor_parallel_degree 8``."""
     return config_taken({name: value for name, value in pairs.items() if "." in name})
 
 
 def config_taken(config: Mapping[str, Any]) -> Taken:
-    """What a job of torchtitan states, nested or with dotted names; defaults are those of its JobConfig."""
+    """The statements of a job of torchtitan, nested or with dotted names; defaults are those of its JobConfig."""
     options = Options(flattened(config))
     name, flavor = str(options.take("model.name") or ""), str(options.take("model.flavor") or "")
     plan, degrees = _plan(options)
@@ -133,7 +133,7 @@ def _dtype(options: Options) -> str:
 
 
 def log_taken(text: str) -> Taken:
-    """What a log says before its first step: mesh, batch, model, GPU, recomputation."""
+    """The statements of a log before its first step: mesh, batch, model, GPU, recomputation."""
     taken = Taken("torchtitan log", "torchtitan", log=text)
     for line in lines_of(text):
         if mesh := _MESH.search(line.text):

@@ -30,15 +30,16 @@ def test_the_words_of_a_command_are_those_that_a_shell_would_give(script: str, e
 
 @pytest.mark.parametrize(("condition", "taken"), [
     ('[ "$A" = "x" ]', True), ('[[ $A == "y" ]]', False), ("[ -n $A ]", True), ('[ -z "$B" ]', True),
-    ("[ 3 -gt 2 ]", True),
+    ("[ 3 -gt 2 ]", True), ('[[ "$A" == "y" ]] || [[ -z "$B" ]]', True), ('[ $A = x ] && [ $A = y ]', False),
 ])  # fmt: skip
 def test_conditions_on_known_variables_are_decided(condition: str, taken: bool) -> None:
     script = f'A=x\nB=""\nO="--base 1"\nif {condition}; then\n  O="$O --then 1"\nelse\n  O="$O --else 1"\nfi\ntrain $O'
     assert ("--then" in words(script), "--else" in words(script)) == (taken, not taken)
 
 
-def test_a_condition_that_only_a_shell_could_decide_is_left_out_and_named() -> None:
-    script = read_script('O="--a 1"\nif [ -f /etc/x ]; then\n  O="$O --b 2"\nfi\ntrain $O\n')
+@pytest.mark.parametrize("condition", ["[ -f /etc/x ]", "[[ $1 == x ]]", '[ "$H" = y ] || [ $2 = x ]', "! [ 1 -eq 2 ]"])
+def test_a_condition_that_only_a_shell_could_decide_is_left_out_and_named(condition: str) -> None:
+    script = read_script(f'O="--a 1"\nif {condition}; then\n  O="$O --b 2"\nfi\ntrain $O\n')
     assert script.commands == [["train", "--a", "1"]]
     assert script.left_out == ['O="$O --b 2"']
 
