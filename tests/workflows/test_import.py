@@ -64,6 +64,17 @@ def test_a_script_and_its_log_give_what_the_log_with_its_arguments_gives(files: 
     assert (row["iteration_time_s"], row["energy_j"], row["dp"], row["tp"]) == (9.003, 88000.0, 4, 2)
 
 
+def test_what_megatron_sets_by_itself_is_no_other_model_or_plan(tmp_path: Path) -> None:
+    shape = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024, "vocab_size": 50257}
+    values = shape | {"max_position_embeddings": 1024, "add_bias_linear": True, "add_qkv_bias": True, "world_size": 8}
+    values |= {"expert_tensor_parallel_size": 2, "tensor_model_parallel_size": 2, "micro_batch_size": 1, "bf16": True}
+    (tmp_path / "gpt.log").write_text("".join(f"  {name} {'.' * 20} {value}\n" for name, value in values.items()))
+    found = import_([tmp_path / "gpt.log"], gpu=GPU)
+    assert found.job.model.name == "gpt2"
+    assert "etp" not in found.plan_text
+    assert found.job.training.global_batch_size == 4  # Megatron's default: one micro-batch of each rank
+
+
 def test_what_is_missing_is_asked_for_by_its_option(files: dict[str, Path]) -> None:
     with pytest.raises(JobError, match=r"^train\.sh does not state the GPU \(--gpu\); give them\.$"):
         import_([files["train.sh"]])

@@ -179,6 +179,7 @@ def _overrides(words: list[str]) -> Taken | None:
     """Overrides of Hydra, ``model.tensor_model_parallel_size=4``, of NeMo or Megatron-Bridge."""
     found = (_OVERRIDE.fullmatch(word) for word in words)
     flat = {match[1].removeprefix("training."): match[2] for match in found if match}
+    flat = {name: value for name, value in flat.items() if "." in name or name == "mixed_precision"}
     if not flat:
         return None
     config: dict[str, Any] = {}
@@ -186,7 +187,8 @@ def _overrides(words: list[str]) -> Taken | None:
         *places, last = name.split(".")
         inner = config
         for place in places:
-            inner = inner.setdefault(place, {})
+            inner[place] = inner[place] if isinstance(inner.get(place), dict) else {}
+            inner = inner[place]
         inner[last] = _plain(value)
     read = nemo.nemo_taken if "trainer" in config else nemo.bridge_taken
     taken = read(config)

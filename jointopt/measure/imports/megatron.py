@@ -60,6 +60,8 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
         form, "megatron-lm", model=model_of(options), training=_training(options), plan=layout,
         cluster=stated(num_gpus=options.whole("world_size")),
     )  # fmt: skip
+    if not taken.model.get("num_experts"):  # Megatron sets it to tp for dense models too
+        layout.pop("etp", None)
     layout |= stated(stage_layers=_stage_layers(options, taken.model.get("num_layers"), layout))
     layout |= _interleaving(options, taken.model.get("num_layers"), layout)
     taken.unread, taken.without_effect = options.left(HARMLESS)
@@ -86,7 +88,7 @@ def model_of(options: Options) -> dict[str, Any]:
     )  # fmt: skip
     shape |= {
         "gated_mlp": gated, "rmsnorm": rms, "norm_bias": not rms, "linear_bias": not unbiased,
-        "qkv_bias": bool(options.flag("add_qkv_bias")), "qk_norm": bool(options.flag("qk_layernorm")),
+        "qkv_bias": bool(options.flag("add_qkv_bias")) and unbiased, "qk_norm": bool(options.flag("qk_layernorm")),
         "tied_embeddings": not options.flag("untie_embeddings_and_output_weights"),
         "dropout": any(rate is None or rate > 0 for rate in dropped), "position_embedding": _positions(options),
     }  # fmt: skip
@@ -248,5 +250,5 @@ def _stage_layers(options: Options, layers: int | None, plan: Mapping[str, Any])
 def _repeated(layout: str) -> str:
     """``Et*3|(tt|)*2mL`` -> ``Ettt|tt|tt|mL``."""
     text = layout.replace(",", "").replace(" ", "").strip("'\"")
-    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
-    return re.sub(r"(\w)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    return re.sub(r"(\w)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)

@@ -253,13 +253,21 @@ def _assign(word: str, script: Script) -> bool:
 def _unfolded(words: Iterable[str]) -> Iterator[str]:
     """Words with those that hold several options, or a whole command, taken apart."""
     for word in words:
-        if re.search(r"(?:^|\s)--?[\w-]+", word) and re.search(r"\s", word.strip()):
-            try:
-                yield from _unfolded(word.split() if "'" in word and '"' in word else shlex.split(word))
-            except ValueError:
-                yield word
+        inner = _several(word)
+        if len(inner) > 1:
+            yield from _unfolded(inner)
         else:
             yield word.strip()
+
+
+def _several(word: str) -> list[str]:
+    """The words inside of one that holds options and blanks; none of another."""
+    if not re.search(r"(?:^|\s)--?[\w-]+", word) or not re.search(r"\s", word.strip()):
+        return []
+    try:
+        return word.split() if "'" in word and '"' in word else shlex.split(word)
+    except ValueError:
+        return []
 
 
 def _expanded(text: str, script: Script) -> str:

@@ -137,7 +137,7 @@ def log_taken(text: str) -> Taken:
     taken = Taken("torchtitan log", "torchtitan", log=text)
     for line in lines_of(text):
         if mesh := _MESH.search(line.text):
-            _read_mesh(taken, dict(part.split("=") for part in mesh[1].split(", ")))
+            _read_mesh(taken, dict(re.findall(r"(\w+)=(-?\d+)", mesh[1])))
         elif batch := _BATCH.search(line.text):
             taken.training |= {"seq_length": int(batch["seq"]), "global_batch_size": int(batch["whole"])}
             taken.plan["micro_batch_size"] = int(batch["local"])
@@ -154,7 +154,7 @@ def log_taken(text: str) -> Taken:
 
 
 def _read_mesh(taken: Taken, degrees: Mapping[str, str]) -> None:
-    size = {name: int(value) for name, value in degrees.items() if value.strip().lstrip("-").isdigit()}
+    size = {name: int(value) for name, value in degrees.items()}
     shards, replicas = size.get("dp_shard", 1), size.get("dp_replicate", 1)
     plan: dict[str, Any] = {name: size[name] for name in ("tp", "pp", "cp", "ep", "etp") if name in size}
     plan |= {"dp": shards * replicas, "sequence_parallel": plan.get("tp", 1) > 1}
