@@ -141,7 +141,10 @@ def _sharding(plan: Mapping[str, Any]) -> list[str]:
     )  # fmt: skip
 
 
-_PRECISION = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format", "hybrid"]}
+_PRECISION = {
+    "fp32": [], "bf16": ["--bf16"], "fp8": ["--bf16", "--fp8-format", "hybrid"],
+    "fp16": ["--fp16", "--initial-loss-scale", "4096"],  # from the default 2^32 the first 20 iterations overflow
+}  # fmt: skip
 
 
 def _recompute(job: Job, plan: Mapping[str, Any]) -> list[str]:

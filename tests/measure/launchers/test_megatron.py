@@ -11,10 +11,12 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, measured, read_log
+from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram
 from jointopt.measure.launchers.megatron_words import megatron_arguments
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
+from jointopt.measure.logs.iterations import measured
+from jointopt.measure.logs.megatron import read_log
 from jointopt.spec.job import Job
 
 HERE = Path(__file__).parent
