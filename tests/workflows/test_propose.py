@@ -16,7 +16,7 @@ from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import job_from_options
 from jointopt.workflows.explain import explain
-from jointopt.workflows.propose import NO_MEMORY, priced_problem, propose
+from jointopt.workflows.propose import NEEDLESS, NO_MEMORY, priced_problem, propose
 from tests.places import DATA
 
 JOB = "opt-350m-2x4-a100"
@@ -35,7 +35,7 @@ def test_a_proposal_is_a_front_sorted_by_time_that_contains_its_reference(propos
 
 
 def test_the_count_of_layouts_adds_up(proposal: Proposal) -> None:
-    lost = proposal.infeasible.get(NO_MEMORY, 0)
+    lost = sum(proposal.infeasible.get(reason, 0) for reason in (NO_MEMORY, NEEDLESS))
     assert proposal.layouts == proposal.feasible_layouts + lost
     assert proposal.considered == proposal.layouts + sum(proposal.infeasible.values()) - lost
 

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, PLAN, distributions_of, plan_key
+from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, plan_key
 
 MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
@@ -197,7 +197,7 @@ class MeasuredStudy:
 
 
 def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
-    params = {name: plan[name] for name in LAYOUT_COLUMNS}
+    params = {name: plan[name] for name in LAYOUT_COLUMNS if name not in OPEN}
     return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
 
 
