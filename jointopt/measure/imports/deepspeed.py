@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -81,13 +82,10 @@ def _offload(device: str) -> str | None:
 def log_taken(text: str) -> Taken:
     """The statements of the config that DeepSpeed prints at its start, and the log itself."""
     raw = "\n".join(line.text for line in lines_of(text))
-    found = re.search(r"json = (\{.*?\n\s*\})", re.sub(r"(?m)^\[[^\]]*\] \[\w+\] \[[^\]]*\] ", "", raw), re.DOTALL)
     taken = Taken("DeepSpeed log", "deepspeed")
-    if found:
-        try:
-            taken = config_taken(json.loads(found[1]))
-        except ValueError:
-            found = None
+    if found := re.search(r"\bjson = (?=\{)", raw):
+        with contextlib.suppress(ValueError):  # cut off, or with other lines in it
+            taken = config_taken(json.JSONDecoder().raw_decode(raw, found.end())[0])
     taken.format, taken.log = "DeepSpeed log", text
     listed = (re.search(r"config\.py:\d+:print\] +(.*)", line) for line in raw.splitlines())
     values = {pair[1]: pair[2] for line in listed if line and (pair := _LISTED.match(line[1]))}

@@ -112,9 +112,8 @@ def _config(text: str) -> list[Taken]:
         (nemo.is_nemo, nemo.nemo_taken), (nanotron.is_nanotron, nanotron.config_taken),
         (deepspeed.is_accelerate, deepspeed.accelerate_taken), (nemo.is_bridge, nemo.bridge_taken),
     )  # fmt: skip
-    return (
-        [next(read(config) for known, read in readers if known(config))] if any(k(config) for k, _ in readers) else []
-    )
+    found = [read(config) for known, read in readers if known(config)]
+    return found[:1]
 
 
 def _script(text: str) -> list[Taken]:

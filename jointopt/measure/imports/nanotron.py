@@ -55,12 +55,12 @@ def _plan(options: Options) -> dict[str, Any]:
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """The shape, in the keys of `Model`; none where the family is not known."""
-    given = config.get("model", {})
-    shape = dict(given.get("model_config") or {}) if isinstance(given, Mapping) else {}
-    if not shape:
+    given = config.get("model")
+    shape = given.get("model_config") if isinstance(given, Mapping) else None
+    if not isinstance(shape, Mapping):
         return {}
     kind = "qwen2" if shape.get("is_qwen2_config") else "llama"
     try:
-        return vars(model_from_config({"model_type": kind} | shape, "")) | {"name": None}
+        return vars(model_from_config({"model_type": kind} | dict(shape), "")) | {"name": None}
     except JobError:
         return {}

@@ -73,6 +73,12 @@ def test_experts_are_told_with_their_own_width() -> None:
     assert option(said, "--expert-model-parallel-size") == "4"
 
 
+def test_fp16_starts_from_a_loss_scale_that_skips_no_iteration(llama: Job) -> None:
+    words = megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp16")), PLAN, 20)
+    assert option(words, "--initial-loss-scale") == "4096"
+    assert "--initial-loss-scale" not in megatron_arguments(llama, PLAN, 20)
+
+
 def test_what_megatron_cannot_do_is_refused(llama: Job) -> None:
     with pytest.raises(LauncherError, match=r"zero_stage 3: set search\.zero_stage"):
         megatron_arguments(llama, PLAN | {"zero_stage": 3}, 20)
