@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import JobError
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.launch import OPTIONS, cluster_of
@@ -67,6 +68,8 @@ def _of_json(text: str) -> Taken | None:
         return deepspeed.config_taken(config)
     if deepspeed.is_accelerate(config):
         return deepspeed.accelerate_taken(config)
+    if {"tp", "pp"} <= config.keys():
+        return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
         shape = vars(model_from_config(config, "")) | {"name": None}
         return Taken("Hugging Face config", model=shape)
@@ -150,7 +153,7 @@ def _programs(script: Script) -> Iterator[Taken]:
         elif overrides := _overrides(words):
             yield overrides
         elif any(_TITAN.match(name) for name in pairs):
-            yield torchtitan.words_taken(pairs)
+            yield torchtitan.words_taken(words)
     for words in commands:
         pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
         starter = {"deepspeed", "accelerate", "torchrun"} & {Path(word).name for word in words[:6]}
