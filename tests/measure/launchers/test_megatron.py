@@ -11,6 +11,7 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
+from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, megatron_arguments
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
@@ -92,6 +93,15 @@ def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
     assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
     row = measured(log, num_gpus=8)
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx((0.8123, 15940, 647.8))
+
+
+def test_a_run_that_skips_every_iteration_is_a_failure_that_says_so(llama: Job) -> None:
+    skipped = LINE.replace("skipped iterations:   0", "skipped iterations:   1")
+    log = "".join(skipped.format(n=n, ms=800.0) for n in range(1, 10))
+    row = MegatronProgram(HERE).results(llama, HERE, log)
+    assert row is not None
+    assert (row["status"], row["failure"].kind) == ("failed", FailureKind.RESULT)
+    assert "no iteration counts: 9 iterations in the log, of which 9 skipped for gradients" in row["notes"]
 
 
 def test_lines_that_are_cut_or_mixed_up_are_left_out() -> None:
