@@ -90,8 +90,10 @@ def _log(text: str) -> list[Taken]:
         return [torchtitan.log_taken(text)]
     if form is not None and form.framework == "deepspeed":
         return [deepspeed.log_taken(text)]
+    if form is NANOTRON or "Config(general=GeneralArgs(" in text:
+        return [nanotron.log_taken(text)]
     if form is not None:
-        return [Taken(f"{form.framework} log", form.framework if form is NANOTRON else "nemo", log=text)]
+        return [Taken(f"{form.framework} log", form.framework, log=text)]
     if "Traceback (most recent call last)" in text and failure_of(text, 1, False, 0.0).status == "oom":
         return [Taken("log of a failed run", log=text)]
     return []

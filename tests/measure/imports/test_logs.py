@@ -18,6 +18,23 @@ STEP = (
     "[rank0]:[titan] 2026-11-22 04:18:40,058 - root - INFO - step: {n:2}  loss:  8.38943  grad_norm:  2.4333  memory: "
     "60.62GiB(76.63%)  tps: {tps:,}  tflops: 400.00  mfu: 40.00%\n"
 )
+NANOTRON = """Config(general=GeneralArgs(project='debug',
+                           run='tiny',
+                           step=None),
+       parallelism=ParallelismArgs(dp=4,
+                                   pp=2,
+                                   tp=2,
+                                   pp_engine=<nanotron.parallel.engine.OneForwardOneBackward object at 0x7fcc5c65c910>,
+                                   tp_mode=<TensorParallelLinearMode.REDUCE_SCATTER: 2>,
+                                   expert_parallel_size=1),
+       model=ModelArgs(model_config=LlamaConfig(hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
+                                                num_hidden_layers=32, num_key_value_heads=8, vocab_size=128256,
+                                                tie_word_embeddings=False, max_position_embeddings=8192),
+                       init_method=RandomInit(std=0.025),
+                       dtype=torch.bfloat16),
+       optimizer=OptimizerArgs(zero_stage=1, weight_decay=0.01),
+       tokens=TokensArgs(sequence_length=4096, train_steps=15, micro_batch_size=2, batch_accumulation_per_replica=16))
+"""
 DEEPSPEED = """[2026-11-22 04:18:33,559] [INFO] [config.py:1001:print]   train_batch_size ............. 64
 [2026-11-22 04:18:33,559] [INFO] [config.py:1001:print]   world_size ................... 8
 [2026-11-22 04:18:33,559] [INFO] [config.py:1001:print_user_config]   json = {
@@ -52,6 +69,19 @@ def test_a_log_of_torchtitan_needs_nothing_beside_it(tmp_path: Path) -> None:
     )
     (row,) = found.runs
     assert (row["iteration_time_s"], row["peak_memory_gib"]) == (16 * 8192 / 4096 / 16, 60.62)
+
+
+def test_a_log_of_nanotron_states_its_config(tmp_path: Path) -> None:
+    head = "08/31/2024 14:37:22 [INFO|DP=0|PP=0|TP=0]: "
+    lines = [head + line for line in NANOTRON.splitlines()]
+    lines += [
+        f"{head}iteration: {n} / 15 | elapsed_time_per_iteration_ms: 1.5K | lm_loss: 11.1 | lr: 1" for n in range(8)
+    ]
+    (tmp_path / "run.log").write_text("\n".join(lines))
+    found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb")
+    assert (found.job.model.name, found.job.training.global_batch_size, found.unread) == ("llama-3-8b", 128, {})
+    assert found.plan_text.startswith("dp=4 tp=2 pp=2 cp=1 ep=1 vpp=1 micro_batch_size=2 sequence_parallel=true")
+    assert found.runs[0]["iteration_time_s"] == 1.5
 
 
 def test_a_log_of_deepspeed_states_its_config(tmp_path: Path) -> None:
