@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from jointopt.measure.imports import megatron
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.taken import Options, Taken, flattened, stated, whole_of
 from jointopt.measure.logs.lines import lines_of
@@ -17,7 +19,7 @@ _HARMLESS = re.compile(
     r"|amp|monitor|data_efficiency|curriculum|autotuning|memory_breakdown|torch_adam|seed|timers)"
     r"|(?:bf16|fp16)\.|zero_optimization\.(?:allgather|reduce|overlap|contiguous|sub_group|stage3_|round_robin|load"
     r"|elastic|ignore|offload_optimizer\.(?:pin|buffer|fast|ratio|nvme)|legacy|memory_eff|use_multi_rank|zero_quant)"
-    r"|activation_checkpointing"
+    r"|activation_checkpointing|pipeline\.(?!stages)"
 )
 _ACCELERATE_HARMLESS = re.compile(
     r"(?:compute_environment|debug|downcast_bf16|machine_rank|main_|rdzv|same_network|tpu|use_cpu|enable_cpu|dynamo|mpirun"
@@ -32,6 +34,10 @@ _WORDS_HARMLESS = re.compile(
 _SHARDING = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
     "hybrid_shard_zero2": 2, "5": 2,
+}  # fmt: skip
+_OF_PLUGIN = {
+    "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size",
+    "sequence_parallelism": "sequence_parallel",
 }  # fmt: skip
 _LISTED = re.compile(r"\s*(\w+) \.{2,} ?(.*)")
 
@@ -57,11 +63,13 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         plan=stated(
             micro_batch_size=options.whole("train_micro_batch_size_per_gpu"), tp=tp,
             zero_stage=options.whole("zero_optimization.stage") or 0, pp=options.whole("pipeline.stages"),
-            offload=_offload(options.word("zero_optimization.offload_optimizer.device")),
+            offload=_offload(options.word("zero_optimization.offload_optimizer.device")), sequence_parallel=False,
         ),
     )  # fmt: skip
-    if any(name.startswith("activation_checkpointing") for name in config):
-        taken.remarks = ("activation_checkpointing does not say whether the model recomputes; see recompute",)
+    if config.get("activation_checkpointing"):
+        taken.plan["recompute"] = "full"
+        taken.plan |= {"offload": "activations"} if options.flag("activation_checkpointing.cpu_checkpointing") else {}
+        taken.remarks = ("activation_checkpointing is configured, and recompute=full taken for it",)
     taken.unread, taken.without_effect = options.left(_HARMLESS)
     return taken
 
@@ -81,13 +89,10 @@ def _offload(device: str) -> str | None:
 def log_taken(text: str) -> Taken:
     """The statements of the config that DeepSpeed prints at its start, and the log itself."""
     raw = "\n".join(line.text for line in lines_of(text))
-    found = re.search(r"json = (\{.*?\n\s*\})", re.sub(r"(?m)^\[[^\]]*\] \[\w+\] \[[^\]]*\] ", "", raw), re.DOTALL)
     taken = Taken("DeepSpeed log", "deepspeed")
-    if found:
-        try:
-            taken = config_taken(json.loads(found[1]))
-        except ValueError:
-            found = None
+    if found := re.search(r"\bjson = (?=\{)", raw):
+        with contextlib.suppress(ValueError):  # cut off, or with other lines in it
+            taken = config_taken(json.JSONDecoder().raw_decode(raw, found.end())[0])
     taken.format, taken.log = "DeepSpeed log", text
     listed = (re.search(r"config\.py:\d+:print\] +(.*)", line) for line in raw.splitlines())
     values = {pair[1]: pair[2] for line in listed if line and (pair := _LISTED.match(line[1]))}
@@ -141,7 +146,8 @@ def _fsdp(options: Options, machines: int) -> dict[str, Any]:
     reshard = options.word("fsdp_config.fsdp_reshard_after_forward")
     stage = _SHARDING.get(sharding) if sharding else _SHARDING.get(reshard, 2 if reshard == "false" else 3)
     hybrid = sharding.startswith("hybrid") or sharding in ("4", "5")
-    plan = stated(zero_stage=stage, dp_replicate=machines if hybrid and machines > 1 else None)
+    plan = stated(zero_stage=stage, dp_replicate=machines if hybrid and machines > 1 else None, sequence_parallel=False)
+    plan |= {"offload": "activations"} if options.flag("fsdp_config.fsdp_activation_checkpointing_offload") else {}
     return plan | {"recompute": "full" if options.flag("fsdp_config.fsdp_activation_checkpointing") else "none"}
 
 
@@ -152,14 +158,12 @@ def _by_deepspeed(options: Options, machines: int) -> dict[str, Any]:
 
 
 def _by_megatron(options: Options, machines: int) -> dict[str, Any]:
-    place = "megatron_lm_config.megatron_lm_"
-    tp = options.whole(f"{place}tp_degree") or 1
-    return {
-        "tp": tp, "pp": options.whole(f"{place}pp_degree") or 1,
-        "sequence_parallel": bool(options.flag(f"{place}sequence_parallelism")) and tp > 1,
-        "recompute": "selective" if options.flag(f"{place}recompute_activations") else "none",
-        "zero_stage": int(bool(options.flag(f"{place}use_distributed_optimizer"))),
-    }  # fmt: skip
+    """The plan of Accelerate's plugin, whose options are Megatron's but for three names."""
+    place, values = "megatron_lm_config.megatron_lm_", {}
+    for name in options.names(place):
+        values[_OF_PLUGIN.get(name.removeprefix(place), name.removeprefix(place))] = options.take(name)
+    plan = megatron.plan_of(Options(values))
+    return {key: value for key, value in plan.items() if key != "micro_batch_size"}
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import JobError
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.launch import OPTIONS, cluster_of
@@ -67,6 +68,8 @@ def _of_json(text: str) -> Taken | None:
         return deepspeed.config_taken(config)
     if deepspeed.is_accelerate(config):
         return deepspeed.accelerate_taken(config)
+    if {"tp", "pp"} <= config.keys():
+        return Taken("plan", plan={key: value for key, value in config.items() if key in LAYOUT_COLUMNS})
     if "model_type" in config or "architectures" in config:
         shape = vars(model_from_config(config, "")) | {"name": None}
         return Taken("Hugging Face config", model=shape)
@@ -87,8 +90,10 @@ def _log(text: str) -> list[Taken]:
         return [torchtitan.log_taken(text)]
     if form is not None and form.framework == "deepspeed":
         return [deepspeed.log_taken(text)]
+    if form is NANOTRON or "Config(general=GeneralArgs(" in text:
+        return [nanotron.log_taken(text)]
     if form is not None:
-        return [Taken(f"{form.framework} log", form.framework if form is NANOTRON else "nemo", log=text)]
+        return [Taken(f"{form.framework} log", form.framework, log=text)]
     if "Traceback (most recent call last)" in text and failure_of(text, 1, False, 0.0).status == "oom":
         return [Taken("log of a failed run", log=text)]
     return []
@@ -112,9 +117,8 @@ def _config(text: str) -> list[Taken]:
         (nemo.is_nemo, nemo.nemo_taken), (nanotron.is_nanotron, nanotron.config_taken),
         (deepspeed.is_accelerate, deepspeed.accelerate_taken), (nemo.is_bridge, nemo.bridge_taken),
     )  # fmt: skip
-    return (
-        [next(read(config) for known, read in readers if known(config))] if any(k(config) for k, _ in readers) else []
-    )
+    found = [read(config) for known, read in readers if known(config)]
+    return found[:1]
 
 
 def _script(text: str) -> list[Taken]:
@@ -151,7 +155,7 @@ def _programs(script: Script) -> Iterator[Taken]:
         elif overrides := _overrides(words):
             yield overrides
         elif any(_TITAN.match(name) for name in pairs):
-            yield torchtitan.words_taken(pairs)
+            yield torchtitan.words_taken(words)
     for words in commands:
         pairs = {name: value for name, value in pairs_of(words) if name not in OPTIONS}
         starter = {"deepspeed", "accelerate", "torchrun"} & {Path(word).name for word in words[:6]}

@@ -23,7 +23,7 @@ OPTIONS = frozenset((
     "rdzv_conf", "max_restarts", "tee", "log_dir", "local_ranks_filter", "redirects", "standalone", "hostfile",
     "include", "exclude", "gres", "mpi", "cpu_bind", "container_image", "container_mounts", "container_name", "output",
     "error", "machine_rank", "main_process_ip", "main_process_port", "config_file", "multi_gpu", "no_python", "label",
-    "local_rank", "cpus_per_task", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
+    "local_rank", "cpus_per_task", "plan", "kill_on_bad_exit", "no_container_mount_home", "role", "launcher", "use_env",
     "export", "mem", "time", "partition", "job_name", "constraint", "account", "exclusive", "nodelist", "bind_to",
 ))  # fmt: skip
 

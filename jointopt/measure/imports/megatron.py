@@ -79,7 +79,8 @@ def model_of(options: Options) -> dict[str, Any]:
         groups = heads  # Megatron reads the groups only beside the flag
     biased = options.flag("add_bias_linear")
     unbiased = bool(options.flag("disable_bias_linear")) if biased is None else not biased
-    dropped = [options.number(name) for name in ("attention_dropout", "hidden_dropout")]
+    options.number("attention_dropout")  # inside of the kernel, which keeps no mask
+    dropped = options.number("hidden_dropout")
     shape = stated(
         num_layers=options.whole("num_layers", "decoder_num_layers", "encoder_num_layers"), hidden_size=hidden,
         ffn_hidden_size=options.whole("ffn_hidden_size") or _usual_width(hidden, gated), num_attention_heads=heads,
@@ -90,7 +91,7 @@ def model_of(options: Options) -> dict[str, Any]:
         "gated_mlp": gated, "rmsnorm": rms, "norm_bias": not rms, "linear_bias": not unbiased,
         "qkv_bias": bool(options.flag("add_qkv_bias")) and unbiased, "qk_norm": bool(options.flag("qk_layernorm")),
         "tied_embeddings": not options.flag("untie_embeddings_and_output_weights"),
-        "dropout": any(rate is None or rate > 0 for rate in dropped), "position_embedding": _positions(options),
+        "dropout": dropped is None or dropped > 0, "position_embedding": _positions(options),
     }  # fmt: skip
     if shape["position_embedding"] != "learned":
         shape.pop("max_position_embeddings", None)

@@ -1,13 +1,15 @@
-"""nanotron's YAML: parallelism, tokens, optimizer, and a model in the keys of its Hugging Face config."""
+"""nanotron's YAML, also as its log prints it: parallelism, tokens, and a model in the keys of Hugging Face."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from jointopt.core.errors import JobError
 from jointopt.measure.imports.taken import Options, Taken, flattened, stated
+from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.huggingface import model_from_config
 
 _HARMLESS = re.compile(
@@ -55,12 +57,52 @@ def _plan(options: Options) -> dict[str, Any]:
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """The shape, in the keys of `Model`; none where the family is not known."""
-    given = config.get("model", {})
-    shape = dict(given.get("model_config") or {}) if isinstance(given, Mapping) else {}
-    if not shape:
+    given = config.get("model")
+    shape = given.get("model_config") if isinstance(given, Mapping) else None
+    if not isinstance(shape, Mapping):
         return {}
     kind = "qwen2" if shape.get("is_qwen2_config") else "llama"
     try:
-        return vars(model_from_config({"model_type": kind} | shape, "")) | {"name": None}
+        return vars(model_from_config({"model_type": kind} | dict(shape), "")) | {"name": None}
     except JobError:
         return {}
+
+
+_PREFIX = re.compile(r"^.*?\[[A-Z]+\b[^\]]*\]:\s?")  # 08/31/2024 14:37:22 [INFO|DP=0|PP=0|TP=0]:
+_OBJECT = re.compile(r"<([\w.]+)[^<>]*>")  # <TensorParallelLinearMode.REDUCE_SCATTER: 2>
+
+
+def log_taken(text: str) -> Taken:
+    """The statements of the config that nanotron prints at its start, and the log itself."""
+    config = _printed(text)
+    taken = config_taken(config) if is_nanotron(config) else Taken("", "nanotron")
+    taken.format, taken.log = "nanotron log", text
+    taken.without_effect, taken.unread = taken.without_effect + len(taken.unread), ()  # nanotron knows them all
+    return taken
+
+
+def _printed(text: str) -> dict[str, Any]:
+    """The ``Config(...)`` of a log as a mapping; empty where there is none, or one that is cut off."""
+    held = ""
+    for line in lines_of(text):
+        plain = _OBJECT.sub(r"'\1'", _PREFIX.sub("", line.text))
+        if held or plain.startswith("Config(general="):
+            held += plain + "\n"
+            if held.count("(") == held.count(")"):
+                break
+    try:
+        found = _values(ast.parse(held.strip(), mode="eval").body) if held else {}
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _values(node: ast.expr) -> Any:
+    """A printed dataclass as a mapping of its fields; names for what is neither that nor a literal."""
+    if isinstance(node, ast.Call) and node.keywords:
+        return {word.arg: _values(word.value) for word in node.keywords if word.arg}
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_values(one) for one in node.elts]
+    if isinstance(node, ast.Constant):
+        return node.value
+    return node.attr if isinstance(node, ast.Attribute) else ast.unparse(node)

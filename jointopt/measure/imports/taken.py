@@ -52,9 +52,9 @@ class Options:
         value = self.take(*names)
         return "" if value is None else str(value).strip().lower()
 
-    def has(self, name: str) -> bool:
-        """Whether an option is given."""
-        return self._values.get(name) is not None
+    def names(self, before: str) -> list[str]:
+        """Names of the options that begin so."""
+        return [name for name in self._values if name.startswith(before)]
 
     def left(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
         """Names of the options not read, and how many more there are that have no effect on time and energy."""
@@ -121,7 +121,7 @@ def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             continue
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
-        while not equals and at < len(words) and not re.match(r"--?[A-Za-z]", words[at]):
+        while not equals and at < len(words) and not re.match(r"--?[A-Za-z]|\S+\.py$", words[at]):
             values.append(words[at])
             at += 1
         yield name.replace("-", "_"), True if not values else values[0] if len(values) == 1 else values

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flattened, stated
+from jointopt.measure.imports.taken import Options, Taken, flattened, pairs_of, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.catalog.models import load_model
 
 HARMLESS = re.compile(
     r"(?:job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|experimental|debug|fault_tolerance|validation"
-    r"|float8|quantize|compile|memory_estimation|module|config|hf_assets|tokenizer|dataloader)(?:\.|$)"
-    r"|training\.(?:steps|max_norm|dataset|seed|deterministic|gc_|compile|enable_|mixed_precision_reduce|data|debug)"
+    r"|float8|quantize|compile|validator|memory_estimation|module|config|hf_assets|tokenizer|dataloader)(?:\.|$)"
+    r"|training\.(?:steps|max_norm|dataset|seed|deterministic|gc_|compile|enable_|disable_|mixed_precision_reduce|data|debug)"
     r"|model\.(?:tokenizer|converters|print|hf_assets|norm_type)|parallelism\.(?:enable_|disable_loss|fsdp_reshard"
     r"|context_parallel_rotate|expert_parallel_comm|pipeline_parallel_schedule_csv)"
     r"|activation_checkpoint\.(?:per_op|early_stop|preserve)"
@@ -39,9 +39,15 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
     return "parallelism" in config or {"training", "model"} <= config.keys()
 
 
-def words_taken(pairs: Mapping[str, Any]) -> Taken:
-    """The statements of options such as ``--parallelism.tensor_parallel_degree 8``."""
-    return config_taken({name: value for name, value in pairs.items() if "." in name})
+def words_taken(words: Sequence[str]) -> Taken:
+    """The statements of options such as ``--parallelism.tensor_parallel_degree 8``, of 0.2 or 0.3 of torchtitan."""
+    pairs = dict(pairs_of(words))
+    values = {name: value for name, value in pairs.items() if "." in name}
+    modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
+    values |= {"activation_checkpoint.mode": modes[-1]} if modes else {}
+    if isinstance(named := pairs.get("config"), str) and catalogue_name(named):
+        values |= {"model.name": named}
+    return config_taken(values)
 
 
 def config_taken(config: Mapping[str, Any]) -> Taken:
@@ -65,8 +71,9 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
     each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
-    if each and plan["pp"] > 1 and "catalogue" in taken.model:  # the embedding and the head count as a layer each
-        layers = load_model(taken.model["catalogue"]).num_layers + 2
+    ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    if each and plan["pp"] > 1 and "catalogue" in taken.model:  # by default the embedding and the head count as layers
+        layers = load_model(taken.model["catalogue"]).num_layers + sum(1 if end is None else end for end in ends)
         plan["vpp"] = max(-(-layers // each) // plan["pp"], 1)
     taken.accumulation = local // plan["micro_batch_size"] if plan["pp"] > 1 else 1
     taken.unread, taken.without_effect = options.left(HARMLESS)
@@ -88,11 +95,13 @@ def _plan(options: Options) -> tuple[dict[str, Any], int]:
     tp = options.whole("training.tensor_parallel_degree") or tp
     replicas = options.whole("parallelism.data_parallel_replicate_degree") or 1
     shards = options.whole("parallelism.data_parallel_shard_degree", "training.data_parallel_degree") or -1
+    in_sequence = options.flag("parallelism.enable_sequence_parallel") is not False
+    in_sequence &= not options.flag("parallelism.no_enable_sequence_parallel")
     plan = stated(
         tp=tp, pp=pp, cp=cp, ep=degree("expert_parallel"),
         etp=options.whole("parallelism.expert_tensor_parallel_degree"),
-        dp=replicas * shards if shards > 0 else None, sequence_parallel=tp > 1,
-        zero_stage=0 if shards == 1 else _zero_stage(options, pp), dp_replicate=replicas if replicas > 1 else None,
+        dp=replicas * shards if shards > 0 else None, sequence_parallel=tp > 1 and in_sequence,
+        zero_stage=0 if shards * cp == 1 else _zero_stage(options, pp), dp_replicate=replicas if replicas > 1 else None,
     ) | _recompute(options) | _schedule(options, pp)  # fmt: skip
     return plan, tp * pp * cp
 
@@ -158,7 +167,7 @@ def _read_mesh(taken: Taken, degrees: Mapping[str, str]) -> None:
     shards, replicas = size.get("dp_shard", 1), size.get("dp_replicate", 1)
     plan: dict[str, Any] = {name: size[name] for name in ("tp", "pp", "cp", "ep", "etp") if name in size}
     plan |= {"dp": shards * replicas, "sequence_parallel": plan.get("tp", 1) > 1}
-    plan["zero_stage"] = 0 if shards == 1 else 3 if plan.get("pp", 1) == 1 else 2
+    plan["zero_stage"] = 0 if shards * plan.get("cp", 1) == 1 else 3 if plan.get("pp", 1) == 1 else 2
     plan |= {"dp_replicate": replicas} if replicas > 1 else {}
     taken.plan |= plan
     taken.cluster["num_gpus"] = plan["dp"] * plan.get("tp", 1) * plan.get("pp", 1) * plan.get("cp", 1)

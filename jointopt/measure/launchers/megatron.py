@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import LauncherError
+from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.megatron_words import ENVIRONMENT, megatron_arguments, megatron_environment
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
-from jointopt.measure.logs.iterations import measured
+from jointopt.measure.launchers.rows import failed_row
+from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.megatron import read_log
 from jointopt.spec.job import Job
 
@@ -52,8 +55,10 @@ class MegatronProgram(Program):
         """The row of a run that has ended, from its log."""
         try:
             return measured(read_log(log, self.warmup_iterations), job.cluster.num_gpus)
-        except ValueError:
-            return None
+        except ValueError as error:
+            if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
+                return None  # the failure says more
+            return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
 
     def _arguments(self, job: Job, plan: Mapping[str, Any]) -> list[str]:
         return megatron_arguments(job, plan, self.warmup_iterations + self.iterations)

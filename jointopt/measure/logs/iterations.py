@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,17 +96,22 @@ def _of_one_rank(iterations: Iterable[Iteration]) -> list[Iteration]:
 
 def _without_warm_up(iterations: Iterable[Iteration], warmup: int) -> list[Iteration]:
     """The iterations in order, the first of each start of the program marked; a line that stands twice counts once."""
-    out: list[Iteration] = []
-    first = last = -1
+    starts: list[list[Iteration]] = []
     for one in iterations:
-        if out and one.number == last and one.seconds == out[-1].seconds:
+        last = starts[-1][-1] if starts else None
+        if last and one.number == last.number and one.seconds == last.seconds:
             continue
-        if first < 0 or one.number <= last:
-            first = one.number
-        last = one.number
-        out.append(_marked(one, WARM_UP) if one.number < first + warmup and not one.fault else one)
-    return out
+        if last is None or one.number <= last.number:
+            starts.append([])
+        starts[-1].append(one)
+    return [one for start in starts for one in _marked(start, warmup)]
 
 
-def _marked(one: Iteration, fault: str) -> Iteration:
-    return Iteration(**{**vars(one), "fault": fault})
+def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
+    """The lines of one start, those marked that hold any of its first ``warmup`` iterations: each spans several."""
+    ends = [one.number for one in lines]
+    span = min((b - a for a, b in itertools.pairwise(ends)), default=1)
+    begun = max(ends[0] - span, min(ends[0] - 1, 0))  # the iteration before the first line; NeMo counts from 0
+    for before, one in zip([begun, *ends], lines, strict=False):
+        cold = before < begun + warmup and not one.fault
+        yield dataclasses.replace(one, fault=WARM_UP) if cold else one

@@ -62,6 +62,13 @@ def test_a_restart_warms_up_again() -> None:
     assert read_log(text, dropped=2).iteration_s == (0.8123,) * 7
 
 
+def test_a_line_that_spans_warm_up_does_not_count() -> None:
+    text = "".join(line(n, ms) for n, ms in ((10, 9000.0), (20, 800.0), (30, 801.0), (40, 802.0)))
+    assert read_log(text, dropped=5).iteration_s == (0.8, 0.801, 0.802)
+    assert read_log(text, dropped=15).iteration_s == (0.801, 0.802)
+    assert len(read_log(text, dropped=0).kept) == 4
+
+
 def test_colours_ranks_and_returns_do_not_matter() -> None:
     plain = line(1) + line(2, 700.0)
     dressed = "".join(f"\x1b[36m[default7]:\x1b[0m{one}\r\n" for one in plain.splitlines())
