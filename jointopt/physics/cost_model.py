@@ -114,15 +114,17 @@ class CostModel:
         """The clock at which the constants were measured; 1.0 where the GPU's clocks are unknown."""
         return self.job.cluster.gpu.clock_max_mhz or 1.0
 
-    def evaluate(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    def evaluate(self, index: Ints, stage_clock_mhz: Floats, bound: bool = False) -> Columns:
         """Predictions (n,) for plans: layout rows ``index`` (n,), clocks (n, >= pp) in MHz, NaN beyond pp.
 
         Columns as in `PREDICTIONS`; ``violation`` is the largest relative excess over a constraint, <= 0 if feasible.
+        ``bound``: where chunks differ, no more than the time and the energy, and fast. The energy grows by
+        `energy_slope_w` with the time at the same clocks, so that what is left of it as work is the same.
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
         for g, at, rows, depth in self.parts(index):
-            t = self.times(g, rows, stage_clock_mhz[at, :depth])
+            t = self.times(g, rows, stage_clock_mhz[at, :depth], bound)
             energy = self._energy_j(g, rows, t)
             # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
             power = energy / (t.total_s * self.groups[g].replicas[rows] * depth)

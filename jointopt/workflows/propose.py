@@ -191,6 +191,9 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
 
+    def bound(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz, bound=True), runs[index])
+
     def lower_bound(index: Ints) -> tuple[Floats, Floats]:
         time_s, energy_j = physics.lower_bound(index)
         return time_s * runs[index], energy_j * runs[index]
@@ -198,7 +201,7 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     return Problem(
         layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
-        energy_slope_w=physics.energy_slope_w,
+        energy_slope_w=physics.energy_slope_w, bound=bound,
     )  # fmt: skip
 
 
