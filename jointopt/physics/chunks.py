@@ -30,15 +30,15 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int
     return time_s
 
 
-def path_bound_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int, way_back: bool = True) -> Floats:
-    """Seconds (n,) that `chunked_time_s` never goes below, for the same arguments: one rank's work and the way to it.
+def path_bound_s(first_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Floats:
+    """Seconds (n,) that no schedule of a pipeline goes below: one rank's work and the way to it.
 
-    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work, and backwards from
-    it (``way_back``) where ranks end with a backward pass that the rank before waits for.
+    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work (``rank_s`` (n, pp)
+    of each of the micro-batches (n,)), and backwards from it where ranks end with a backward pass that the rank before
+    waits for, as those of `chunked_time_s` do. ``first_s`` (n, pp): of each rank's first chunk, what is on the way.
     """
-    first = forward_s[0] + backward_s[0] if way_back else forward_s[0]
-    ahead = np.cumsum(first, axis=0) - first
-    return np.asarray((ahead + num_micro_batches * (forward_s + backward_s).sum(axis=0)).max(axis=0))
+    ahead = np.cumsum(first_s, axis=1) - first_s
+    return np.asarray((ahead + num_micro_batches[:, None] * rank_s).max(axis=1))
 
 
 def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:
