@@ -66,11 +66,14 @@ class StageTimes:
 class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
-    ``constants``: by default those that the catalogue has of the job's GPU.
+    ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
+    the layouts, by default worked out where it is read.
     """
 
-    def __init__(self, job: Job, layouts: Columns, constants: KernelConstants | None = None) -> None:
-        self.job = job
+    def __init__(
+        self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None
+    ) -> None:
+        self.job, self._peak_bytes = job, peak_bytes
         self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
@@ -150,7 +153,8 @@ class CostModel:
     @functools.cached_property
     def memory_bytes(self) -> Floats:
         """Memory of the heaviest rank of every layout, (L,) bytes."""
-        return self.memory_factor * peak_memory_bytes(self.job, self.layouts)
+        known = self._peak_bytes
+        return self.memory_factor * (peak_memory_bytes(self.job, self.layouts) if known is None else known)
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """The time in s of `evaluate` alone, (n,), without energy and memory."""

@@ -285,8 +285,11 @@ class LayerCosts:
 def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
     """Kernels of one micro-batch, (L,), priced once per distinct shape."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp, lay.expert_tp], axis=1)
-    _, first, inverse = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    shape = np.zeros(len(lay.tp), np.int64)
+    for column in ("micro_batch_size", "tp", "ep", "sequence_parallel", "cp", "etp"):
+        values = lay.layouts[column].astype(np.int64)
+        shape = shape * (values.max(initial=0) + 1) + values
+    _, first, inverse = np.unique(shape, return_index=True, return_inverse=True)
     tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
     core = attention_core(k, model, tokens, seq_length, tp)
@@ -298,7 +301,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
     parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
 
     def spread(part: Pass) -> Pass:
-        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
+        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse])
 
     return LayerCosts(*map(spread, parts))
 
