@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from jointopt.core.units import GIB
 from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
-from jointopt.physics.makespan import makespan_s
+from jointopt.physics.makespan import Pipelines, makespan_s
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -61,6 +61,9 @@ class StageTimes:
     dp_exposed_s: Floats  # (n,)
     optimizer_s: Floats  # (n,)
     total_s: Floats  # (n,)
+
+
+_Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
 
 
 class CostModel:
@@ -213,6 +216,10 @@ class CostModel:
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, bound: bool = False) -> StageTimes:
         """Schedule of plans of group ``g``: all about time; ``bound``: a total that theirs does not go below, fast."""
+        stages = self._stages(g, rows, clock_mhz)
+        return self._whole(g, rows, stages, makespan_s(self.groups[g].pipelines, rows, *stages[1:3], bound))
+
+    def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> _Stages:
         costs = self.groups[g]
         profile = self.job.training.framework
         clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
@@ -239,13 +246,15 @@ class CostModel:
         p2p = costs.p2p_s[rows, None]
         forward += p2p
         backward += p2p
-        batches = costs.num_micro_batches[rows]
-        makespan = makespan_s(costs, rows, forward, backward, bound)
-        exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
-        step = costs.slowest_step_s[rows]
-        total = makespan + exposed + step + profile.iteration_overhead_s
         kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
-        return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
+        return clock, forward, backward, left, kernel
+
+    def _whole(self, g: int, rows: Ints, stages: _Stages, makespan: Floats) -> StageTimes:
+        costs, (_, forward, backward, *_) = self.groups[g], stages
+        exposed = self.dp_exposed_s(costs, rows, forward, backward, costs.num_micro_batches[rows])
+        step = costs.slowest_step_s[rows]
+        total = makespan + exposed + step + self.job.training.framework.iteration_overhead_s
+        return StageTimes(*stages, makespan, exposed, step, total)
 
     def dp_exposed_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
@@ -354,6 +363,19 @@ class CostModel:
             for name, (values, bound) in self.limits(out).items()
             if values[0] > bound
         )
+
+
+def iteration_times_s(models: Sequence[CostModel], index: Ints, stage_clock_mhz: Floats) -> Floats:
+    """`CostModel.iteration_time_s` of models of the same layouts, (models, n): what is walked, at once for all."""
+    out = np.empty((len(models), len(index)))
+    for g, at, rows, depth in models[0].parts(index):
+        stages = [model._stages(g, rows, stage_clock_mhz[at, :depth]) for model in models]
+        pipes = Pipelines.joined([model.groups[g].pipelines for model in models], rows)
+        forward, backward = (np.concatenate([some[i] for some in stages]) for i in (1, 2))
+        makespan = makespan_s(pipes, np.arange(len(pipes.vpp)), forward, backward, False).reshape(len(models), -1)
+        for k, model in enumerate(models):
+            out[k, at] = model._whole(g, rows, stages[k], makespan[k]).total_s
+    return out * np.stack([model.time_factor[index] for model in models])
 
 
 def memory_limit_gib(job: Job) -> float:

@@ -19,6 +19,7 @@ from jointopt.physics import offload, traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, Split
+from jointopt.physics.makespan import Pipelines
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
@@ -71,32 +72,11 @@ class StageCosts:
         """Of host_s, gather_s and reduce_s those that any stage of any layout has."""
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
-    def chunk_shares(self, rows: Ints) -> Floats:
-        """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
-
-        Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
-        share of each chunk's backward pass.
-        """
-        numbers, place = np.unique(self.split.which[rows], return_inverse=True)
-        dense, moe = (np.stack([kind[i] for i in numbers])[place] for kind in (self.split.dense, self.split.moe))
-        last = 0 if self.split.schedule[numbers[0]] in V_SHAPED else -1
-        units = self.units_s[rows].transpose(1, 2, 0)[..., None, None]
-        work = units[:, 0] * dense + units[:, 1] * moe
-        work[:, :, 0, 0] += units[:, 2, :, 0, 0]
-        work[:, :, last, -1] += units[:, 3, :, 0, 0]
-        whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / dense.shape[2])
-        np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
-        shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
-        return shares
-
     @functools.cached_property
-    def first_shares(self) -> Floats:
-        """Shares of a rank's seconds, forward and backward, that its first chunk takes, (2, L, pp)."""
-        shares = np.ones((2, *self.layers.shape))
-        for number in np.flatnonzero(self.split.walked).tolist():
-            rows = np.flatnonzero(self.split.which == number)
-            shares[:, rows] = self.chunk_shares(rows)[:2, ..., 0]
-        return shares
+    def pipelines(self) -> Pipelines:
+        """What their makespan reads."""
+        vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
+        return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
 
 
 def paused(costs: StageCosts, duty: Floats) -> StageCosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import numpy as np
@@ -91,6 +92,12 @@ class Split:
         # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
         self.own_passes = own & (len(dense[0]) > 1)
         self.walked = (uneven | own) & (len(dense[0]) > 1)
+
+    def of(self, rows: Ints) -> Split:
+        """Of some of the layouts."""
+        part = copy.copy(self)
+        part.which = self.which[rows]
+        return part
 
     def of_rank(self, kind: str) -> Floats:
         """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp)."""

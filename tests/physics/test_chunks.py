@@ -72,7 +72,7 @@ def uneven(make_job: Callable[..., Job], gpt_model: Callable[..., Model], price:
 def test_chunks_share_their_ranks_time_and_unequal_ones_take_longer(uneven: CostModel) -> None:
     clocks = np.full((2, 2), uneven.top_mhz)
     t = uneven.times(0, np.arange(2), clocks)
-    forward, _, _ = chunk_times_s(uneven.groups[0], np.array([0]), t.forward_s[:1], t.backward_s[:1])
+    forward, _, _ = chunk_times_s(uneven.groups[0].pipelines, np.array([0]), t.forward_s[:1], t.backward_s[:1])
     np.testing.assert_allclose(forward.sum(axis=0)[:, 0], t.forward_s[0])
     assert forward[0, 0, 0] > 2.5 * forward[1, 0, 0]
     assert t.makespan_s[0] > t.makespan_s[1]
