@@ -52,7 +52,7 @@ class Pipelines:
         whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / dense.shape[2])
         np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
         shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
-        return shares
+        return np.asarray(shares)
 
     @functools.cached_property
     def first_shares(self) -> Floats:

@@ -72,7 +72,7 @@ class _Sweep:
             slack = np.tile(SLACKS, len(layouts))
             clocks_mhz = self.problem.decode_clocks(layout, clock, slack)
             self.evaluated += len(layout)
-            left = slice(None)
+            left = np.arange(len(layout))
             if self.problem.bound is not None:
                 left = may_improve(self.front, *self.problem.bounds(layout, clocks_mhz))
             batch = self.problem.evaluated(layout[left], clock[left], slack[left], clocks_mhz[left])
