@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
-from jointopt.physics.cost_model import CostModel
+from jointopt.physics.cost_model import CostModel, iteration_times_s
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.makespan import chunk_times_s
 from jointopt.physics.pipeline import iteration_time_s
@@ -84,6 +85,17 @@ def test_no_clock_beats_the_bounds_of_unequal_chunks(uneven: CostModel) -> None:
         found = uneven.evaluate(np.arange(2), np.full((2, 2), mhz))
         assert np.all(time_s <= found["iteration_time_s"] * (1 + 1e-12))
         assert np.all(energy_j <= found["energy_j"] * (1 + 1e-12))
+
+
+def test_models_walked_at_once_take_what_each_takes_alone(uneven: CostModel) -> None:
+    index, clocks = np.array([1, 0, 0]), np.full((3, 2), uneven.top_mhz)
+    slower = replace(uneven.job.training.framework, compute_factor=1.3 * uneven.job.training.framework.compute_factor)
+    job = replace(uneven.job, training=replace(uneven.job.training, framework=slower))
+    models = [uneven, CostModel(job, uneven.layouts, uneven.hardware.constants)]
+    found = iteration_times_s(models, index, clocks)
+    assert (found[1] > found[0]).all()
+    for model, times in zip(models, found, strict=True):
+        np.testing.assert_allclose(times, model.iteration_time_s(index, clocks), rtol=1e-12)
 
 
 def test_each_rank_holds_the_dense_layers_of_its_own_chunks(
