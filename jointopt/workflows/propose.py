@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import time
@@ -92,10 +91,10 @@ def propose(
         model = JobModel.of(job, surrogate, measured, calibration, storage)
     job = model.job
     _need_power(job)
-    space, layouts, dropped = _feasible(model, watch)
+    space, layouts, peak_bytes, dropped = _feasible(model, watch)
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
-        physics = model.cost_model(layouts)
+        physics = model.cost_model(layouts, peak_bytes)
         fitting = model.fit_probability(physics)
         problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
     exact = _exact(job, problem, watch)
@@ -140,8 +139,10 @@ def _need_power(job: Job) -> None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that may fit in memory, what was dropped and why); InfeasibleError where nothing is left.
+def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, Floats, dict[str, int]]:
+    """(space, its layouts that may fit in memory, the bytes (n,) that they take by the physics, what was dropped).
+
+    The dropped ones are counted by reason; InfeasibleError where nothing is left.
 
     Tight ones stay, unless the job states a bound or they are certain not to fit.
     """
@@ -150,8 +151,14 @@ def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[s
         space = enumerate_layouts(job)
     limit_gib, listed = memory_limit_gib(job), space.size
     with watch.phase("memory", f"fitting {listed:,} layouts into {limit_gib:.0f} GiB"):
-        fits = functools.partial(_fit_probability, model)
+        peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+
+        def fits(some: Columns) -> Floats:
+            peaks.append(peak_memory_bytes(job, some))
+            return _fit_probability(model, peaks[-1])
+
         layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+        peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit = dict(space.dropped), fitting >= CERTAIN
     for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
@@ -159,12 +166,13 @@ def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[s
             dropped[reason] = int(count)
     if not fit.any():
         raise InfeasibleError(remedy(job, layouts, dropped))
-    return space, {name: values[fit & needed] for name, values in layouts.items()}, dropped
+    kept = fit & needed
+    return space, {name: values[kept] for name, values in layouts.items()}, peak_bytes[kept], dropped
 
 
-def _fit_probability(model: JobModel, layouts: Columns) -> Floats:
-    """Probability (n,) that each layout fits in memory; 0 or 1 where the job states a bound of its own."""
-    load = peak_memory_bytes(model.job, layouts) / (memory_limit_gib(model.job) * GIB)
+def _fit_probability(model: JobModel, peak_bytes: Floats) -> Floats:
+    """Probability (n,) that layouts fit in memory; 0 or 1 where the job states a bound of its own."""
+    load = peak_bytes / (memory_limit_gib(model.job) * GIB)
     if model.job.constraints.memory_fraction is not None:
         return np.asarray(model.memory.factor * load <= 1.0, np.float64)
     return model.memory.fit_probability(np.log(load))
@@ -177,8 +185,8 @@ def priced_problem(job: Job | JobModel) -> Problem:
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
-    space, layouts, _ = _feasible(model, Stopwatch())
-    physics = model.cost_model(layouts)
+    space, layouts, peak_bytes, _ = _feasible(model, Stopwatch())
+    physics = model.cost_model(layouts, peak_bytes)
     return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
 
 
@@ -191,6 +199,9 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
 
+    def bound(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz, bound=True), runs[index])
+
     def lower_bound(index: Ints) -> tuple[Floats, Floats]:
         time_s, energy_j = physics.lower_bound(index)
         return time_s * runs[index], energy_j * runs[index]
@@ -198,7 +209,7 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     return Problem(
         layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
-        energy_slope_w=physics.energy_slope_w,
+        energy_slope_w=physics.energy_slope_w, bound=bound,
     )  # fmt: skip
 
 
