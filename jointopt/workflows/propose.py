@@ -33,7 +33,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import CERTAIN
+from jointopt.surrogate.memory import CERTAIN, cost_of_failing
 from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
 
@@ -96,7 +96,7 @@ def propose(
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = model.cost_model(layouts, peak_bytes)
         fitting = model.fit_probability(physics)
-        problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
+        problem = _problem(job, physics, space.clocks_mhz, cost_of_failing(fitting))
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
@@ -187,11 +187,11 @@ def priced_problem(job: Job | JobModel) -> Problem:
     _need_power(model.job)
     space, layouts, peak_bytes, _ = _feasible(model, Stopwatch())
     physics = model.cost_model(layouts, peak_bytes)
-    return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
+    return _problem(model.job, physics, space.clocks_mhz, cost_of_failing(model.fit_probability(physics)))
 
 
 def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
-    """The search problem; a layout counts ``runs`` (n,) times: one that may not fit takes a second run where it fails.
+    """The search problem; a layout counts ``runs`` (n,) times: see `surrogate.memory.cost_of_failing`.
 
     A factor on time and energy keeps what the problem promises of both.
     """
@@ -220,7 +220,7 @@ def _times(plans: Columns, factor: Floats) -> Columns:
 def _once(plans: Columns, fitting: Floats) -> Columns:
     """Plans of the search with the time and energy of one run, and the probability that they fit."""
     fits = fitting[plans["layout_index"]]
-    return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
+    return _times(plans, 1.0 / cost_of_failing(fits)) | {"fit_probability": fits}
 
 
 def _without_gambles(front: Columns, seen: Columns) -> Columns:
@@ -316,7 +316,7 @@ def _reference(physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
     fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
-    best = np.array([(fastest * (2.0 - fitting)).argmin()])
+    best = np.array([(fastest * cost_of_failing(fitting)).argmin()])
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
     plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
