@@ -63,7 +63,8 @@ class Column:
 
     def inside(self, value: object) -> int:
         """The number by which arrays hold a cell of a layout column of text; ValueError where it makes no sense."""
-        assert self.codes is not None
+        if self.codes is None:
+            raise ValueError(f"{self.name} is a number")
         return self.codes.code(value)
 
     def outside(self, value: Any) -> Any:

@@ -75,7 +75,7 @@ class StageCosts:
 
     @functools.cached_property
     def pipelines(self) -> Pipelines:
-        """What their makespan reads."""
+        """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
         return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
 

@@ -84,7 +84,7 @@ def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: F
 
 
 def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:
-    """What is exposed of traffic that takes ``once`` (2, L) per pass, less what the steady state hides."""
+    """The exposed part of traffic that takes ``once`` (2, L) per pass, less what the steady state hides."""
     seconds, joules = once
     forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
     overlap = 1.0 if job.training.overlap_moe_a2a else job.training.framework.ep_overlap

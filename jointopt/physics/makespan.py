@@ -18,7 +18,7 @@ from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 
 @dataclass(frozen=True)
 class Pipelines:
-    """What the makespan of L layouts of one depth depends on beside the seconds of their ranks."""
+    """All that the makespan of L layouts of one depth depends on beside the seconds of their ranks."""
 
     depth: int
     split: Split

@@ -148,7 +148,7 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
     """Plans as a table with the columns of a measurement table: recompute by name, stage clocks as ``1410;1395``."""
     import pandas as pd
 
-    columns = dict(plans)
+    columns: dict[str, Any] = dict(plans)
     columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = np.asarray(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return pd.DataFrame({name: list(v) if np.ndim(v) > 1 else v for name, v in columns.items()})

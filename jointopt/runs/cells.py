@@ -115,8 +115,8 @@ def _coded(cells: pd.Series, name: str) -> Reading:
     """The cells of a plan's column of text as that column writes them."""
     column = column_of(name)
     words = cells.map(lambda cell: _rewritten(column, cell), na_action="ignore")
-    assert column.codes is not None
-    return words, words.isna() & cells.notna(), f"{column.codes.expected}, or blank"
+    expected = column.codes.expected if column.codes else "text"
+    return words, words.isna() & cells.notna(), f"{expected}, or blank"
 
 
 def _rewritten(column: Column, cell: object) -> str | None:

@@ -85,7 +85,7 @@ def _largest_chunk(job: Job, layouts: Columns) -> Ints:
     for code in np.unique(layouts["stage_layers"]).tolist():
         if code:
             most = np.where(layouts["stage_layers"] == code, max(STAGE_LAYERS.numbers(code)), most)
-    return np.maximum(most, 1)
+    return np.asarray(np.maximum(most, 1), np.int64)
 
 
 def _in_between(job: Job, layouts: Columns, fitting: Floats, group: Ints, least: float) -> tuple[Columns, Ints]:

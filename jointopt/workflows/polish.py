@@ -238,7 +238,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
             "pp of 2 or more."
         )
-    if record["schedule"] != "1f1b" or physics.groups[0].split.uneven.any():
+    if record["schedule"] != "1f1b" or physics.groups[0].split.walked.any():
         raise InfeasibleError(
             "Polishing knows 1F1B, and interleaved 1F1B whose chunks have equal layers; the plan has "
             f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "

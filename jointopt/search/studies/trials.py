@@ -55,8 +55,8 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
         return CategoricalDistribution(column.codes.names)
     if column.dtype == "bool":
         return CategoricalDistribution((False, True))
-    shown = outside(name, (values.min(), values.max()))
-    return IntDistribution(*shown, log=column.log)
+    low, high = outside(name, (values.min(), values.max()))
+    return IntDistribution(low, high, log=column.log)
 
 
 def plan_key(plan: Mapping[str, Any]) -> str:
