@@ -16,7 +16,7 @@ from jointopt.core.errors import JointOptError
 
 COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
-    "script", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
+    "script", "export", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
 
 

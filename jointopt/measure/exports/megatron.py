@@ -78,7 +78,8 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
         normalization="RMSNorm" if model.rmsnorm else "LayerNorm", norm_epsilon=details.norm_epsilon,
         init_method_std=details.init_std, swiglu=model.gated_mlp, disable_bias_linear=not model.linear_bias,
         add_qkv_bias=model.qkv_bias, qk_layernorm=model.qk_norm or bool(model.kv_lora_rank),
-        untie_embeddings_and_output_weights=not model.tied_embeddings, **_dropouts(intent), **_latent(intent),
+        untie_embeddings_and_output_weights=not model.tied_embeddings, **_dropouts(intent),
+        **_latent(intent, words.version),
     )  # fmt: skip
     gaps.finer(details.activation not in (("silu",) if model.gated_mlp else ("gelu", "gelu_tanh")),
                f"activation {details.activation}")  # fmt: skip
@@ -99,7 +100,7 @@ def _dropouts(intent: Intent) -> dict[str, float | None]:
     return dict.fromkeys(stated) if not any(stated.values()) else dict(stated)
 
 
-def _latent(intent: Intent) -> dict[str, Any]:
+def _latent(intent: Intent, version: str) -> dict[str, Any]:
     model = intent.model
     if not model.kv_lora_rank:
         return {}
@@ -107,6 +108,7 @@ def _latent(intent: Intent) -> dict[str, Any]:
         "multi_latent_attention": True, "q_lora_rank": model.q_lora_rank or None, "kv_lora_rank": model.kv_lora_rank,
         "qk_head_dim": model.qk_nope_head_dim, "qk_pos_emb_head_dim": model.qk_rope_head_dim,
         "v_head_dim": model.v_head_dim,
+        "no_rope_fusion": version_key(version) < version_key("0.13"),  # which has none for latent attention
     }  # fmt: skip
 
 
