@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from jointopt.measure.exports.intent import Export, Gaps, Intent
+from jointopt.measure.exports.options import version_key
 
 NAME, FILE = "deepspeed", "ds_config.json"
 
@@ -16,7 +17,7 @@ NAME, FILE = "deepspeed", "ds_config.json"
 def export(intent: Intent, version: str) -> Export:
     """``ds_config.json`` and the launcher's words; what DeepSpeed leaves to the script's code is in the notes."""
     gaps = Gaps(f"DeepSpeed {version}", intent)
-    _check(gaps, intent)
+    _check(gaps, intent, version)
     cluster = intent.job.cluster
     launcher = ("deepspeed", "--num_nodes", str(cluster.nodes), "--num_gpus", str(cluster.gpus_per_node))
     gaps.notes += _left_to_the_script(intent)
@@ -26,7 +27,7 @@ def export(intent: Intent, version: str) -> Export:
     )  # fmt: skip
 
 
-def _check(gaps: Gaps, intent: Intent) -> None:
+def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     stage, pp, replicas = intent["zero_stage"], intent["pp"], intent["dp_replicate"]
     dtype = intent.job.training.dtype
     gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
@@ -35,7 +36,8 @@ def _check(gaps: Gaps, intent: Intent) -> None:
     gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
     gaps.never(intent["cp"] > 1, "ring attention (cp > 1)")
     gaps.never(intent["tp"] > 1 and stage == 3, "zero_stage 3 with tp > 1")
-    gaps.never(replicas > 1 and stage != 3, f"dp_replicate {replicas} but for zero_stage 3")
+    gone = version_key(version) >= version_key("0.19")  # MiCS, which had it, was taken out
+    gaps.never(replicas > 1 and (gone or stage != 3), f"dp_replicate {replicas} with zero_stage {stage}")
     gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")
     gaps.never(not intent.even and pp > 1, f"the stage_layers {';'.join(map(str, intent.chunk_layers))}")
     gaps.never(intent["offload"] == "optimizer" and stage == 0, "offload of an optimizer that is not sharded")
