@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,13 +18,14 @@ from jointopt.cli import common
 @click.option("--version", default="", help="Of the target; the newest known by default.")
 @click.option("--checkout", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Megatron-LM's, which states the version.")  # fmt: skip
+@click.option("--program", default="", help="What a batch system starts; the job's own framework by default.")
 @click.option("--for", "purpose", type=click.Choice(["benchmark", "training"]), default="benchmark", show_default=True,
               help="Random data and no checkpoints, or what recipes set.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
 @common.as_json
 def export(
-    job: str, plan: str, target: str, version: str, checkout: Path | None, purpose: str, out: Path | None, as_json: bool
-) -> None:
+    job: str, plan: str, out: Path | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Write the files and words that start one plan of JOB in a training framework or on a batch system.
 
     Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name.
@@ -36,7 +38,7 @@ def export(
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    found = exported(common.job_of(job), plan, target, version=version, purpose=purpose, checkout=checkout)
+    found = exported(common.job_of(job), plan, **options)
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import PlanError, UsageError
+from jointopt.measure.exports.command import folded, node_words
 from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
 from jointopt.measure.exports.megatron import checkout_version
 from jointopt.measure.exports.targets import target_named
@@ -35,33 +36,29 @@ class Exported:
         return self.export.to_dict()
 
     def text(self) -> str:
-        """One file as it is; else a script of shell that writes nothing and starts everything."""
+        """The script of a batch system alone; else every file, and the command."""
         files = list(self.export.files.items())
-        if len(files) == 1 and not self.export.words:
-            return files[0][1]
+        if not self.export.program:
+            return "\n".join(text for _, text in files[:1])
         parts = [f"# {name}\n{text}" for name, text in files]
         return "\n".join([*parts, self.command()])
 
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, told apart by ``NODE_RANK``."""
-        made = self.export
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in made.environment.items()]
-        start = list(made.launcher)
-        if start == ["torchrun"]:
-            several = ["--nnodes", str(self.nodes), "--node-rank", "$NODE_RANK", "--rdzv-backend", "c10d",
-                       "--rdzv-endpoint", "$MASTER_ADDR:29500"] if self.nodes > 1 else []  # fmt: skip
-            start += [*several, "--nproc-per-node", str(self.gpus_per_node)]
-        words = [*(_shell(word) for word in start), made.program, *map(shlex.quote, made.words)]
-        return "\n".join(["#!/bin/bash", *lines, _folded([word for word in words if word])]) + "\n"
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in self.export.environment.items()]
+        return (
+            "\n".join(["#!/bin/bash", *lines, folded(node_words(self.export, self.nodes, self.gpus_per_node))]) + "\n"
+        )
 
 
 def export(
     job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
-    checkout: Path | None = None,
+    checkout: Path | None = None, program: str = "",
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``; PlanError for a plan that is none of the job's.
 
-    ``checkout`` of Megatron-LM states the version; ExportError names what the target has no words for.
+    ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts; ExportError names what the
+    target has no words for.
     """
     found = target_named(target)
     parsed = parse_plan(_plan_alone(plan), job)
@@ -70,7 +67,7 @@ def export(
         raise PlanError(" ".join(broken))
     if checkout is not None:
         version = checkout_version(checkout)
-    made = found.export(intent_of(job, record, purpose), version)
+    made = found.export(intent_of(job, record, purpose), version, program)
     for note in made.notes:
         _log.warning("%s", note)
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node)
@@ -79,7 +76,7 @@ def export(
 def write(exported: Exported, path: Path) -> list[Path]:
     """The files that an export was written to: ``path`` itself where it is one file, else a folder of that name."""
     texts = dict(exported.export.files)
-    if exported.export.words or not texts:
+    if exported.export.program:
         texts["start.sh"] = exported.command()
     if len(texts) == 1 and not path.is_dir():
         write_whole(path, next(iter(texts.values())))
@@ -107,19 +104,3 @@ def _plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if "front" in plan:
         raise UsageError("--plan is a whole proposal; give one entry of its front.")
     return plan
-
-
-def _shell(word: str) -> str:
-    """A word of shell; variables of the node stand for their values."""
-    return f'"{word}"' if "$" in word else shlex.quote(word)
-
-
-def _folded(words: list[str]) -> str:
-    """A command over several lines, an option on each."""
-    lines = [words[0]]
-    for word in words[1:]:
-        if word.startswith("--"):
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}"
-    return " \\\n    ".join(lines)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
-from jointopt.spec.files import dump_yaml
 
 NAME, FILE = "accelerate", "accelerate.yaml"
 
@@ -38,7 +38,7 @@ def export(intent: Intent, version: str) -> Export:
     several = ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500")
     launcher = ("accelerate", "launch", "--config_file", FILE, *(several if cluster.nodes > 1 else ()),
                 "--gradient_accumulation_steps", str(intent.micro_batches))  # fmt: skip
-    return Export(NAME, version, (), {}, int(cluster.num_gpus), "train.py", launcher, {FILE: dump_yaml(config)},
+    return Export(NAME, version, (), {}, int(cluster.num_gpus), "train.py", launcher, {FILE: block_yaml(config)},
                   tuple(gaps.notes))  # fmt: skip
 
 

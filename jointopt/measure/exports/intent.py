@@ -67,6 +67,7 @@ def intent_of(job: Job, plan: Mapping[str, Any], purpose: str = BENCHMARK, itera
     if "etp" not in plan:
         layout = {name: inside(name, [full[name]]) for name in LAYOUT_COLUMNS}
         full["etp"] = max(int(default_etp(job, layout)[0]), 1)
+    full = {name: full[name] for name in LAYOUT_COLUMNS} | full  # in the order of the columns
     usual = job.training.run_iterations if purpose == TRAINING else None
     steps = iterations or usual or _ITERATIONS[purpose]
     return Intent(job, full, purpose, steps, details_of(job.model), _chunk_layers(job, full))

@@ -11,9 +11,9 @@ import json
 from typing import Any
 
 from jointopt.core.schema import MODULES
+from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.megatron import layer_layout, megatron_words
-from jointopt.spec.files import dump_yaml
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
@@ -42,7 +42,7 @@ def export(intent: Intent, version: str) -> Export:
     environment = {} if intent["zero_stage"] > 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     return Export(
         NAME, version, tuple(_words(sections)), environment, int(intent.job.cluster.num_gpus),
-        "scripts/training/run_recipe.py", files={FILE: dump_yaml(sections)}, notes=(note, *notes, *gaps.notes),
+        "scripts/training/run_recipe.py", files={FILE: block_yaml(sections)}, notes=(note, *notes, *gaps.notes),
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _interval(intent: Intent) -> int:
 
 
 def _words(sections: dict[str, Any]) -> list[str]:
-    """Hydra's ``section.name=value``; what is null is left to the file, where it takes the recipe's value away."""
+    """Hydra's ``section.name=value``; null takes a recipe's value away."""
     words = []
     for section, values in sections.items():
         if not isinstance(values, dict):

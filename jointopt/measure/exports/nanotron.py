@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
-from jointopt.spec.files import dump_yaml
 from jointopt.spec.plans.stages import layers_by_cost
 
 NAME, FILE = "nanotron", "nanotron.yaml"
@@ -26,7 +26,7 @@ def export(intent: Intent, version: str) -> Export:
         gaps.notes.append("Yours to set: the dataset, the tokenizer, the learning rate, where checkpoints lie.")
     return Export(
         NAME, version, ("--config-file", FILE), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        int(intent.job.cluster.num_gpus), "run_train.py", files={FILE: dump_yaml(_config(intent, old))},
+        int(intent.job.cluster.num_gpus), "run_train.py", files={FILE: block_yaml(_config(intent, old))},
         notes=tuple(gaps.notes),
     )  # fmt: skip
 

@@ -19,11 +19,13 @@ class Target:
     version: str = NEWEST
     around: bool = False  # it starts another target's words
 
-    def export(self, intent: Intent, version: str) -> Export:
-        """What its module makes of an intent."""
+    def export(self, intent: Intent, version: str = "", program: str = "") -> Export:
+        """What its module makes of an intent; ``program`` is the target that a batch system starts."""
         module = importlib.import_module(f"jointopt.measure.exports.{self.module}")
-        made: Callable[[Intent, str], Export] = module.export
-        return made(intent, version or self.version)
+        made: Callable[..., Export] = module.export
+        if program and not self.around:
+            raise UsageError("--program names what a batch system starts: give it with --to slurm or kubernetes.")
+        return made(intent, version or self.version, *([program] if self.around else []))
 
 
 TARGETS = {
