@@ -57,8 +57,8 @@ def export(
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``; PlanError for a plan that is none of the job's.
 
-    ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts; ExportError names what the
-    target has no words for.
+    ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts; ExportError names what
+    the target has no words for.
     """
     found = target_named(target)
     parsed = parse_plan(_plan_alone(plan), job)

@@ -206,7 +206,8 @@ def _pipeline(words: Words, gaps: Gaps, intent: Intent) -> None:
     elif words.has("pipeline_model_parallel_layout"):
         words.add(pipeline_model_parallel_layout=layer_layout(split))
     elif vpp == 1 and len(set(split[1:-1])) <= 1 and min(split) > 0:
-        words.add(decoder_first_pipeline_num_layers=split[0], decoder_last_pipeline_num_layers=split[-1])
+        last = split[-1] if pp > 2 else None  # of two stages, the second has the rest
+        words.add(decoder_first_pipeline_num_layers=split[0], decoder_last_pipeline_num_layers=last)
     else:
         gaps.never(pp > 1, f"the stage_layers {';'.join(map(str, split))}")
 
