@@ -32,7 +32,7 @@ def export(
 
     \b
     Example:
-      jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=1" --to megatron --version 0.16.1
+      jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=2" --to torchtitan
     """
     from jointopt.report.documents import json_text
     from jointopt.workflows.export import export as exported

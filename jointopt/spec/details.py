@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jointopt.core.errors import JobError
 from jointopt.spec.model import Model
 
 
@@ -64,11 +65,20 @@ class Details:
 
 
 def details_of(model: Model) -> Details:
-    """The details of a model: of its configuration, or of a shape written in place the usual ones."""
+    """The details of a model: of its configuration, or of a shape written in place the usual ones.
+
+    Raises JobError where a value of the configuration makes no sense.
+    """
     if model.config is None:
         dropout = 0.1 if model.dropout else 0.0
         return Details(False, "silu" if model.gated_mlp else "gelu", attention_dropout=dropout, hidden_dropout=dropout)
-    config = model.config
+    try:
+        return _details(model, model.config)
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise JobError(f"The configuration of {model.name} has a value that makes no sense: {error}.") from error
+
+
+def _details(model: Model, config: Mapping[str, Any]) -> Details:
     family = str(config.get("model_type") or _family_of_class(config))
     values = _DEFAULTS.get(family, {}) | {key: value for key, value in config.items() if value is not None}
     return Details(

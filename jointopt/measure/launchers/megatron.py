@@ -151,5 +151,5 @@ class MegatronLauncher(LocalLauncher):
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
-        words = shlex.join(self.program.local_words(job, plan, self.program.cwd))
+        words = shlex.join(self.program.local_words(job, plan, self.program.cwd)[1:])  # a shell needs no ``env``
         return f"cd {shlex.quote(str(self.program.cwd))}\n{words}\n"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jointopt.core.errors import ExportError
+from jointopt.core.errors import ExportError, JobError
 from jointopt.measure.exports.options import NEWEST, version_key
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.details import RopeScaling, details_of
@@ -72,3 +73,10 @@ SMALL: dict[str, Any] = {
 def test_versions_are_ordered_and_the_newest_is_above_all() -> None:
     named = ["0.9", "0.12", "core_v0.12.0", "0.16.1", "0.20", NEWEST]
     assert sorted(named, key=version_key) == named
+
+
+@pytest.mark.parametrize("wrong", [{"rope_theta": "far"}, {"rope_scaling": {"type": "yarn", "factor": []}}])
+def test_a_detail_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    model = load_model("llama-2-7b")
+    with pytest.raises(JobError, match="The configuration of llama-2-7b has a value that makes no sense"):
+        details_of(replace(model, config={**(model.config or {}), **wrong}))
