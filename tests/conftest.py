@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, settings
 
-from jointopt.core.schema import RECOMPUTE_NAMES, Columns
+from jointopt.core.schema import Columns, outside
 from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.spec.cluster import Cluster, Gpu
@@ -163,10 +163,11 @@ def _synthetic(
     job, layouts = _opt()
     model, training, cluster = job.model, job.training, job.cluster
     at = [rng.choice(len(layouts["pp"]), rows, replace=False) for _ in groups]
-    plans = pd.DataFrame({name: values[np.concatenate(at)] for name, values in layouts.items()})
+    chosen = np.concatenate(at)
+    plans = pd.DataFrame({name: outside(name, values[chosen]) for name, values in layouts.items()})
     batch = np.repeat(groups, rows)
     table = plans.assign(
-        recompute=np.array(RECOMPUTE_NAMES)[plans["recompute"]], global_batch_size=batch, source=source, status="ok",
+        global_batch_size=batch, source=source, status="ok",
         group=[f"batch {size}" for size in batch], model=model.name, num_layers=model.num_layers,
         hidden_size=model.hidden_size, ffn_hidden_size=model.ffn_hidden_size, vocab_size=model.vocab_size,
         num_attention_heads=model.num_attention_heads, num_query_groups=model.num_query_groups, gated_mlp=False,

@@ -32,6 +32,8 @@ SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleave
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
+# Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
+TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
 
@@ -117,11 +119,24 @@ COLUMNS = {
         Column("vocab_size", "int", "", "workload", "vocabulary"),
         Column("num_experts", "int", "", "workload", "routed experts per MoE layer; 0 = dense", low=0),
         Column("moe_router_topk", "int", "", "workload", "experts per token", low=0),
+        Column("moe_ffn_hidden_size", "int", "", "workload", "width of a routed expert; blank: ffn_hidden_size"),
+        Column("num_shared_experts", "int", "", "workload", "shared experts per MoE layer", low=0),
+        Column("num_dense_layers", "int", "", "workload", "leading dense layers of an MoE model", low=0),
+        Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention)"),
+        Column("mtp_num_layers", "int", "", "workload", "multi-token-prediction layers", low=0),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),
+        Column("grad_reduce_dtype", "str", "", "workload", "format of stored and reduced gradients"),
+        Column("main_grads_dtype", "str", "", "workload", "format of the gradients that the optimizer reads"),
+        Column("exp_avg_dtype", "str", "", "workload", "format of Adam's first moment"),
+        Column("exp_avg_sq_dtype", "str", "", "workload", "format of Adam's second moment; blank: as the first"),
+        Column("precision_aware_optimizer", "bool", "", "workload", "Megatron Core's precision-aware optimizer"),
+        Column("fp8_param_gather", "bool", "", "workload", "weights live and travel in 8 bit"),
         Column("attention", "str", "", "workload", "attention kernel"),
         Column("fused_norm", "bool", "", "workload", "fused normalisation kernels"),
+        Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),
+        Column("overlap_moe_a2a", "bool", "", "workload", "all-to-alls of experts overlap another micro-batch"),
         Column("framework", "str", "", "workload", "training framework"),
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),

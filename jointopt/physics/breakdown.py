@@ -48,7 +48,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     stretch = float(physics.time_factor[index])
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
-    queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: len(costs.layers)]
+    queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: costs.depth]
     t = physics.times(g, rows, queried_mhz[None, :])
     parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
     replicas = int(costs.replicas[rows[0]])
@@ -69,7 +69,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
         energy_j={k: float(v.sum() * scale) for k, v in parts.items()},
-        memory_bytes={k: float(v[heaviest]) for k, v in memory.items()}, layers=costs.layers,
+        memory_bytes={k: float(v[heaviest]) for k, v in memory.items()}, layers=costs.layers[rows[0]],
         clock_mhz=t.clock_mhz[0],
         held_by=tuple(np.where(t.clock_mhz[0] < queried_mhz * (1.0 - 1e-9), why, "").tolist()),
         busy_s=busy * stretch, idle_s=(total - busy) * stretch, stage_energy_j=per_rank * scale,
@@ -155,7 +155,7 @@ def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Float
 
 
 def _link_parts(costs: StageCosts, row: int) -> dict[str, Floats]:
-    batches, stages = float(costs.num_micro_batches[row]), np.ones(len(costs.layers))
+    batches, stages = float(costs.num_micro_batches[row]), np.ones(costs.depth)
     parts = {kind: batches * joules[row] * stages for kind, joules in costs.link_parts_j.items()}
     return parts | {"dp_comm": costs.iteration_link_j[row] * stages}
 

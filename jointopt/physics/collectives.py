@@ -118,9 +118,38 @@ def _direct_s(kind: str, message: Floats, size: Floats, local: Floats, c: Collec
     """Each member sends to each peer: remote shares through its own NIC, while local ones use the domain."""
     remote = _remote_share(kind, size, local)
     sent = _ring_factor(kind, size) * message
-    peers_s = c.peer_s * (size - local) if kind == "all_to_all" else 0.0
-    inside_s = sent * (1.0 - remote)
-    inside_s = inside_s / _bus_bytes_per_s(c.protocols["all_to_all"][-1], np.maximum(local, 2.0), c, links)
+    peers = size - local if kind == "all_to_all" else np.zeros_like(size)
+    return _both_links_s(sent * (1.0 - remote), sent * remote, peers, local, c, links)
+
+
+def _both_links_s(
+    inside: Floats, outside: Floats, peers: Floats, local: Floats, c: CollectiveConstants, links: Links
+) -> Floats:
+    """Seconds to send so many bytes inside the domain and, at the same time, to remote peers."""
+    inside_s = inside / _bus_bytes_per_s(c.protocols["all_to_all"][-1], np.maximum(local, 2.0), c, links)
     nic = links.inter_bytes_per_s * c.inter_fraction
-    outside = [p.start_s + p.inter_hop_s + sent * remote / (nic * p.bandwidth_fraction) for p in c.ring]
-    return np.asarray(links.inter_latency_s + peers_s + np.maximum(inside_s, np.minimum.reduce(outside)))
+    outside_s = [p.start_s + p.inter_hop_s + outside / (nic * p.bandwidth_fraction) for p in c.ring]
+    return np.asarray(links.inter_latency_s + c.peer_s * peers + np.maximum(inside_s, np.minimum.reduce(outside_s)))
+
+
+def dispatch_bytes(
+    rank_bytes: npt.ArrayLike, node_bytes: npt.ArrayLike, size: npt.ArrayLike, local: npt.ArrayLike
+) -> tuple[Floats, Floats]:
+    """Bytes that each GPU sends over (the scale-up link, the network) where nodes forward what is sent to them once.
+
+    ``rank_bytes``: one copy of a token for each rank that needs it, ``node_bytes`` for each node, own ones included. A
+    copy goes to the rank of the same place on the node, then over the scale-up link (arXiv:2412.19437, section 3.2.2).
+    """
+    ranks, nodes, size, local = (np.asarray(a, dtype=np.float64) for a in (rank_bytes, node_bytes, size, local))
+    return ranks * (local - 1.0) / local, nodes * (1.0 - local / size)
+
+
+def dispatch_time_s(
+    rank_bytes: Floats, node_bytes: Floats, size: npt.ArrayLike, local: npt.ArrayLike, constants: CollectiveConstants,
+    links: Links,
+) -> Floats:  # fmt: skip
+    """Seconds of one dispatch of `dispatch_bytes`, or of the combine that goes back."""
+    size, local = (np.asarray(a, dtype=np.float64) for a in (size, local))
+    inside, outside = dispatch_bytes(rank_bytes, node_bytes, size, local)
+    across = _both_links_s(inside, outside, size / local - 1.0, local, constants, links)
+    return np.where(local >= size, collective_time_s("all_to_all", rank_bytes, size, local, constants, links), across)

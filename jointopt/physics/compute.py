@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
+from jointopt.physics.layout_arrays import kv_heads_of_rank
 from jointopt.spec.catalog import architectures as arch
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import GemmConstants, KernelConstants
@@ -220,7 +221,7 @@ def attention_layer(
     else:
         projections = linear(k, tokens, (a + 2 * g) * d / tp, h)
         out = linear(k, tokens, h, a * d / tp)
-        rotated = (a + g) * d / tp
+        rotated = (a / tp + kv_heads_of_rank(model, tp)) * d
     rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
     wide = sharded_tokens * h * e
     return (

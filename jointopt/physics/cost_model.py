@@ -17,8 +17,8 @@ from jointopt.core.units import GIB
 from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
+from jointopt.physics.makespan import makespan_s
 from jointopt.physics.memory import memory_parts
-from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import PowerConstants
@@ -41,10 +41,8 @@ def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
 
 
 def _by_depth(layouts: Columns) -> Iterator[tuple[Ints, Columns]]:
-    # interleaved plans whose layers do not divide (recorded runs only) are split otherwise: a group of their own
-    key = 2 * layouts["pp"] + (layouts["vpp"] > 1)
-    for depth in np.unique(key):
-        rows = np.flatnonzero(key == depth)
+    for depth in np.unique(layouts["pp"]):
+        rows = np.flatnonzero(layouts["pp"] == depth)
         for start in range(0, len(rows), _CHUNK):
             part = rows[start : start + _CHUNK]
             yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
@@ -84,12 +82,13 @@ class CostModel:
         self.energy_terms: list[pc.EnergyTerms] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor = self.power_factor = 1.0
+        self.memory_reach = 1.0  # predicted memory may exceed the limit by this factor
         self.group_of = np.empty(len(layouts["pp"]), np.int64)
         self.row_of = np.empty(len(layouts["pp"]), np.int64)
         for rows, part in _by_depth(layouts):
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             costs = pc.stage_costs(job, self.hardware, part)
-            limit_w = power_limit_w(job.cluster, layouts, rows, len(costs.layers))
+            limit_w = power_limit_w(job.cluster, layouts, rows, costs.depth)
             limit_w = kernel_limit_w(limit_w, self.cooler, job.cluster, self.power.static_w)
             ceiling, duty = self._ceiling(costs, limit_w)
             self.limits_w.append(limit_w)
@@ -140,7 +139,7 @@ class CostModel:
         group_of = self.group_of[index]
         for g in np.unique(group_of).tolist():
             members = np.flatnonzero(group_of == g)
-            depth = len(self.groups[g].layers)
+            depth = self.groups[g].depth
             size = max(256, _CELLS // depth)
             for start in range(0, len(members), size):
                 at = members[start : start + size]
@@ -168,8 +167,8 @@ class CostModel:
         time, energy = np.empty(len(self.group_of)), np.empty(len(self.group_of))
         for g, costs in enumerate(self.groups):
             rows = np.arange(len(costs.num_micro_batches))
-            top = np.full((len(rows), len(costs.layers)), self.top_mhz)
-            fastest = self.times(g, rows, top).total_s
+            top = np.full((len(rows), costs.depth), self.top_mhz)
+            fastest = self.times(g, rows, top, bound=True).total_s
             at = np.flatnonzero(self.group_of == g)
             time[at] = fastest[self.row_of[at]]
             floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
@@ -190,7 +189,7 @@ class CostModel:
         for g in np.unique(group_of):
             at = np.flatnonzero(group_of == g)
             costs, rows = self.groups[g], self.row_of[index[at]]
-            out[at, : len(costs.layers)] = slack.stage_clocks_mhz(
+            out[at, : costs.depth] = slack.stage_clocks_mhz(
                 costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
         return out
@@ -206,8 +205,8 @@ class CostModel:
         burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
         return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
 
-    def times(self, g: int, rows: Ints, clock_mhz: Floats) -> StageTimes:
-        """Schedule of plans of group ``g``: everything that is about time."""
+    def times(self, g: int, rows: Ints, clock_mhz: Floats, bound: bool = False) -> StageTimes:
+        """Schedule of plans of group ``g``: all about time; ``bound``: a total that theirs does not go below, fast."""
         costs = self.groups[g]
         profile = self.job.training.framework
         clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
@@ -235,20 +234,12 @@ class CostModel:
         forward += p2p
         backward += p2p
         batches = costs.num_micro_batches[rows]
-        makespan = self._makespan_s(costs, rows, forward, backward, batches)
+        makespan = makespan_s(costs, rows, forward, backward, bound)
         exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
         kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
         return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
-
-    def _makespan_s(self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
-        """Seconds (n,) of the schedule, bubble included; the last group of interleaved runs may be partly empty."""
-        depth = len(costs.layers)
-        vpp = costs.layouts["vpp"][rows]
-        full = np.where((vpp > 1) & (depth > 1), -(-batches // depth) * depth, batches)
-        makespan = iteration_time_s(forward, backward, np.full(len(rows), depth), vpp, full)
-        return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
     def dp_exposed_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
@@ -337,7 +328,7 @@ class CostModel:
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """Bounded predictions: predicted values (n,) and the bound, by the constraint's name."""
         limits, cluster = self.job.constraints, self.job.cluster
-        bounded = {"memory (GiB)": (out["peak_memory_gib"], memory_limit_gib(self.job))}
+        bounded = {"memory (GiB)": (out["peak_memory_gib"], self.memory_reach * memory_limit_gib(self.job))}
         for name in ("iteration_time_s", "energy_j", "avg_power_w"):
             bound = getattr(limits, name)
             if bound is not None:

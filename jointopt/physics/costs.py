@@ -15,21 +15,30 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
-from jointopt.physics import traffic
+from jointopt.physics import offload, traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
-from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
+from jointopt.physics.expert_traffic import ep_traffic
+from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.memory import Parameters, stage_parameters
+from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
+from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
+from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group, even_domain, placement
+
+_PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
 
 
 @dataclass(frozen=True)
 class StageCosts:
     """Clock-independent costs of layouts with one pipeline depth."""
 
-    layouts: Columns  # layout columns, length L
-    layers: Floats  # (pp,)
+    layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
+    layers: Floats  # (L, pp)
+    split: Split  # the same by chunk
+    # (L, 3, 4) forward, backward, of it gradients of weights: a dense layer, an MoE layer, the embedding, the head
+    units_s: Floats
     num_micro_batches: Ints  # (L,)
     replicas: Ints  # (L,) GPUs per stage
     forward_sm_s: Floats
@@ -52,6 +61,11 @@ class StageCosts:
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+
+    @property
+    def depth(self) -> int:
+        """Ranks of a pipeline, pp."""
+        return int(self.layers.shape[1])
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
@@ -99,22 +113,31 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
     lay, profile = LayoutArrays(job, layouts), job.training.framework
-    layers = stage_layers(job, layouts)
+    layers = lay.layers
     groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
     layer = layer_costs(job, hw, lay)
-    work = work_per_stage(job, layers, lay, layer)
-    exposed = _stage_traffic(job, hw, lay, groups, layer, layers)
+    work = work_per_stage(job, hw, layers, lay, layer)
+    per_layer = _layer_traffic(job, hw, lay, groups, layer)
+    exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
+    if lay.offloads_activations.any():
+        exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
     step_s, step_bytes = _optimizer_step(job, hw, lay, layers, params)
+    if lay.offloads_optimizer.any():
+        on_host = lay.offloads_optimizer[:, None]
+        step_s = np.where(on_host, offload.optimizer_step_s(job, lay, params), step_s)
+        step_bytes = np.where(on_host, 0.0, step_bytes)
     overhead = profile.micro_batch_overhead_s
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
-    sends = 2.0 * lay.vpp[:, None] - np.eye(1, lay.pp) - np.eye(1, lay.pp, lay.pp - 1)
+    turns = np.array([1.0 + (s in V_SHAPED) for s in lay.split.schedule])[lay.split.which, None]  # of a V
+    sends = 2.0 * lay.vpp[:, None] - turns * (np.eye(1, lay.pp) + np.eye(1, lay.pp, lay.pp - 1))
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
-        layouts=layouts, layers=layers, num_micro_batches=lay.micro_batches,
+        layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
+        units_s=_units_s(job, hw, lay, layer, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
@@ -131,18 +154,53 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     )  # fmt: skip
 
 
-def _stage_traffic(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts, layers: Floats
-) -> dict[str, traffic.Traffic]:
-    """Collectives of one micro-batch inside the layers of every stage, (L, pp), by kind of parallelism."""
-    exposed = {
-        "tp_comm": traffic.tp_traffic(job, hw, lay, groups, layer.dense).over(layers),
-        "cp_comm": traffic.cp_traffic(job, hw, lay, groups, layer.core).over(layers),
-    }
+def _layer_traffic(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
+) -> dict[str, _PerLayer]:
+    """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
+
+    Of each kind those of a dense and of an MoE layer.
+    """
+    core = traffic.cp_traffic(job, hw, lay, groups, layer.core)
+    found: dict[str, _PerLayer] = {
+        "tp_comm": (traffic.tp_traffic(job, hw, lay, groups, layer.dense), None), "cp_comm": (core, None),
+    }  # fmt: skip
     if job.model.is_moe:
-        moe_layers = layers - dense_layers_of(job, layers)
-        exposed["ep_comm"] = traffic.ep_traffic(job, hw, lay, groups, layer.moe).over(moe_layers)
-    return exposed
+        routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True)
+        found["tp_comm"], found["cp_comm"] = (found["tp_comm"][0], routed), (core, core)
+        found["ep_comm"] = (None, ep_traffic(job, hw, lay, groups, layer.moe))
+    return found
+
+
+def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
+    """The collectives of all layers of each stage, (L, pp)."""
+    dense, moe = one
+    layers = lay.dense_layers, lay.layers - lay.dense_layers
+    parts = [part.over(count) for part, count in zip((dense, moe), layers, strict=True) if part is not None]
+    return functools.reduce(operator.add, parts)
+
+
+def _units_s(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]
+) -> Floats:
+    """The measure by which chunks share the time of their rank, (L, 3, 4), as in `StageCosts`.
+
+    Gradients of weights are a product for each product forward; the attention core has none.
+    """
+    units = np.zeros((len(lay.tp), 3, 4))
+    kinds = (layer.dense, "dense"), (layer.moe, "moe")
+    parts = [_with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
+    for column, part in enumerate((*parts, layer.embedding, layer.head)):
+        units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
+    for column, one in enumerate((layer.dense, layer.moe)):
+        units[:, 2, column] = np.maximum(one.forward.sm_s - layer.core.forward.sm_s, 0.0)
+    units[:, 2, 3] = layer.head.forward.sm_s
+    for of_kinds in per_layer.values():
+        for column, moved in enumerate(of_kinds):
+            if moved is not None:
+                units[:, 0, column] += moved.forward_s
+                units[:, 1, column] += moved.backward_s
+    return units
 
 
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
@@ -162,7 +220,7 @@ def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
     layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
     experts = profile.expert_host_s * job.model.num_experts / lay.ep
-    moe_layers = layers - dense_layers_of(job, layers)
+    moe_layers = layers - lay.dense_layers
     total = layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
@@ -179,11 +237,10 @@ def _optimizer_step(
 
     Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B).
     """
-    shard = np.where(lay.zero >= 1, lay.dp * lay.cp, 1.0)[:, None]
-    expert_shard = np.where(lay.zero >= 1, lay.expert_dp, 1.0)[:, None]
+    shard, expert_shard = (np.where(lay.zero >= 1, n, 1.0)[:, None] for n in (lay.shards, lay.expert_shards))
     step_bytes = 30.0 * (params.dense / shard + params.expert / expert_shard)
     # ZeRO-1 and 2 put gathered weights together where each rank's slice is a copy of its own
-    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.dp * lay.cp - 1.0, 0.0)
+    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.shards - 1.0, 0.0)
     slices_s = job.training.framework.zero_slice_s * copies[:, None] * layers
     return step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + slices_s, step_bytes
 
@@ -202,7 +259,7 @@ class LayerCosts:
 def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
     """Kernels of one micro-batch, (L,), priced once per distinct shape."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp], axis=1)
+    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp, lay.expert_tp], axis=1)
     _, first, inverse = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
     tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
@@ -212,15 +269,29 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
     if model.is_moe:
         expert_tp, share = lay.expert_tp[first], lay.token_share[first]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
-    parts = (dense, moe, core, embedding(k, model, tokens, tp), head(k, model, tokens, tp))
-    return LayerCosts(*(p.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)]) for p in parts))
+    parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
+
+    def spread(part: Pass) -> Pass:
+        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
+
+    return LayerCosts(*map(spread, parts))
 
 
-def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
+def _heads(one: Pass, model: Model) -> Pass:
+    """Head and loss, again for each further token predicted, after a projection of two hidden states to one.
+
+    DeepSeek-V3 (arXiv:2412.19437), section 2.2; the projection takes the head's time per multiplication.
+    """
+    passes = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
+    return Pass(one.forward.times(passes), one.backward.times(passes))
+
+
+def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
-    dense_layers, depth = dense_layers_of(job, layers), len(layers)
-    first, last = np.eye(1, depth), np.eye(1, depth, depth - 1)
-    dense, moe = (_with_recompute(job, layer, costs.core, lay) for layer in (costs.dense, costs.moe))
+    dense_layers, depth = lay.dense_layers, lay.pp
+    first, last = np.eye(1, depth), lay.ends
+    dense = _with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
+    moe = _with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
@@ -229,12 +300,15 @@ def work_per_stage(job: Job, layers: Floats, lay: LayoutArrays, costs: LayerCost
     return functools.reduce(operator.add, (outer(*part) for part in parts))
 
 
-def _with_recompute(job: Job, layer: Pass, core: Pass, lay: LayoutArrays) -> Pass:
+def _with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay: LayoutArrays, kind: str) -> Pass:
     """The layer with forward work repeated before its backward pass: all of it (full), its core or a share (selective).
 
-    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole.
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named
+    modules repeat their own kernels; ``recompute_num_layers`` a share of the layers.
     """
     share = job.training.framework.selective_share
     selected = layer.forward.times(share) if share else core.forward
-    again = layer.forward.times(lay.full.astype(float)) + selected.times(lay.selective.astype(float))
+    again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
+    if lay.again.modules.any():
+        again = again + module_work(job.model, hw.kernels, lay, core, kind)
     return Pass(layer.forward, layer.backward + again)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
-from jointopt.core.schema import RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
+from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
-from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
+from jointopt.spec.model import Model
+from jointopt.spec.plans.stages import own_split
 
 
 class LayoutArrays:
@@ -15,47 +20,105 @@ class LayoutArrays:
 
     def __init__(self, job: Job, layouts: Columns) -> None:
         layouts = completed(job, layouts)
+        self.job, self.layouts = job, layouts
         f = {k: v.astype(float) for k, v in layouts.items()}
         self.tp, self.cp, self.ep, self.dp, self.vpp = f["tp"], f["cp"], f["ep"], f["dp"], f["vpp"]
         self.sp = layouts["sequence_parallel"].astype(bool)
         self.recompute = layouts["recompute"]
         self.full = self.recompute == RECOMPUTE_CODES["full"]
         self.selective = self.recompute == RECOMPUTE_CODES["selective"]
+        profile = job.training.framework
         # one rank has nothing to shard, whatever a recorded run calls its stage
-        self.zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
+        zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
+        # weights and gradients that stay whole for all micro-batches are sharded no further than ZeRO-1's
+        kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
+        self.zero = np.where(kept, 1, zero)
         self.pp = int(layouts["pp"][0])
+        self.again = Recompute(layouts, self.selective, self.full, job.model.num_layers)
+        self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
+        self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
         self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
             np.int64
         )
         # experts see the tokens of as many tensor ranks as cut them
         self.expert_tp = np.maximum(f["etp"], 1.0)
-        spanned = self.dp * self.cp * (self.tp / self.expert_tp if job.training.framework.experts_span_tp else 1.0)
+        spanned = self.dp * self.cp * (self.tp / self.expert_tp if profile.experts_span_tp else 1.0)
         self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
+        # ranks over which ZeRO shards one copy of a state
+        self.shards = self.dp * self.cp / f["dp_replicate"]
+        self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
 
+    @functools.cached_property
+    def split(self) -> Split:
+        """How the layers lie on the ranks and their chunks."""
+        return chunk_layers(self.job, self.layouts)
 
-def stage_layers(job: Job, layouts: Columns) -> Floats:
-    """Layers per stage (pp,); the head counts, by its flops, where layers do not divide or ``layers_by_cost``.
+    @functools.cached_property
+    def ends(self) -> Floats:
+        """1 where a rank has the last chunk, with head and loss, else 0, (L, pp): the last rank, of a V the first."""
+        first_has = np.array([schedule in V_SHAPED for schedule in self.split.schedule])[self.split.which]
+        return np.where(first_has[:, None], np.eye(1, self.pp), np.eye(1, self.pp, self.pp - 1))
 
-    Layers that divide are split evenly, as Megatron does; ``layers_by_cost`` is a framework profile's.
+    @functools.cached_property
+    def layers(self) -> Floats:
+        """Layers per rank, (L, pp)."""
+        return self.dense_layers + self.split.of_rank("moe")
+
+    @functools.cached_property
+    def dense_layers(self) -> Floats:
+        """Of each rank's layers, how many are dense, (L, pp): all, or the leading ones of an MoE model."""
+        return self.split.of_rank("dense")
+
+
+def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
+    """KV heads that a rank attends to: its share, or one of its own where tp exceeds them (Megatron Core 0.16)."""
+    return np.asarray(np.maximum(model.num_query_groups, tp) / tp)
+
+
+class Split:
+    """Layers of every chunk of L layouts of one depth, by the few distinct splits among them.
+
+    ``which`` (L,): the split of each layout; per split, ``dense`` and ``moe``, arrays (pp, vpp), and its schedule.
     """
-    model = job.model
-    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
-    per_layer = model.attention_parameters + (experts if model.is_moe else model.dense_mlp_parameters)
-    head = model.vocab_size * model.hidden_size
-    if job.training.framework.layers_by_cost:
-        return np.array(layers_by_cost(model.num_layers, int(layouts["pp"][0]), per_layer, head), dtype=float)
-    return np.asarray(
-        layers_per_stage(model.num_layers, layouts["pp"][:1], layouts["vpp"][:1], head_layers=head / per_layer)[0],
-        dtype=float,
-    )
+
+    def __init__(self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats]) -> None:
+        self.which, self.schedule, self.dense, self.moe = which, schedule, dense, moe
+        self.uneven = np.array([_differ(d) or _differ(m) for d, m in zip(dense, moe, strict=True)])
+
+    def of_rank(self, kind: str) -> Floats:
+        """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp)."""
+        return np.asarray(np.stack([chunks.sum(axis=1) for chunks in getattr(self, kind)])[self.which])
 
 
-def dense_layers_of(job: Job, layers: Floats) -> Floats:
-    """Of each stage's layers, how many are dense: all, or the leading ones of an MoE model."""
-    if not job.model.is_moe:
-        return layers
-    before = np.concatenate(([0.0], np.cumsum(layers)[:-1]))
-    return np.asarray(np.clip(job.model.num_dense_layers - before, 0.0, layers))
+def _differ(chunks: Floats) -> bool:
+    return bool((chunks != chunks[:, :1]).any())
+
+
+def chunk_layers(job: Job, layouts: Columns) -> Split:
+    """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
+
+    Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
+    layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
+    does not count them.
+    """
+    key = layouts["vpp"].astype(np.int64) << 40 | layouts["schedule"].astype(np.int64) << 32 | layouts["stage_layers"]
+    keys, which = np.unique(key, return_inverse=True)
+    pp, model = int(layouts["pp"][0]), job.model
+    schedules, dense, moe = [], list[Floats](), list[Floats]()
+    for vpp, schedule, code in ((key >> 40, key >> 32 & 0xFF, key & 0xFFFFFFFF) for key in keys.tolist()):
+        schedules.append(SCHEDULE.text(schedule))
+        stated = STAGE_LAYERS.numbers(code)
+        layers = np.array(stated if len(stated) == pp * vpp else own_split(job, pp, vpp), dtype=float)
+        if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
+            layers[-1] += model.mtp_num_layers
+        before = np.cumsum(layers) - layers
+        leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
+        for found, kind in ((dense, leading), (moe, layers - leading)):
+            chunks = kind.reshape(vpp, pp).T.copy()
+            if schedules[-1] in V_SHAPED:
+                chunks[:, 1] = chunks[::-1, 1]
+            found.append(chunks)
+    return Split(which.reshape(-1), schedules, dense, moe)

@@ -5,14 +5,18 @@ Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.layout_arrays import LayoutArrays, dense_layers_of, stage_layers
-from jointopt.physics.schedule import in_flight_micro_batches
+from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
+from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
+from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
+from jointopt.physics.zero_bubble import MOST_ROUNDS, held_chunks
+from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 
@@ -37,7 +41,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
     moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    dense_layers = dense_layers_of(job, layers)
+    dense_layers = lay.dense_layers
     moe_layers = layers - dense_layers
     dense = dense_layer[:, None] * dense_layers + moe_layer[:, None] * moe_layers
     table = model.vocab_size * model.hidden_size / lay.tp
@@ -45,27 +49,33 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     if model.position_embedding == "learned":
         dense[:, 0] += model.max_position_embeddings * model.hidden_size
     if lay.pp > 1 or not model.tied_embeddings:
-        dense[:, -1] += table
+        dense += table[:, None] * lay.ends
+    if model.mtp_num_layers:  # their projections, and the embedding where it is another rank's
+        lookup = table * (1.0 - lay.ends[:, 0]) * (not model.tied_embeddings)
+        projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
+        dense += (projections + lookup)[:, None] * lay.ends
     return Parameters(dense, experts[:, None] * moe_layers)
 
 
 def state_bytes(
-    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, gradient_bytes: int, training: Training
+    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, training: Training
 ) -> dict[str, Floats]:
     """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = ranks of an expert.
 
-    Mixed precision: 2 bytes of weights, ``gradient_bytes``, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1
-    shards the optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5).
+    Mixed precision: 2 bytes of weights, the gradient's, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1 shards
+    the optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5). Part
+    ``main_gradients``: the optimizer's wider copy of its shard, alive in its step alone.
     """
-    full = training.dtype == "fp32"
-    weight, gradient, adam = (4.0, 4.0, 8.0) if full else (2.0, float(gradient_bytes), 12.0)
 
     def sharded(from_stage: int, per_parameter: float) -> Floats:
         dense = params.dense / np.where(zero_stage >= from_stage, shard, 1.0)
         expert = params.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
         return per_parameter * (dense + expert)
 
-    return {"weights": sharded(3, weight), "gradients": sharded(2, gradient), "optimizer": sharded(1, adam)}
+    return {
+        "weights": sharded(3, training.weight_bytes), "gradients": sharded(2, training.gradient_bytes),
+        "optimizer": sharded(1, training.optimizer_bytes), "main_gradients": sharded(1, training.main_gradient_bytes),
+    }  # fmt: skip
 
 
 def _element_bytes(training: Training) -> float:
@@ -76,7 +86,8 @@ def _block_bytes(
     model: Model, training: Training, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
     """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP."""
-    whole = model.hidden_size * (_element_bytes(training) * stored_norms + (1.0 if model.dropout else 0.0))
+    kept = _element_bytes(training) * (stored_norms - 1.0) + input_bytes(training)
+    whole = model.hidden_size * (kept + (1.0 if model.dropout else 0.0))
     return np.where(sequence_parallel, whole / tp, whole)
 
 
@@ -92,6 +103,19 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
     return 4.0 * heads
 
 
+_SCORE_WORKSPACE = {"unfused": 12.0, "fused": 4.0}
+
+
+def score_workspace(model: Model, training: Training, tp: Floats) -> Floats:
+    """Bytes per token of scores that live only while their layer is at work, beyond the stored ones.
+
+    Derived here for 16 bit. Unfused: an fp32 copy, its softmax in fp32 and the gradient of that. A fused softmax has
+    16-bit gradients of its input and output.
+    """
+    per_score = _SCORE_WORKSPACE.get(training.attention, 0.0)
+    return per_score * model.num_attention_heads / tp * training.seq_length
+
+
 def attention_activations(
     model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
@@ -99,19 +123,25 @@ def attention_activations(
 
     Korthikanti et al. 2022 (arXiv:2205.05198) section 4, derived here for grouped queries and MLA.
     """
-    a, g, d = model.num_attention_heads, model.num_query_groups, model.head_dim
+    a, d = model.num_attention_heads, model.head_dim
     if model.kv_lora_rank:
         qk = model.qk_nope_head_dim + model.qk_rope_head_dim
         inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
     else:
-        inner = (2 * a + 2 * g) * d / tp
+        inner = (2 * a / tp + 2 * kv_heads_of_rank(model, tp)) * d
     around = _block_bytes(model, training, tp, sequence_parallel, stored_norms)
-    return tokens * (around + _element_bytes(training) * inner + score_bytes(model, training, tp))
+    projected = _quantized_copy(training) * a * (model.v_head_dim if model.kv_lora_rank else d) / tp
+    return tokens * (around + _element_bytes(training) * inner + projected + score_bytes(model, training, tp))
+
+
+def _quantized_copy(training: Training) -> float:
+    """Bytes per element of a linear layer's input that is kept beside the 16-bit value that attention itself keeps."""
+    return input_bytes(training) if input_bytes(training) < _element_bytes(training) else 0.0
 
 
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
-    """Bytes per token of up (and gate) and activated values of an MLP of that width."""
-    return _element_bytes(training) * (3.0 if model.gated_mlp else 2.0) * width
+    """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer."""
+    return (_element_bytes(training) * (2.0 if model.gated_mlp else 1.0) + input_bytes(training)) * width
 
 
 def dense_layer_activations(
@@ -132,13 +162,23 @@ def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, s
 
     Derived here for balanced routing: experts see ``token_share`` x top-k copies of a rank's tokens, in and out.
     """
-    routed = model.moe_router_topk * lay.token_share
-    width = model.moe_ffn_hidden_size
-    experts = _mlp_bytes(model, training, width / lay.expert_tp) + 2.0 * _element_bytes(training) * model.hidden_size
-    shared = _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
     around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms)
     attention = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms)
-    return np.asarray(attention + lay.tokens * (around + routed * experts + shared))
+    return np.asarray(attention + lay.tokens * (around + sum(_expert_bytes(model, training, lay))))
+
+
+def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[Floats, Floats]:
+    """Bytes per token of routed and of shared experts, (L,) each.
+
+    A routed copy is kept as the experts' input, and as their output where its weight is applied after the experts.
+    """
+    routed = model.moe_router_topk * lay.token_share
+    width = model.moe_ffn_hidden_size
+    outputs = 0.0 if training.framework.weighs_routed_inputs else _element_bytes(training)
+    ends = (outputs + input_bytes(training)) * model.hidden_size
+    experts = _mlp_bytes(model, training, width / lay.expert_tp) + ends
+    shared = _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
+    return np.asarray(routed * experts), np.asarray(shared)
 
 
 def layer_input_bytes(
@@ -161,48 +201,149 @@ def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, ten
 
 
 def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
-    """Bytes per rank of each stage, (L, pp), for layouts of one pipeline depth.
+    """Bytes per rank of each stage, (L, pp), for layouts of one pipeline depth; the parts add up to the peak.
 
-    Parts: weights, gradients, optimizer, activations, other (process, logits, ZeRO-3's gathered weights). The
-    allocator's fragmentation is not modelled but for the framework profile's ``activation_factor``.
+    Parts: weights, gradients, optimizer, main_gradients (what its step needs beyond the activations that are then
+    gone), activations, fragmentation (the framework profile's ``activation_factor``), logits (beyond the layer at
+    work, which is not alive with them), gathered_weights (ZeRO-3), communication (NCCL's buffers), other (CUDA
+    context, workspaces of kernels, captured graphs).
     """
     lay = LayoutArrays(job, layouts)
-    layers = stage_layers(job, layouts)
+    layers = lay.layers
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
-    shard, zero = (lay.dp * lay.cp)[:, None], lay.zero[:, None]
-    state = state_bytes(params, zero, shard, lay.expert_dp[:, None], profile.gradient_bytes, training)
-    activations = _activation_bytes(job, lay, layers)
-    held_gib = job.cluster.gpu.process_memory_gib
-    other = np.full_like(activations, (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB)
-    other[:, -1] += logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    shard, zero = lay.shards[:, None], lay.zero[:, None]
+    state = state_bytes(params, zero, shard, lay.expert_shards[:, None], training)
+    state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
+    in_flight, at_work = activation_bytes(job, lay)
+    activations = in_flight + at_work
+    logits = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    logits = logits * (1.0 + job.model.mtp_num_layers)
+    # logits are gone when the last layer is recomputed
+    logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)
     # ZeRO-3 holds the gathered weights of the layer at work and of the next one
-    working = 2.0 * 2.0 * (params.dense + params.expert) / np.maximum(layers, 1.0)
+    working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
+    lost = activations * (profile.activation_factor - 1.0)
+    kept = activations + np.minimum(lost, 0.0)
+    state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
+    communication, other = _process_bytes(job, lay)
     return {
-        **state,
-        "activations": activations * profile.activation_factor,
-        "other": other + np.where(zero == 3, working, 0.0),
+        **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
+        "gathered_weights": np.where(zero == 3, working, 0.0),
+        "communication": np.broadcast_to(communication[:, None], activations.shape),
+        "other": np.broadcast_to(other[:, None], activations.shape),
+    }  # fmt: skip
+
+
+def _process_bytes(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
+    """(NCCL's buffers, the rest) of what a process holds beside its training, (L,) bytes; the profile fits their sum.
+
+    A communicator takes ``communicator_gib``: 10 MB per channel and peer connection of its simple, LL and LL128
+    buffers (NCCL's NCCL_BUFFSIZE, 4 MiB, and its siblings) over 16 to 32 channels; at most half of what was fitted.
+    """
+    profile, held_gib = job.training.framework, job.cluster.gpu.process_memory_gib
+    total = (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB
+    groups = sum((n > 1).astype(float) for n in (lay.tp, lay.cp, lay.dp, lay.ep, np.full_like(lay.tp, lay.pp)))
+    buffers = np.minimum(groups * profile.communicator_gib * GIB, total / 2.0)
+    return buffers, total - buffers
+
+
+def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
+    """Bytes of one layer, ``dense`` or ``moe``, that selective recomputation drops, (L,)."""
+    model, training = job.model, job.training
+    norms = 2.0 * input_bytes(training) * model.hidden_size
+    around = {
+        "core_attn": score_bytes(model, training, lay.tp),
+        "layernorm": np.where(lay.sp, norms / lay.tp, norms),
+        "mla_up_proj": latent_bytes(model, _element_bytes(training), lay.tp),
     }
+    if kind == "dense":
+        inner: Mapping[str, Floats | float] = {"mlp": _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)}
+        return np.asarray(lay.tokens * dropped_per_token(lay.again, around, inner, {}))
+    routed, shared = _expert_bytes(model, training, lay)
+    copies = model.moe_router_topk * lay.token_share / lay.expert_tp
+    parts = {"moe_act": input_bytes(training) * copies * model.moe_ffn_hidden_size, "shared_experts": shared}
+    return np.asarray(lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts))
 
 
-def _activation_bytes(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Bytes of activations of every stage, (L, pp): those of its micro-batches in flight, and the layer at work."""
+def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
+    """Most bytes of activations alive at once on every rank, (L, pp), of so many bytes per layer of each kind there."""
+    batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
+    keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
+    held = np.zeros((len(dense), lay.pp))
+    for number, key in enumerate(keys.tolist()):
+        rows, which, micro_batches = np.flatnonzero(group == number), key >> 32, key & 0xFFFFFFFF
+        kinds = lay.split.dense[which], lay.split.moe[which]
+        alive = _alive(lay.split.schedule[which], lay.pp, kinds[0].shape[1], micro_batches)
+        layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds])
+        if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
+            layers = layers.max(axis=1, keepdims=True)
+        for count in np.unique(layers, axis=1).swapaxes(0, 1):
+            held[rows] = np.maximum(held[rows], dense[rows] * count[0] + moe[rows] * count[1])
+    return held
+
+
+def _alive(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Ints:
+    """Micro-batches that each chunk of each rank holds, (pp, times, vpp)."""
+    if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
+        return held_chunks(schedule, pp, num_micro_batches)
+    return alive_chunks(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
+
+
+def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
+    """Bytes that one layer of ``layer`` bytes keeps where it is not recomputed whole, (L,).
+
+    Blank modules are the framework's usual: the scores, or a share of the layers whole (``selective_share``).
+    """
+    share = job.training.framework.selective_share
+    inputs = layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)
+    scores = lay.tokens * score_bytes(job.model, job.training, lay.tp)
+    usual = share * (layer - inputs) if share else scores
+    dropped = np.where(lay.again.usual, usual, dropped_bytes(job, lay, kind) if lay.again.modules.any() else 0.0)
+    return np.asarray(layer - dropped)
+
+
+def activation_bytes(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
+    """Bytes of every stage's micro-batches in flight, and of the part at work that backward recomputes, (L, pp) each.
+
+    Offloaded activations leave those of two layers: the one at work and the one that is copied.
+    """
+    per_layer, working = layer_bytes(job, lay)
+    total = _held(lay, per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
+    two = 2.0 * np.maximum.reduce(list(per_layer.values()))
+    return np.where(lay.offloads_activations[:, None], np.minimum(total, two), total), working
+
+
+def batch_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Bytes that one micro-batch keeps on every stage, (L, pp)."""
+    per_layer, _ = layer_bytes(job, lay)
+    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
+    return np.asarray(np.sum([count[kind] * held for kind, held in per_layer.items()], axis=0))
+
+
+def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]:
+    """Bytes that a micro-batch keeps of a layer of each kind, and those of the layer at work beside them, (L, pp) each.
+
+    Of a stage that recomputes some layers whole (Megatron's "block") the mean of its layers.
+    """
     model, training = job.model, job.training
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
-    dense = dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)
-    moe = moe_layer_activations(model, training, lay, norms) if model.is_moe else dense
-    scores = lay.tokens * score_bytes(model, training, lay.tp)
+    of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
+    count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
+    if model.is_moe:
+        of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
-    share = training.framework.selective_share
+    whole = lay.again.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
+    per_layer, working = {}, np.zeros(whole.shape)
+    for kind, layer in of_kind.items():
+        kept = kept_bytes(job, lay, layer, kind)
+        per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
+        at_work = np.where(whole > 0, (layer - inputs)[:, None], _recomputed(job, lay, layer, kept, inputs)[:, None])
+        working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
+    return per_layer, working + (lay.tokens * score_workspace(model, training, lay.tp))[:, None]
 
-    def kept(layer: Floats) -> Floats:
-        """A layer's bytes after recompute: its input (full), all but the scores or but some layers (selective)."""
-        partly = (1.0 - share) * layer + share * inputs if share else layer - scores
-        return np.where(lay.full, inputs, np.where(lay.selective, partly, layer))
 
-    dense_layers = dense_layers_of(job, layers)
-    per_batch = kept(dense)[:, None] * dense_layers + kept(moe)[:, None] * (layers - dense_layers)
-    depth = np.full(len(lay.tp), lay.pp)
-    in_flight = in_flight_micro_batches(depth, lay.vpp.astype(np.int64), lay.micro_batches, np.arange(lay.pp))
-    working = np.where(lay.full | lay.selective, np.maximum(dense, moe), 0.0)
-    return per_batch * in_flight + working[:, None]
+def _recomputed(job: Job, lay: LayoutArrays, layer: Floats, kept: Floats, inputs: Floats) -> Floats:
+    """Bytes of one layer that selective recomputation restores at a time, (L,): what it dropped, or the whole layer."""
+    whole_layer = lay.again.usual & (job.training.framework.selective_share > 0)
+    return np.where(whole_layer, layer - inputs, layer - kept)

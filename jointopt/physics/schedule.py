@@ -5,6 +5,7 @@ Rank i of p, virtual chunk c of v, micro-batch j of m; a rank's k-th forward (ba
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class Operation:
     micro_batch: int
 
 
+MOST_GROUPS = 3  # of pp micro-batches, until what interleaved ranks hold repeats
 Order = Sequence[Operation]
 Predecessor = Callable[[int, Operation], tuple[int, Operation] | None]
 
@@ -120,16 +122,30 @@ def replay(
     return end_s
 
 
-def in_flight_micro_batches(pp: Ints, vpp: Ints, num_micro_batches: Ints, stage: Ints) -> Floats:
-    """Most micro-batches whose activations a rank holds at once, in units of the rank's full layers, (n, S).
+@functools.lru_cache(maxsize=4096)
+def alive_chunks(pp: int, vpp: int, num_micro_batches: int) -> Ints:
+    """Micro-batches whose activations each chunk of each rank holds, (pp, times, vpp), at the times it may hold most.
 
-    ``stage`` (S,); 0 where it is >= pp. Warm-up forwards plus one, each chunk counting 1/v: min(m, p - i) for 1F1B;
-    interleaved, on rank 0, p (1 + (p - 1)/(p v)) (Korthikanti et al. 2022, arXiv:2205.05198). Exact for the schedule.
+    Just after forward w + r of round r, w the warm-up: min(m, p - i) for 1F1B; interleaved, on rank 0, of its layers
+    p (1 + (p - 1)/(p v)) where chunks are equal (Korthikanti et al. 2022, arXiv:2205.05198). Exact for the schedule:
+    counts are linear between the rounds listed, where a chunk's turn ends, and repeat after `MOST_GROUPS` of pp.
     """
-    p, v, m = (np.asarray(a)[..., None] for a in (pp, vpp, num_micro_batches))
-    ahead = p - 1 - np.asarray(stage)
-    chunks = np.where(v == 1, ahead, 2 * ahead + (v - 1) * p) + 1
-    return np.where(ahead >= 0, np.minimum(chunks, m * v) / v, 0.0)
+    if vpp == 1:
+        return np.asarray(np.minimum(num_micro_batches, pp - np.arange(pp))[:, None, None])
+    slots = -(-num_micro_batches // pp) * pp * vpp
+    warmup = np.minimum(2 * (pp - 1 - np.arange(pp)[:, None]) + (vpp - 1) * pp, slots)
+    turns = pp * np.arange(vpp + 1)[None]
+    rounds = np.concatenate([np.broadcast_to(turns, (pp, vpp + 1)), -(warmup + 1) % pp + turns], axis=1)
+    rounds = np.minimum(rounds, np.maximum(slots - warmup - 1, 0))
+    forwards = np.minimum(warmup + 1 + rounds, slots)
+    alive = _per_chunk(forwards, pp, vpp) - _per_chunk(rounds, pp, vpp)[..., ::-1]
+    return np.asarray(np.minimum(alive, num_micro_batches))
+
+
+def _per_chunk(slots: Ints, pp: int, vpp: int) -> Ints:
+    """Of the first ``slots`` passes of one direction those of each chunk, (..., vpp), in the order of their turns."""
+    groups, rest = np.divmod(slots[..., None], pp * vpp)
+    return np.asarray(groups * pp + np.clip(rest - pp * np.arange(vpp), 0, pp))
 
 
 def check_micro_batches(pp: Ints, vpp: Ints, m: Ints) -> None:

@@ -50,7 +50,7 @@ def energy_floor_j(
     work = lowest * terms.clocked_j.sum(axis=1) + terms.fixed_j
     cold_w, gain = cooler.leakage_line
     idle_w = max((1.0 + gain) * constants.static_w + cold_w, 0.0)
-    return np.asarray(((1.0 + gain) * work + idle_w * fastest_s * len(costs.layers)) * costs.replicas)
+    return np.asarray(((1.0 + gain) * work + idle_w * fastest_s * costs.depth) * costs.replicas)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:

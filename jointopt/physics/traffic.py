@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from jointopt.core.schema import Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.compute import Kernels, Pass, kernels
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
 from jointopt.physics.memory import Parameters
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
@@ -38,10 +38,11 @@ def context_bytes(model: Model, tokens: Floats, cp: Floats, tp: Floats, element_
     Grouped queries have fewer of them; MLA's are counted after their up-projection, as its core reads them.
     """
     if model.kv_lora_rank:
-        per_token = model.num_attention_heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
+        widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        per_token: Floats = model.num_attention_heads * widths / tp
     else:
-        per_token = 2 * model.num_query_groups * model.head_dim
-    return element_bytes * tokens * cp * per_token / tp
+        per_token = 2 * kv_heads_of_rank(model, tp) * model.head_dim
+    return element_bytes * tokens * cp * per_token
 
 
 def routed_bytes(model: Model, tokens: Floats, token_share: Floats, element_bytes: float) -> Floats:
@@ -86,13 +87,16 @@ class Traffic:
     backward_s: Floats
     joules: Floats
 
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
     def over(self, layers: Floats) -> Traffic:
         """The collectives of so many layers of each stage, (L, pp)."""
         return Traffic(*(x[:, None] * layers for x in (self.forward_s, self.backward_s, self.joules)))
 
 
-def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
-    """(seconds, joules) of one collective, (2, ...)."""
+def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
+    """(seconds, joules) of one collective of ``moved`` bytes, (2, ...)."""
     time = collective_time_s(kind, moved, group.size, group.local, hw.constants.collectives, hw.links)
     intra, inter = link_bytes(kind, moved, group.size, group.local)
     return np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
@@ -115,18 +119,38 @@ def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: f
     )
 
 
-def tp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
+def tp_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass, routed: bool = False
+) -> Traffic:
     """Tensor parallelism: two all-reduces of the residual stream per pass, two more where a layer is recomputed.
 
     Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather and a reduce-scatter (Korthikanti
-    et al. 2022, arXiv:2205.05198, section 4.2.2). Hides under the kernels of the ``layer``.
+    et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP ``routed`` layers have one of them less, as routed experts
+    take each rank's slice of tokens; shared experts take them all. Hides under the kernels of the ``layer``. Where tp
+    exceeds the KV heads, queries, keys and values are gathered too, and wait (Megatron Core's
+    get_query_key_value_tensors).
     """
     moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
     reduced, gathered, scattered = (
-        _collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
+        collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
     pair = np.where(lay.sp, gathered + scattered, reduced)
-    return _exposed(pair, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.tp_overlap, layer)
+    pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), 1.0, 2.0)
+    again = np.minimum(lay.again.pairs_again(routed), pairs)
+    streams = _exposed(pair, pairs, pairs + again, job.training.framework.tp_overlap, layer)
+    if job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups):
+        return streams
+    shared = lay.tp > job.model.num_query_groups
+    heads = (job.model.num_attention_heads + 2 * job.model.num_query_groups) * job.model.head_dim
+    moved = hw.kernels.element_bytes * lay.tokens * heads
+    gathered, scattered = (
+        np.where(shared, collective(hw, kind, moved, groups["tp"]), 0.0) for kind in ("all_gather", "reduce_scatter")
+    )
+    return (
+        streams
+        + _exposed(gathered, 1.0, lay.again.full_share, 0.0, layer)
+        + _exposed(scattered, 0.0, np.ones_like(lay.tp), 0.0, layer)
+    )
 
 
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
@@ -136,19 +160,8 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     the attention ``core``.
     """
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
-    once = _collective(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.full, job.training.framework.cp_overlap, core)
-
-
-def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
-    """Expert parallelism: all-to-alls that dispatch and combine, forward and backward (again under full recompute).
-
-    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Hides under its own MoE ``layer``.
-    """
-    moved = routed_bytes(job.model, lay.tokens, lay.token_share, hw.kernels.element_bytes)
-    moved = moved / lay.expert_tp  # each rank sends its own slice of the tokens
-    once = _collective(hw, "all_to_all", moved, groups["ep"])
-    return _exposed(once, 2.0, 2.0 * (1.0 + lay.full), job.training.framework.ep_overlap, layer)
+    once = collective(hw, "all_gather", moved, groups["cp"])
+    return _exposed(once, 1.0, 2.0 + lay.again.full_share, job.training.framework.cp_overlap, core)
 
 
 def gradient_traffic(
@@ -157,20 +170,27 @@ def gradient_traffic(
     """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), (L, pp).
 
     Before overlap. Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over
-    dp·cp; ZeRO-1, 2 scatter them and gather updated weights; ZeRO-3 gathers weights in every pass. Experts apart.
+    dp·cp; ZeRO-1, 2 scatter them and gather updated weights; ZeRO-3 gathers weights in every pass. Experts apart. With
+    replicas (HSDP: Zhao et al. 2023, arXiv:2304.11277, section 3.2.2) both happen within a replica, and each rank's
+    share of the gradients is all-reduced between them.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
-    weight_bytes = 4.0 if job.training.dtype == "fp32" else 2.0
+    weight_bytes = job.training.weight_gather_bytes
     whole = (zero == 0) | (zero == 1) & profile.zero1_reduces_whole
     reduced = gathered = np.zeros((2, *params.dense.shape))
-    for count, name in ((params.dense, "dp_cp"), (params.expert, "expert_dp")):
+    for count, name, kind in ((params.dense, "dp_cp", ""), (params.expert, "expert_dp", "expert_")):
         if not np.any(count):
             continue
-        group = Group(groups[name].size[:, None], groups[name].local[:, None])
-        gradients = count * max(profile.gradient_comm_bytes, 1)
-        all_reduce, scatter = (_collective(hw, kind, gradients, group) for kind in ("all_reduce", "reduce_scatter"))
-        reduced = reduced + np.where(whole, all_reduce, scatter)
-        gathered = gathered + _collective(hw, "all_gather", weight_bytes * count, group)
+        ranks, shard, replica = (
+            Group(groups[key].size[:, None], groups[key].local[:, None])
+            for key in (name, f"{kind}shard", f"{kind}replica")
+        )
+        gradients = count * job.training.gradient_comm_bytes
+        scattered = collective(hw, "reduce_scatter", gradients, shard)
+        if np.any(replica.size > 1):
+            scattered = scattered + collective(hw, "all_reduce", gradients / shard.size, replica)
+        reduced = reduced + np.where(whole, collective(hw, "all_reduce", gradients, ranks), scattered)
+        gathered = gathered + collective(hw, "all_gather", weight_bytes * count, shard)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
     every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & profile.gradient_sync_per_micro_batch
     repeats = np.where(every, lay.micro_batches[:, None], 1.0)
@@ -184,5 +204,5 @@ def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str
     if lay.pp == 1:
         return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
     moved = pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, hw.kernels.element_bytes)
-    seconds, joules = _collective(hw, "p2p", moved, groups["pp"])
+    seconds, joules = collective(hw, "p2p", moved, groups["pp"])
     return seconds, joules

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jointopt.report.plans import TIGHT
 from jointopt.report.table import TIME_UNITS, paragraphs, quantity
 
 
@@ -19,13 +20,19 @@ class Beside:
     iteration_time_s: float
     energy_j: float
     peak_memory_gib: float
-    fits: bool
-    rank: int  # among all feasible layouts by their time at the highest clock; 1 is the fastest
+    fit_probability: float
+    rank: int  # among all feasible layouts by time at the highest clock and probability of fitting; 1 is the first
     behind: float  # of the front's fastest plan: 0.04 is 4 % slower
     violations: tuple[str, ...] = ()  # why it is no plan of the space
     published_time_s: float | None = None
     behind_low: float | None = None  # lower end of a 90 % interval of ``behind``
     reasons: tuple[str, ...] = ()  # what of the front's fastest plan lies outside of what is published
+
+    @property
+    def _tight(self) -> str:
+        if self.fit_probability >= TIGHT:
+            return ""
+        return f"; {self.peak_memory_gib:.0f} GiB fit with probability {self.fit_probability:.2f}"
 
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
@@ -34,13 +41,12 @@ class Beside:
         if self.source:
             published = f"; published {quantity(self.published_time_s, TIME_UNITS)}" if self.published_time_s else ""
             why = f"; not in the space: {' '.join(self.violations)}" if self.violations else ""
-            why += "" if self.fits else f"; {self.peak_memory_gib:.0f} GiB do not fit"
-            return f"Published ({self.source}): {self.text}: {place}{published}{why}"
+            return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"
         low = f" (at least {100 * self.behind_low:+.1f} %)" if self.behind_low is not None else ""
         first = "; take it first" if self.behind_low is not None and self.behind_low <= 0.0 else ""
         return (
             f"The first row is outside of what is published: {'; '.join(self.reasons)}. "
-            f"The fastest plan inside: {self.text}: {place}{low}{first}"
+            f"The fastest plan inside: {self.text}: {place}{low}{self._tight}{first}"
         )
 
 

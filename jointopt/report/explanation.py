@@ -12,7 +12,7 @@ from jointopt.core.facts import Assumption
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.plans import basis_lines, has_site_costs, plan_words, site_table
+from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, plan_words, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -55,13 +55,14 @@ class Explanation(Result):
 
     rows = "stages"
     keys = (
-        "job=job.name plan feasible violations iteration_time_s energy_j avg_power_w peak_memory_gib time_s "
+        "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
+        "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
     feasible: bool
-    violations: tuple[str, ...]  # sentences
+    violations: tuple[str, ...]  # sentences: rules of the job and its framework that keep it from being started
     iteration_time_s: float
     energy_j: float  # all GPUs, one iteration
     avg_power_w: float  # per GPU
@@ -74,9 +75,11 @@ class Explanation(Result):
     memory_energy_j: Mapping[str, float] = field(default_factory=dict)  # of the part memory, by purpose
     communication_energy_j: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # result -> 90 % interval
+    fit_probability: float = 1.0  # that it fits in memory
     in_domain: bool = True  # recorded runs support such a plan
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
+    exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
 
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
@@ -105,6 +108,10 @@ class Explanation(Result):
         return table.blocks_text(*blocks, basis_lines(self.assumed, self.informed_by))
 
 
+def _tight(found: Explanation) -> str:
+    return f": fits with probability {found.fit_probability:.2f}" if found.fit_probability < TIGHT else ""
+
+
 def _totals(found: Explanation) -> list[str]:
     """Job, plan, totals with their 90 % intervals, and whether it can be run."""
     job, cluster, plan = found.job, found.job.cluster, found.plan
@@ -117,13 +124,14 @@ def _totals(found: Explanation) -> list[str]:
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
             totals.append(f"{table.quantity(value, table.RESULT_UNITS[name][1])}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
+    memory = f"{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
     known = "" if found.in_domain else " No recorded runs support such a plan (cluster, model, framework or clocks)."
     lines = [
         f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
         f"Plan: {plan_words(plan, plan)}{limits}",
-        f"{' and '.join(totals)} per iteration{power}, {found.peak_memory_gib:.1f} GiB on the fullest GPU.{known}",
+        f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         "Feasible." if found.feasible else "Not feasible:",
-        *(f"- {text}" for text in found.violations),
+        *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]
     return table.paragraphs(lines)
 

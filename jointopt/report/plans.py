@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
 from jointopt.physics.facility import bill
 from jointopt.report import table
 from jointopt.report.table import TextColumn
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
+TIGHT = 0.9  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: name for name in LAYOUT_COLUMNS} | {
@@ -66,11 +67,17 @@ def is_neutral(name: str, value: Any) -> bool:
     return name in _NEUTRAL and value == _NEUTRAL[name]
 
 
+def _shown(name: str, plan: Row) -> Any:
+    """A plan's cell of a column, runs of equal numbers in a list in one."""
+    value = plan.get(name, _NEUTRAL.get(name))
+    return STAGE_LAYERS.short(STAGE_LAYERS.code(value)) if name == "stage_layers" else value
+
+
 def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
     shown = [name for name in _HEADS if name in _IN_WORDS or name in differing]
     shown = [name for name in shown if not is_neutral(name, plan.get(name, _NEUTRAL.get(name)))]
-    return " ".join(f"{_HEADS[name]}={_word(plan[name])}" for name in shown)
+    return " ".join(f"{_HEADS[name]}={_word(_shown(name, plan))}" for name in shown)
 
 
 def _word(value: Any) -> str:
@@ -86,7 +93,7 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
     """
     columns, equal, right = [*left], [], table.known(right)
     for name in LAYOUT_COLUMNS:
-        values = [plan.get(name, _NEUTRAL.get(name)) for plan in plans]
+        values = [_shown(name, plan) for plan in plans]
         if all(is_neutral(name, value) for value in values):
             continue
         if name in _IN_TABLES or len(plans) == 1 or len(set(values)) > 1:
@@ -103,9 +110,10 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
 def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
     """A table of plans with their predictions, each objective against the first plan, as far as known.
 
-    ``?`` is added to the marks of plans outside of what the prediction was checked against.
+    ``?`` is added to the marks of plans outside of what the prediction was checked against, ``~`` to those that may
+    not fit in memory.
     """
-    unsure = ["?" if plan.get("in_domain") is False else "" for plan in plans]
+    unsure = ["?" * (plan.get("in_domain") is False) + "~" * is_tight(plan) for plan in plans]
     values = {
         name: [math.nan if plan.get(name) is None else float(plan[name]) for plan in plans]
         for result in table.RESULT_UNITS
@@ -124,6 +132,11 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns)
+
+
+def is_tight(plan: Row) -> bool:
+    """Whether a predicted plan may well not fit in memory."""
+    return float(plan.get("fit_probability", 1.0)) < TIGHT
 
 
 def _against_first(values: Sequence[float]) -> list[str]:

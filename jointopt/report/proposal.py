@@ -15,7 +15,7 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
-from jointopt.report.plans import basis_lines, has_site_costs, plan_frame, predicted_table, site_table
+from jointopt.report.plans import basis_lines, has_site_costs, is_tight, plan_frame, predicted_table, site_table
 from jointopt.report.table import blocks_text, paragraphs
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
@@ -36,9 +36,9 @@ class Proposal(Result):
     """The Pareto-optimal plans of one job.
 
     ``front`` holds the plan columns, ``iteration_time_s`` (s), ``energy_j`` (J, all GPUs), ``avg_power_w`` (W per
-    GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval), and
-    ``in_domain`` (bool); it is sorted by time. ``reference`` has the same columns and one row: the fastest plan with
-    every clock at its maximum; none where no such plan is feasible.
+    GPU), ``peak_memory_gib`` (GiB, worst GPU), each also with ``_low`` and ``_high`` (90 % interval),
+    ``fit_probability`` (that it fits in memory) and ``in_domain`` (bool); it is sorted by time. ``reference`` has the
+    same columns and one row: the fastest plan with every clock at its maximum; none where no such plan is feasible.
     """
 
     job: Job
@@ -168,6 +168,12 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
         trained = f"{proposal.surrogate} was trained on"
         known = "the physics was checked against" if proposal.surrogate == "none" else trained
         lines.append(f"? outside of what {known}: its interval (±) is wider.")
+    if any(map(is_tight, plans)):
+        least = min(plan["fit_probability"] for plan in plans)
+        lines.append(
+            f"~ tight: may not fit in memory (probability {least:.2f} at least); it is here because it beats the "
+            "others even if a failed start doubles its cost."
+        )
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
 
 

@@ -12,7 +12,18 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, DTYPES, ONE_CLOCK, STATUSES, Column, Ints, column_of
+from jointopt.core.schema import (
+    ATTENTIONS,
+    COLUMNS,
+    DTYPES,
+    ONE_CLOCK,
+    STATUSES,
+    TOKEN_DISPATCHERS,
+    Column,
+    Ints,
+    column_of,
+)
+from jointopt.spec.job import STATE_FIELDS
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -171,10 +182,18 @@ def named_attention(text: str) -> tuple[str | None, bool]:
     return ("flash2" if "flash" in lower or "sdpa" in lower else None), False
 
 
+def named_dispatcher(text: str) -> str | None:
+    """The token dispatcher of `schema.TOKEN_DISPATCHERS` that a cell means (``flex/deepep``), or None."""
+    lower = text.lower()
+    return next((name for name in TOKEN_DISPATCHERS if name in lower), None)
+
+
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
 READERS: dict[str, Reader] = {
     "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
     **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
+    **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
+    "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")),
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

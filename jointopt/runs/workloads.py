@@ -12,7 +12,7 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
-from jointopt.runs.cells import named_attention, named_dtype, row_codes
+from jointopt.runs.cells import named_attention, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -24,14 +24,15 @@ from jointopt.spec.catalog.models import known_model, load_model, model_names
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import STATE_FIELDS, Job, Training
 from jointopt.spec.model import Model
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
-    "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
-    "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus", "power_limit_w", "shape_from_catalogue",
-    "heads_from_kin",
+    "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
+    "attention_kind", "mtp_num_layers", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
@@ -43,6 +44,9 @@ _SHAPE = [
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk",
 ]  # fmt: skip
+# shape columns that few tables have; a row that states one lets the catalogue speak for what no table states
+_FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers"]
+_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
 _ASSUMED_FIRST = (
@@ -123,12 +127,15 @@ def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
         model = known_model(str(name))
         if model is None:
             continue
-        shape = pd.Series({column: float(getattr(model, column)) for column in _SHAPE})
+        shape = pd.Series({column: float(getattr(model, column)) for column in [*_SHAPE, *_FINER_SHAPE]})
         rows = runs["model"] == name
-        given = runs.reindex(columns=_SHAPE)[rows].astype(float)
-        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & given.isna().any(axis=1)]
+        given = runs.reindex(columns=shape.index)[rows].astype(float)
+        # the columns of a model with experts never say all of it: latent attention, groups of experts
+        finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)
+        wanted = given[_SHAPE].isna().any(axis=1) | finer | model.is_moe
+        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted]
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
-        runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape, 1.0]
+        runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape[_SHAPE], 1.0]
     return runs
 
 
@@ -284,12 +291,21 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+        token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
+        overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
+        **_state_formats(row),
     )
+
+
+def _state_formats(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Formats of gradients and optimizer states that a row states."""
+    given = {name: row[name] for name in STATE_FIELDS if name in row}
+    return {n: named_dtype(str(v)) if n.endswith("_dtype") else bool(v) for n, v in given.items()}
 
 
 def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     if row.get(_FROM_CATALOGUE):
-        return load_model(str(row["model"]))
+        return replace(load_model(str(row["model"])), mtp_num_layers=int(row.get("mtp_num_layers", 0)))
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     experts = int(row.get("num_experts", 0))
@@ -304,9 +320,28 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
         vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
-        rmsnorm=gated, num_experts=experts, moe_ffn_hidden_size=ffn if experts else 0,
+        rmsnorm=gated, num_experts=experts,
         moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
+        mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(_expert_shape(row, ffn) if experts else {}),
+        **_latent_shape(row, assumed),
     )  # fmt: skip
+
+
+def _expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, Any]:
+    """Widths and numbers of an MoE model's layers; experts are as wide as the MLP where a table has one width."""
+    dense = min(int(row.get("num_dense_layers", 0)), int(row["num_layers"]) - 1)
+    return {
+        "moe_ffn_hidden_size": int(row.get("moe_ffn_hidden_size", ffn)),
+        "num_shared_experts": int(row.get("num_shared_experts", 0)), "num_dense_layers": dense,
+    }  # fmt: skip
+
+
+def _latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Ranks of multi-head latent attention, those of DeepSeek-V2, V3 and Kimi K2, which no table states."""
+    if row.get("attention_kind") != "mla":
+        return {}
+    assumed += list(_LATENT)
+    return _LATENT
 
 
 def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:

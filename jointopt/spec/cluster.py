@@ -53,6 +53,7 @@ class Gpu:
     idle_w: float | None
     wait_w: float | None
     throttle_temperature_c: float | None
+    host_gbytes_per_s: float | None = None  # link to host memory, one direction; None = its architecture's PCIe x16
     host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
     process_memory_gib: float | None = None  # held by a process before it trains; None = the framework's overhead
     power: PowerConstants | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.stages import usual_split
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
 # Of several blank degrees all but the last are 1, in this order (cp, pp, tp, dp): published runs that do not mention
@@ -72,13 +74,22 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     defaults["etp"] = default_etp(job, layouts)
     defaults |= {name: np.full(size, value) for name, value in NEUTRAL.items() if name not in defaults}
     layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
-    has_choice = {
+    splits = _usual_splits(job, layouts)
+    layouts["stage_layers"] = np.where(blank["stage_layers"], splits, layouts["stage_layers"])
+    has_choice: dict[str, Any] = {
         "ep": np.full(size, model.is_moe), "vpp": layouts["pp"] > 1, "sequence_parallel": layouts["tp"] > 1,
         "zero_stage": layouts["dp"] * layouts["cp"] > 1, "etp": model.is_moe & (layouts["tp"] > 1),
-        **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False),
+        **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False), "stage_layers": splits > 0,
     }  # fmt: skip
     assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
     return DefaultPlan({n: layouts[n].astype(COLUMNS[n].array_dtype) for n in LAYOUT_COLUMNS}, assumed)
+
+
+def _usual_splits(job: Job, layouts: Columns) -> Ints:
+    """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
+    pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]).astype(np.int64), axis=1, return_inverse=True)
+    codes = [STAGE_LAYERS.of(usual_split(job, pp, vpp)) for pp, vpp in pairs.T.tolist()]
+    return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 
 def default_etp(job: Job, layouts: Columns) -> Ints:
@@ -117,7 +128,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
     zero_stage = np.where(sharded, layouts["zero_stage"], 0)
     selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
     full = layouts["recompute"] == RECOMPUTE_CODES["full"]
-    modules = np.where(selective, layouts["recompute_modules"], 0)
+    modules = np.where(selective, layouts["recompute_modules"] & ~idle_modules(job.model), 0)
     if training.selective_is_none:  # there are no scores to drop
         modules = modules & ~MODULES.bit("core_attn")
         selective = selective & (modules > 0)
@@ -135,6 +146,14 @@ def canonical(job: Job, layouts: Columns) -> Columns:
         "recompute_num_layers": np.where(full, _fewer_layers(job.model, layouts), 0),
     }
     return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}
+
+
+def idle_modules(model: Model) -> int:
+    """The modules that this model has no layer of, and that Megatron Core passes over."""
+    idle = [] if model.is_moe else ["moe"]
+    idle += [] if model.num_shared_experts else ["shared_experts"]
+    idle += [] if model.num_plain_layers else ["mlp"]
+    return sum(map(MODULES.bit, idle))
 
 
 def _stated_splits(model: Model, layouts: Columns) -> Ints:

@@ -37,8 +37,6 @@ class Routing:
     normalised: bool = True  # the weights of the chosen experts add up to one
     scaling: float = 1.0  # of those weights
     aux_loss: float = 0.0
-    groups: int = 0  # of experts, of which ``top_groups`` are open to a token; 0 = no groups
-    top_groups: int = 0
     bias: bool = False  # a bias per expert balances their load (DeepSeek-V3)
     shared_gate: bool = False  # the shared expert has a gate (Qwen2)
 
@@ -131,16 +129,12 @@ def _window(values: Mapping[str, Any]) -> int:
 
 
 def _routing(values: Mapping[str, Any]) -> Routing:
-    balanced_by_bias = values.get("topk_method") == "noaux_tc"
-    grouped = values.get("topk_method") in ("noaux_tc", "group_limited_greedy") and _first(values, "n_group", 1) > 1
     return Routing(
         score=str(_first(values, "scoring_func", "softmax")),
         normalised=bool(_first(values, "norm_topk_prob", True)),
         scaling=float(_first(values, "routed_scaling_factor", 1.0)),
         aux_loss=float(_first(values, "router_aux_loss_coef aux_loss_alpha", 0.0)),
-        groups=int(values["n_group"]) if grouped else 0,
-        top_groups=int(values["topk_group"]) if grouped else 0,
-        bias=balanced_by_bias,
+        bias=values.get("topk_method") == "noaux_tc",
         shared_gate=bool(_first(values, "shared_expert_intermediate_size", 0)),
     )
 
@@ -162,8 +156,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _LLAMA | _EXPERTS | {"use_sliding_window": False},
     "deepseek_v2": _LLAMA | {"norm_topk_prob": False, "aux_loss_alpha": 0.001, "topk_method": "greedy"},
     "deepseek_v3": _LLAMA | {
-        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 8, "topk_group": 4,
-        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 2.5,
     },
     "olmo": {"hidden_act": "silu"},
     "olmo2": {"hidden_act": "silu", "rms_norm_eps": 1e-5},

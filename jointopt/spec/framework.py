@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
+V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -12,8 +15,12 @@ class Framework:
     name: str = "generic"
     aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table
 
+    family: str = ""  # of frameworks that start the same plans: a key of catalog/framework_rules.yaml
+    rules: tuple[str, ...] = ()  # names of the rules of that family
+
     # what the framework can do, and what it does when a table leaves the cell blank
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    usual_zero_stages: tuple[int, ...] = ()  # those that a search which lists none looks at; blank: all
     zero_stages_with_pipeline: tuple[int, ...] = (0, 1)
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     sequence_parallel: tuple[bool, ...] = (False, True)  # choices where tp > 1
@@ -21,7 +28,10 @@ class Framework:
     context_parallel: bool = True
     expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
     schedules: tuple[str, ...] = ("1f1b",)
+    # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
+    stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
+    replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1
     default_recompute: str = "none"
@@ -53,18 +63,26 @@ class Framework:
     dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
     tp_overlap: float = 0.0
     cp_overlap: float = 0.8
-    ep_overlap: float = 0.0
+    ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
+    token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`
+    fp8_dispatch: bool = False  # of fp8 training: tokens and their gradients go to experts in fp8
     pp_overlap: float = 0.0
     gradient_sync_per_micro_batch: bool = False  # pipelines reduce gradients after every micro-batch
+    # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
+    gathers_once_with_pipeline: bool = False
     zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
     network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
 
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
+    weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
+    quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
+    fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
     logits_bytes: float = 6.0  # alive per logit at the peak of the loss
     logits_tensor_parallel: bool = True  # logits stay split over tp
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
+    communicator_gib: float = 0.25  # of NCCL's buffers per kind of parallelism, part of that overhead
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
     source: str = ""

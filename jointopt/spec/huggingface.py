@@ -152,7 +152,16 @@ def _deepseek(section: Section, shape: Fields) -> Fields:
     return result | _routed(section, "n_routed_experts", size(section, "moe_intermediate_size")) | {
         "num_shared_experts": size(section, "n_shared_experts", 0, low=0),
         "num_dense_layers": size(section, "first_k_dense_replace", 0, low=0),
-    }  # fmt: skip
+        "mtp_num_layers": size(section, "num_nextn_predict_layers", 0, low=0),
+    } | _expert_groups(section)  # fmt: skip
+
+
+def _expert_groups(section: Section) -> Fields:
+    """Group-limited routing, which one group is none of."""
+    groups = size(section, "n_group", 1) if section.has("n_group") else 1
+    if groups == 1:
+        return {}
+    return {"moe_router_num_groups": groups, "moe_router_group_topk": size(section, "topk_group", groups)}
 
 
 # --- the GPT line: LayerNorm with a bias, plain MLP

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import DTYPES as DTYPES
+from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
@@ -14,6 +15,18 @@ from jointopt.spec.slurm import Slurm
 OBJECTIVES = ("iteration_time_s", "energy_j")
 TIME_ALONE = ("iteration_time_s",)
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
+
+
+STATE_FIELDS = (
+    "grad_reduce_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "precision_aware_optimizer",
+    "fp8_param_gather",
+)  # fmt: skip
+# formats of gradients and optimizer states
+STATE_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+
+
+def _bytes_of(dtype: str | None, usual: float) -> float:
+    return float(usual) if dtype is None else STATE_BYTES[dtype]
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,16 @@ class Training:
     dtype_assumed: bool = False  # the GPU's 16-bit format stands in for what is no precision
     # the default stands in for a kernel that is not stated: the same training as with it stated
     attention_assumed: bool = field(default=False, compare=False)
+    token_dispatcher: str = ""  # one of `TOKEN_DISPATCHERS`; blank: the framework's usual one
+    overlap_moe_a2a: bool = False  # Megatron's --overlap-moe-expert-parallel-comm
     run_tokens: int | None = None  # of the whole training run; None = not reported
+    # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's
+    grad_reduce_dtype: str | None = None  # the gradient buffer, and what is reduced
+    main_grads_dtype: str | None = None  # the shard of gradients that the optimizer reads
+    exp_avg_dtype: str | None = None
+    exp_avg_sq_dtype: str | None = None
+    precision_aware_optimizer: bool | None = None  # masters kept as the 16 bits that weights lack
+    fp8_param_gather: bool | None = None  # weights live and travel in 8 bit
 
     @property
     def run_iterations(self) -> int | None:
@@ -37,6 +59,57 @@ class Training:
         if self.run_tokens is None:
             return None
         return -(-self.run_tokens // (self.global_batch_size * self.seq_length))
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a stored gradient per parameter: Megatron Core keeps its buffer in the format that it reduces."""
+        if self.dtype == "fp32":
+            return 4.0
+        return _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+
+    @property
+    def gradient_comm_bytes(self) -> float:
+        """Bytes per parameter of the gradient reduction."""
+        return _bytes_of(self.grad_reduce_dtype, max(self.framework.gradient_comm_bytes, 1))
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Bytes per parameter of Adam: fp32 master and two moments, fewer where narrower formats are stated.
+
+        The precision-aware optimizer keeps only the 16 bits of the master that a 16-bit weight lacks (Megatron Core's
+        store_param_remainders); an fp32 run needs no master.
+        """
+        if self.dtype == "fp32" or self.framework.fp32_weights:
+            return 8.0
+        whole = not self.precision_aware_optimizer or self.fp8_param_gather
+        master = 4.0 if whole else 2.0
+        second = self.exp_avg_sq_dtype or self.exp_avg_dtype
+        return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
+
+    @property
+    def main_gradient_bytes(self) -> float:
+        """Bytes per parameter of a rank's shard of the copy of gradients that an optimizer step makes; 0 = none."""
+        wanted = _bytes_of(self.main_grads_dtype, self.gradient_bytes)
+        return wanted if wanted > self.gradient_bytes and not self.precision_aware_optimizer else 0.0
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
+
+        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either).
+        """
+        if self.dtype == "fp32" or self.framework.fp32_weights:
+            return 4.0
+        cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
+        return 2.0 + cached
+
+    @property
+    def weight_gather_bytes(self) -> float:
+        """Bytes per parameter of gathered weights."""
+        if self.dtype == "fp32":
+            return 4.0
+        return 1.0 if self.fp8_param_gather else 2.0
 
     @property
     def selective_is_none(self) -> bool:

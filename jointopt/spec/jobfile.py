@@ -27,7 +27,10 @@ from jointopt.spec.job import (
     DTYPES,
     OBJECTIVES,
     SITE_ENERGY,
+    STATE_BYTES,
+    STATE_FIELDS,
     TIME_ALONE,
+    TOKEN_DISPATCHERS,
     Constraints,
     Job,
     Search,
@@ -87,9 +90,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     allowed = section.section("search", _SEARCH_KEYS)
     clocks, assumed = read_clocks(allowed, cluster.gpu)
     training = _training(section, cluster.gpu)
-    if training.dtype_assumed:
-        reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
-        assumed = (*assumed, Assumption("dtype", training.dtype, reason))
+    assumed += _assumed_dtype(section, training, cluster.gpu)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
     search = Search(**values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True))
@@ -104,6 +105,16 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         objectives=_objectives(section, cluster.gpu),
         slurm=read_slurm(section),
     )
+
+
+def _assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:
+    """An assumption where the job states no precision of its own and gets another than most."""
+    reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
+    if not training.dtype_assumed:
+        reason = f"dtype is not given and {gpu.id} has no bf16; {training.dtype} is assumed"
+        if section.section("training", _TRAINING_KEYS).has("dtype") or training.dtype == "bf16":
+            return ()
+    return (Assumption("dtype", training.dtype, reason),)
 
 
 def job_from_options(
@@ -187,8 +198,18 @@ def _training(section: Section, gpu: Gpu) -> Training:
         attention_assumed=not training.has("attention"),
         fused_norm=training.flag("fused_norm", FUSED_NORM),
         framework=framework,
+        token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
+        overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
         run_tokens=_run_tokens(training),
+        **_state_formats(training),
     )
+
+
+def _state_formats(training: Section) -> dict[str, Any]:
+    """Formats of gradients and optimizer states that the job states."""
+    given = [name for name in STATE_FIELDS if training.has(name)]
+    dtypes = {name: training.choice(name, tuple(STATE_BYTES)) for name in given if name.endswith("_dtype")}
+    return dtypes | {name: training.flag(name, False) for name in given if name not in dtypes}
 
 
 def _run_tokens(training: Section) -> int | None:
@@ -293,9 +314,11 @@ def dump_job(job: Job | Mapping[str, Any]) -> str:
 
 def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
-    training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS}
+    training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS and value != ""}
     if job.training.attention_assumed:
         del training["attention"]
+    if any(assumption.key == "dtype" for assumption in job.cluster.assumed):
+        del training["dtype"]
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,

@@ -38,7 +38,11 @@ class Model:
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
     num_shared_experts: int = 0
+    # group-limited routing: a token's experts lie in so many of so many groups of experts; 0 = no groups
+    moe_router_num_groups: int = 0
+    moe_router_group_topk: int = 0
     num_dense_layers: int = 0  # leading dense layers of an MoE model (DeepSeek)
+    mtp_num_layers: int = 0  # multi-token-prediction layers after the last one (DeepSeek-V3)
     # multi-head latent attention (DeepSeek-V2/V3); kv_lora_rank = 0 means ordinary attention
     q_lora_rank: int = 0
     kv_lora_rank: int = 0

@@ -87,11 +87,17 @@ def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
 
 def _expert_faults(m: Model) -> tuple[tuple[bool, str], ...]:
     extras = m.moe_router_topk or m.num_shared_experts or m.num_dense_layers
+    groups, chosen = m.moe_router_num_groups, m.moe_router_group_topk
     return (
         (not m.is_moe and extras > 0,
          "moe_router_topk, num_shared_experts and num_dense_layers need num_experts above 0"),
         (m.is_moe and not 1 <= m.moe_router_topk <= m.num_experts,
          f"moe_router_topk must be from 1 to num_experts ({m.num_experts}); got {m.moe_router_topk}"),
+        ((groups > 0) != (chosen > 0) or chosen > groups or (groups > 0 and m.num_experts % groups > 0),
+         f"moe_router_num_groups ({groups}) and moe_router_group_topk ({chosen}) must be groups that divide "
+         f"num_experts ({m.num_experts}), and how many of them a token is sent to"),
+        (groups > 0 and m.moe_router_topk * groups > chosen * m.num_experts,
+         f"moe_router_topk ({m.moe_router_topk}) is more than the experts of moe_router_group_topk ({chosen}) groups"),
         (m.is_moe and m.moe_ffn_hidden_size < 1, "moe_ffn_hidden_size must be at least 1"),
         (m.is_moe and m.num_dense_layers >= m.num_layers,
          f"num_dense_layers ({m.num_dense_layers}) must be less than num_layers ({m.num_layers})"),

@@ -12,7 +12,6 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
-from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, supported, with_power_interval, with_time_interval
@@ -93,7 +92,7 @@ class Move:
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
         factor, power = np.exp(self.mean), self.evidence.power.factor
-        by = (factor, factor * power, power, self.evidence.memory_posterior.factor)
+        by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
@@ -104,7 +103,3 @@ class Move:
         in_domain = self.inside & supported(job, columns, self.known)
         widened = self.inside if self.known else in_domain
         return with_time_interval(job, out, self.half_width, widened, self.known) | {"in_domain": in_domain}
-
-    def fits(self, job: Job, peak_memory_gib: Floats) -> Bools:
-        """Whether plans fit (n,), by their memory as the physics alone predicts it."""
-        return self.evidence.memory_posterior.fits(np.log(peak_memory_gib / memory_limit_gib(job)))

@@ -68,10 +68,9 @@ class Evidence:
         """The factor on predicted power."""
         return power_scale(self.log_power_ratio)
 
-    @functools.cached_property
-    def memory_posterior(self) -> MemoryPosterior:
-        """The memory model after these runs."""
-        return MemoryPosterior(self.memory)
+    def memory_posterior(self, framework: str = "") -> MemoryPosterior:
+        """The memory model after these runs, of one framework's profile."""
+        return MemoryPosterior(self.memory, framework)
 
 
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:

@@ -16,6 +16,7 @@ from jointopt.core.schema import Bools, Floats
 GRID = np.linspace(-1.0, 1.0, 201)  # log(measured / predicted memory) of a source
 _TAIL = 3.0  # degrees of freedom of measured memory: allocators keep what they once had
 _MOST = 100.0  # runs that a source counts for in learning, so that a big one does not drown the rest
+_MOST_OF_ONE = 10.0  # the same where one framework's own margin is learned
 _START = np.array([0.0, np.log(0.1), np.log(0.08), -2.0])  # centre, log of both spreads, logit of crashes
 _WIDTH = np.array([0.1, 0.7, 0.7, 1.0])  # of the prior around it
 
@@ -63,10 +64,10 @@ def fit_probability(log_load: Floats, weights: Floats, margin: MemoryMargin) -> 
     return np.asarray(ndtr((-log_load[:, None] - GRID) / margin.plan_sd) @ weights)
 
 
-def load_limit(weights: Floats, margin: MemoryMargin) -> float:
-    """The log of the load up to which plans of a source fit with at least the probability ``margin.cut``."""
+def load_limit(weights: Floats, margin: MemoryMargin, probability: float) -> float:
+    """The log of the load up to which plans of a source fit with at least that probability."""
     loads = np.linspace(-2.0, 2.0, 4001)
-    return float(np.interp(-margin.cut, -fit_probability(loads, weights, margin), loads))
+    return float(np.interp(-probability, -fit_probability(loads, weights, margin), loads))
 
 
 def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator) -> Bools:
@@ -74,6 +75,23 @@ def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: in
     offset = rng.choice(GRID, count, p=weights)
     own = margin.plan_sd * rng.standard_normal((len(log_load), count))
     return np.asarray(log_load[:, None] + offset + own <= 0.0)
+
+
+def own_margin(margin: MemoryMargin, evidence: MemoryEvidence) -> MemoryMargin:
+    """The margin of one framework after its recorded runs: centre moved, sources as far apart as elsewhere at most.
+
+    Two sources of one framework differ by less than two of different ones: half the spread, and what stays unsure. All
+    runs count as ten, since published plans are variants of a few.
+    """
+    from scipy.special import softmax
+
+    share = min(1.0, _MOST_OF_ONE / max(len(evidence), 1))
+    prior = _log_prior(margin.centre, margin.source_sd)
+    weights = np.asarray(softmax(prior + share * _log_likelihood(evidence, margin.plan_sd)))
+    centre = float(weights @ GRID)
+    unsure = float(weights @ (GRID - centre) ** 2)
+    spread = min(margin.source_sd, float(np.hypot(margin.source_sd / 2.0, np.sqrt(unsure))))
+    return MemoryMargin(centre, spread, margin.plan_sd, margin.crash_share, margin.cut)
 
 
 def learn_margin(sources: Sequence[MemoryEvidence], cut: float = 0.5) -> MemoryMargin:

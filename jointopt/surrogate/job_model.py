@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.physics.cost_model import CostModel
+from jointopt.core.units import GIB
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
 from jointopt.spec.job import Job
@@ -18,6 +19,7 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import described, group_key
 from jointopt.surrogate.intervals import add_intervals
+from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
@@ -68,6 +70,16 @@ class JobModel:
             return self
         return replace(self, evidence=Evidence.joined([runs.evidence(self.job, HERE) for runs in measurements]))
 
+    @functools.cached_property
+    def memory(self) -> MemoryPosterior:
+        """The memory model after measured runs."""
+        return self.evidence.memory_posterior(self.job.training.framework.name)
+
+    def fit_probability(self, physics: CostModel) -> Floats:
+        """Probability (n,) that each layout of `cost_model` fits in memory."""
+        load = physics.memory_bytes / (physics.memory_factor * memory_limit_gib(self.job) * GIB)
+        return self.memory.fit_probability(np.log(load))
+
     @property
     def fingerprint(self) -> str:
         """A text that is equal for models of one job that learned from the same runs; blank where nothing corrects."""
@@ -87,7 +99,9 @@ class JobModel:
     def cost_model(self, layouts: Columns) -> CostModel:
         """The physics of these layouts with time, power and memory moved by what is known."""
         physics, evidence = self.physics(layouts), self.evidence
-        memory, power = evidence.memory_posterior.factor, evidence.power.factor
+        memory, power = self.memory.factor, evidence.power.factor
+        if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
+            physics.memory_reach = memory * self.memory.reach
         if self._correction is None or not self._correction.moves_time:
             same = memory == 1.0 and power == 1.0
             return physics if same else physics.corrected(np.ones(len(layouts["pp"])), memory, power)

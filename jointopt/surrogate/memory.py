@@ -19,10 +19,15 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
 
 
+CERTAIN = 0.05  # a plan that fits with less than this probability is no plan
+
+
 @functools.cache
-def memory_margin() -> MemoryMargin:
-    """How far the memory model was off on recorded sources (catalog/memory_margin.yaml)."""
-    return MemoryMargin(**{name: float(value) for name, value in read_yaml("memory_margin.yaml").items()})
+def memory_margin(framework: str = "") -> MemoryMargin:
+    """How far the memory model was off on recorded sources (catalog/memory_margin.yaml), by framework where known."""
+    entry = dict(read_yaml("memory_margin.yaml"))
+    own = entry.pop("frameworks", {}).get(framework, {})
+    return MemoryMargin(**{name: float(value) for name, value in (entry | own).items()})
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,38 @@ class MemoryPosterior:
     """The memory model of one source after its measured runs; without any, by the errors on recorded sources."""
 
     evidence: MemoryEvidence = field(default_factory=MemoryEvidence)
+    framework: str = ""
 
     @functools.cached_property
     def _weights(self) -> Floats:
-        return feasibility.source_weights(memory_margin(), self.evidence)
+        return feasibility.source_weights(self.margin, self.evidence)
+
+    @property
+    def margin(self) -> MemoryMargin:
+        """The errors on recorded sources."""
+        return memory_margin(self.framework)
 
     @property
     def factor(self) -> float:
         """Measured over predicted memory; 1 where nothing was measured: then the physics' figure stands."""
         return float(np.exp(self._weights @ GRID)) if len(self.evidence) else 1.0
 
+    @functools.cached_property
+    def reach(self) -> float:
+        """Predicted memory (by the physics alone) over the limit up to which a plan is not certain to fail."""
+        return float(np.exp(feasibility.load_limit(self._weights, self.margin, CERTAIN)))
+
     def fits(self, log_load: Floats) -> Bools:
         """Whether plans fit (n,); ``log_load``: log(memory by the physics alone / what a GPU may use)."""
-        return np.asarray(log_load <= feasibility.load_limit(self._weights, memory_margin()))
+        return np.asarray(self.fit_probability(log_load) >= self.margin.cut)
 
     def fit_probability(self, log_load: Floats) -> Floats:
         """Probability that plans of that load fit (n,)."""
-        return feasibility.fit_probability(log_load, self._weights, memory_margin())
+        return feasibility.fit_probability(log_load, self._weights, self.margin)
 
     def fit_draws(self, log_load: Floats, count: int, rng: np.random.Generator) -> Bools:
         """Joint draws of whether plans fit (n, count)."""
-        return feasibility.fit_draws(log_load, self._weights, memory_margin(), count, rng)
+        return feasibility.fit_draws(log_load, self._weights, self.margin, count, rng)
 
 
 def log_load(priced: Priced) -> Floats:

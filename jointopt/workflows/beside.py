@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import Bools, Columns
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
+from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
 from jointopt.spec.job import Job
@@ -24,9 +24,14 @@ MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
 Z_90 = 1.645
 
 
-def beside(model: JobModel, physics: CostModel, answer: Columns) -> tuple[Beside, ...]:
-    """Published plans of the job, and where the front's fastest plan (``answer``, by time) is outside, one inside."""
-    return (*_published(model, physics, answer), *_conventional(model, physics, answer))
+def beside(model: JobModel, physics: CostModel, answer: Columns, fitting: Floats) -> tuple[Beside, ...]:
+    """Published plans of the job, and where the front's fastest plan (``answer``, by time) is outside, one inside.
+
+    ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which plans rank as in the front.
+    """
+    fastest, _ = physics.lower_bound(np.arange(len(fitting)))
+    ranking = fastest * (2.0 - fitting)
+    return (*_published(model, ranking, answer), *_conventional(model, physics, answer, ranking, fitting))
 
 
 def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
@@ -41,40 +46,42 @@ def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
     }
 
 
-def _published(model: JobModel, physics: CostModel, answer: Columns) -> Iterator[Beside]:
+def _published(model: JobModel, ranking: Floats, answer: Columns) -> Iterator[Beside]:
     found: dict[str, Beside] = {}
     for recipe in recipes_for(model.job):
         try:
-            one = _of_recipe(model, physics, answer, recipe)
+            one = _of_recipe(model, ranking, answer, recipe)
         except UsageError:  # of a recipe that this framework cannot even lay out
             continue
         found.setdefault(one.text, one)
     yield from found.values()
 
 
-def _of_recipe(model: JobModel, physics: CostModel, answer: Columns, recipe: Recipe) -> Beside:
+def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe) -> Beside:
     job = model.job
     parsed = parse_plan(recipe.plan, job)
     priced = model.cost_model(parsed.layouts)
     values = priced.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     time_s, memory_gib = float(values["iteration_time_s"][0]), float(values["peak_memory_gib"][0])
+    fits = float(model.fit_probability(priced)[0])
     same = recipe.dtype == job.training.dtype
     return Beside(
         source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
         text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
-        energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fits=memory_gib <= memory_limit_gib(job),
-        rank=_rank(physics, time_s), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
+        energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
+        rank=_rank(ranking, time_s, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
         violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
     )  # fmt: skip
 
 
-def _rank(physics: CostModel, time_s: float) -> int:
-    fastest, _ = physics.lower_bound(np.arange(len(physics.layouts["pp"])))
-    return 1 + int(np.count_nonzero(fastest < time_s * (1.0 - 1e-9)))
+def _rank(ranking: Floats, time_s: float, fits: float) -> int:
+    return 1 + int(np.count_nonzero(ranking < time_s * (2.0 - fits) * (1.0 - 1e-9)))
 
 
-def _conventional(model: JobModel, physics: CostModel, answer: Columns) -> Iterator[Beside]:
+def _conventional(
+    model: JobModel, physics: CostModel, answer: Columns, ranking: Floats, fitting: Floats
+) -> Iterator[Beside]:
     """The fastest layout inside, where the front's first plan lies outside."""
     job = model.job
     first = {name: answer[name][:1] for name in physics.layouts}
@@ -82,8 +89,8 @@ def _conventional(model: JobModel, physics: CostModel, answer: Columns) -> Itera
     inside = ~np.logical_or.reduce(list(outside(job, physics.layouts).values()))
     if not reasons or not inside.any():
         return
-    fastest, _ = physics.lower_bound(np.arange(len(inside)))
-    best = np.array([int(np.where(inside, fastest, np.inf).argmin())])
+    best = np.array([int(np.where(inside, ranking, np.inf).argmin())])
+    fits = float(fitting[best[0]])
     layout = {name: values[best] for name, values in physics.layouts.items()}
     clocks = uniform_stage_clocks(layout["pp"], physics.top_mhz)
     values = physics.evaluate(best, clocks)
@@ -92,7 +99,8 @@ def _conventional(model: JobModel, physics: CostModel, answer: Columns) -> Itera
     yield Beside(
         source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
         iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
-        peak_memory_gib=float(values["peak_memory_gib"][0]), fits=True, rank=_rank(physics, time_s), behind=behind,
+        peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
+        rank=_rank(ranking, time_s, fits), behind=behind,
         behind_low=_lower(behind, answer), reasons=reasons,
     )  # fmt: skip
 

@@ -49,9 +49,9 @@ def explain(
     values = physics.evaluate(only, clocks)
     answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
-    violations = (*broken, *physics.broken_limits(values))
+    exceeded = physics.broken_limits(values)
     return Explanation(
-        job=model.job, plan=record, feasible=not violations, violations=violations,
+        job=model.job, plan=record, feasible=not (broken or exceeded), violations=tuple(broken), exceeded=exceeded,
         **{name: float(values[name][0]) for name in RESULTS},
         time_s=parts.time_s, energy_by_part_j=parts.energy_j,
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
@@ -59,7 +59,8 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
-        in_domain=bool(answer["in_domain"][0]), surrogate=model.name, informed_by=model.evidence.counts,
+        in_domain=bool(answer["in_domain"][0]), fit_probability=float(model.fit_probability(physics)[0]),
+        surrogate=model.name, informed_by=model.evidence.counts,
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
     """
     layout = plans["layout_index"]
     columns = {name: values[layout] for name, values in physics.layouts.items()}
-    columns |= {name: plans[name] for name in RESULTS}
+    columns |= {name: plans[name] for name in (*RESULTS, "fit_probability") if name in plans}
     columns |= physics.heat(layout, plans["stage_clock_mhz"])
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
     return model.intervals(columns)

@@ -84,7 +84,7 @@ class Schedule:
 
     def __init__(self, physics: CostModel, stage_clock_mhz: Floats) -> None:
         costs = physics.groups[0]
-        pp, vpp, batches = len(costs.layers), int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
+        pp, vpp, batches = costs.depth, int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
         passes = instruction_costs(physics, 0, grid)
         self._waiting_w = physics.energy_slope_w
@@ -237,6 +237,12 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             "The plan has no pipeline (pp=1), so no stage waits for another and there is nothing to polish: its "
             "forward and backward passes are best at one clock, which `jointopt propose` chooses; polish a plan with "
             "pp of 2 or more."
+        )
+    if record["schedule"] != "1f1b" or physics.groups[0].split.uneven.any():
+        raise InfeasibleError(
+            "Polishing knows 1F1B, and interleaved 1F1B whose chunks have equal layers; the plan has "
+            f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "
+            "polish a plan with schedule 1f1b, and vpp 1 or even stages."
         )
     return physics, float(moved.time_factor[0]), moved.power_factor
 

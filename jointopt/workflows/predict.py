@@ -17,11 +17,13 @@ from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
+from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
+from jointopt.surrogate.memory import MemoryPosterior
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from jointopt.surrogate.model import Surrogate
 
 _log = logging.getLogger(__name__)
-_FLAGS = ("predicted_fits", "in_domain")
+_BLANKS: dict[str, tuple[bool | str, type]] = {
+    "predicted_fits": (False, bool), "in_domain": (False, bool), "violations": ("", object), "assumed": ("", object),
+}  # fmt: skip
 _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
@@ -43,7 +47,8 @@ def predict(
     ``surrogate``: a shipped one's name, a folder, or none (with measured runs: the shipped one). ``measured``: runs at
     hand, with the same columns; their column source counts where it shares a name with the table's. ``calibration``:
     for the rows on its GPU. ``storage``: the URL of a database, whose measurements are measured runs too. A row that
-    cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. TableError for a cell
+    cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. ``violations`` names
+    the rules by which a row's plan cannot be started (``spec/catalog/framework_rules.yaml``). TableError for a cell
     that makes no sense, and where no row can be predicted.
     """
     import pandas as pd
@@ -172,25 +177,25 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     job, plans = priced.plans.job, priced.plans
     columns = {name: priced.values[name] for name in RESULTS}
     columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
-    alone_gib = columns["peak_memory_gib"]
-    if move is None:
-        columns, fits = add_intervals(job, columns), alone_gib <= memory_limit_gib(job)
-    else:
-        columns, fits = move.bounded(job, move.scaled(columns)), move.fits(job, alone_gib)
+    framework = job.training.framework.name
+    memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
+    load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
+    columns = add_intervals(job, columns) if move is None else move.bounded(job, move.scaled(columns))
     if not plans.as_stated:
         columns = outside_of_domain(columns)
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
-    return kept | {"in_domain": columns["in_domain"], "predicted_fits": fits}
+    fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
+    return kept | {"in_domain": columns["in_domain"]} | fitting | {"violations": violations(job, plans.plans)}
 
 
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:
     """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
     out: Columns = {}
     for name in answers[0].columns:
-        out[name] = np.zeros(count, bool) if name in _FLAGS else np.full(count, np.nan)
+        out[name] = np.full(count, *_BLANKS.get(name, (np.nan, np.float64)))
         for answer in answers:
             out[name][answer.part.work.rows] = answer.columns[name][answer.plan_of_row]
-    out["assumed"] = np.full(count, "", dtype=object)
+    out["assumed"] = np.full(count, *_BLANKS["assumed"])
     for answer in answers:
         out["assumed"][answer.part.work.rows] = answer.part.work.assumed
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
 from jointopt.physics.facility import with_site
@@ -23,6 +24,7 @@ from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.leanest import leanest
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import concat, front_of, front_order, hypervolume, is_covered, nadir, objectives, take
 from jointopt.search.problem import Problem
@@ -32,6 +34,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import CERTAIN
 from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
 
@@ -45,6 +48,7 @@ _log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
 SECONDS_BETWEEN_TICKS = 1.0
 LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
+NEEDLESS = "recomputes more than it needs to fit"
 CONSTRAINED = "breaks a constraint at every clock"
 
 
@@ -92,15 +96,18 @@ def propose(
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         physics = model.cost_model(layouts)
-        problem = _problem(job, physics, space.clocks_mhz)
+        fitting = model.fit_probability(physics)
+        problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     if trials is None:
         trials = 0 if problem.is_countable else TRIALS
     searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else trials, seed, watch)
-    front = searched[-1].front
-    reference, answer = _reference(physics), answered(model, physics, front)
+    front = _once(searched[-1].front, fitting)
+    if job.cluster.gpu.power is not None:
+        front = front_of(front)  # what only its probability kept may be beaten in one run
+    reference, answer = _reference(physics, fitting), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
@@ -108,11 +115,11 @@ def propose(
         covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
         searched=_contributions(searched), seconds=watch.seconds,
         assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
-        beside=beside(model, physics, answer),
+        beside=beside(model, physics, answer, fitting),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
-    seen = concat([front, *(step.plans for step in searched)])
+    seen = _without_gambles(front, concat([front, *(_once(step.plans, fitting) for step in searched)]))
     described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
@@ -134,19 +141,33 @@ def _need_power(job: Job) -> None:
 
 
 def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that fit in memory, what was dropped and why); InfeasibleError where nothing is left."""
-    job, factor = model.job, model.evidence.memory_posterior.factor
+    """(space, its layouts that may fit in memory, what was dropped and why); InfeasibleError where nothing is left.
+
+    Tight ones stay, unless the job states a bound or they are certain not to fit.
+    """
+    job = model.job
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(job)
-    limit_gib = memory_limit_gib(job)
-    with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        fits = factor * peak_memory_bytes(job, space.layouts) <= limit_gib * GIB
-    dropped = dict(space.dropped)
-    if not fits.all():
-        dropped[NO_MEMORY] = int((~fits).sum())
-    if not fits.any():
-        raise InfeasibleError(remedy(job, space.layouts, dropped))
-    return space, {name: values[fits] for name, values in space.layouts.items()}, dropped
+    limit_gib, listed = memory_limit_gib(job), space.size
+    with watch.phase("memory", f"fitting {listed:,} layouts into {limit_gib:.0f} GiB"):
+        fits = functools.partial(_fit_probability, model)
+        layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+    space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
+    dropped, fit = dict(space.dropped), fitting >= CERTAIN
+    for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
+        if count:
+            dropped[reason] = int(count)
+    if not fit.any():
+        raise InfeasibleError(remedy(job, layouts, dropped))
+    return space, {name: values[fit & needed] for name, values in layouts.items()}, dropped
+
+
+def _fit_probability(model: JobModel, layouts: Columns) -> Floats:
+    """Probability (n,) that each layout fits in memory; 0 or 1 where the job states a bound of its own."""
+    load = peak_memory_bytes(model.job, layouts) / (memory_limit_gib(model.job) * GIB)
+    if model.job.constraints.memory_fraction is not None:
+        return np.asarray(model.memory.factor * load <= 1.0, np.float64)
+    return model.memory.fit_probability(np.log(load))
 
 
 def priced_problem(job: Job | JobModel) -> Problem:
@@ -157,15 +178,45 @@ def priced_problem(job: Job | JobModel) -> Problem:
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
     space, layouts, _ = _feasible(model, Stopwatch())
-    return _problem(model.job, model.cost_model(layouts), space.clocks_mhz)
+    physics = model.cost_model(layouts)
+    return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
 
 
-def _problem(job: Job, physics: CostModel, clocks_mhz: Floats) -> Problem:
+def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
+    """The search problem; a layout counts ``runs`` (n,) times: one that may not fit takes a second run where it fails.
+
+    A factor on time and energy keeps what the problem promises of both.
+    """
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
+
+    def lower_bound(index: Ints) -> tuple[Floats, Floats]:
+        time_s, energy_j = physics.lower_bound(index)
+        return time_s * runs[index], energy_j * runs[index]
+
     return Problem(
-        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=physics.evaluate, lower_bound=physics.lower_bound,
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
         energy_slope_w=physics.energy_slope_w,
     )  # fmt: skip
+
+
+def _times(plans: Columns, factor: Floats) -> Columns:
+    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
+
+
+def _once(plans: Columns, fitting: Floats) -> Columns:
+    """Plans of the search with the time and energy of one run, and the probability that they fit."""
+    fits = fitting[plans["layout_index"]]
+    return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
+
+
+def _without_gambles(front: Columns, seen: Columns) -> Columns:
+    """All plans, with those that beat the front but probably do not fit marked as infeasible, for a study's best."""
+    gamble = ~is_covered(*objectives(front), *objectives(seen))
+    violation = np.maximum(seen["violation"], 1.0 - seen["fit_probability"])
+    return seen | {"violation": np.where(gamble, violation, seen["violation"])}
 
 
 def _wanted(job: Job, front: Columns) -> Columns:
@@ -250,14 +301,15 @@ def _contributions(steps: list[_Step]) -> dict[str, dict[str, float]]:
     return by_method
 
 
-def _reference(physics: CostModel) -> Columns:
+def _reference(physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
     fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
-    best = np.array([fastest.argmin()])
+    best = np.array([(fastest * (2.0 - fitting)).argmin()])
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
-    return physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
+    plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
+    return plans | {"fit_probability": fitting[best]}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:

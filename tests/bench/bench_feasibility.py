@@ -3,8 +3,8 @@
     .venv/bin/python tests/bench/bench_feasibility.py [--write]
 
 Reads ../shared/data beside the repository. ``--write`` replaces jointopt/spec/catalog/memory_margin.yaml. The margin is
-learned from sources that measured memory; Aleph only judges. nanotron's failures are crashes or out of memory,
-not distinguished: "caught" counts both.
+learned from sources that measured memory, that of a framework from its published plans that run; Aleph only judges.
+nanotron's failures are crashes or out of memory, not distinguished: "caught" counts both.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ import pandas as pd
 
 import jointopt
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.feasibility import MemoryEvidence, MemoryMargin, fit_probability, learn_margin, source_weights
+from jointopt.surrogate.feasibility import (
+    MemoryEvidence,
+    MemoryMargin,
+    fit_probability,
+    learn_margin,
+    own_margin,
+    source_weights,
+)
 from jointopt.surrogate.memory import log_load, memory_evidence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 SOURCES = ("bigscience", "nanotron_ultrascale", "sailor", "torchtitan")
 JUDGE = "aleph_layouts"
+OF_FRAMEWORK = {"nemo": "layouts_mlperf_pretrain", "megatron-bridge": "recipes_megatron_bridge_a"}
 CUTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
@@ -35,7 +43,8 @@ def read(name: str) -> pd.DataFrame:
 def evidence(name: str) -> list[MemoryEvidence]:
     """What each cluster and stack of a source says; where failures were not recorded, success says nothing."""
     table = read(name)
-    found = memory_evidence(table, price(table)).values()
+    priced = price(table)
+    found = [memory_evidence(table, priced, priced.runs.source == key) for key in np.unique(priced.runs.source)]
     told = table["status"].isin(["oom", "failed"]).any()
     return [e if told else replace(e, ok_load=np.empty(0)) for e in found]
 
@@ -99,17 +108,28 @@ def main() -> None:
         if name in ("bigscience", "nanotron_ultrascale"):
             print("    recall/precision by cut:", judged(name, rest, ("oom", "failed")))
     print(f"{JUDGE} (not learned from), recall/precision by cut:\n   ", judged(JUDGE, margin, ("oom",)))
+    own = {name: published(table, margin) for name, table in OF_FRAMEWORK.items()}
+    for name, found in own.items():
+        print(f"{name}, by published plans:", astuple(found))
     for name in (JUDGE, *SOURCES):
         print(f"{name}, three rows of each group measured: {after_measuring(name, 3)}", flush=True)
     if "--write" in sys.argv:
-        write(margin)
+        write(margin, own)
 
 
-def write(margin: MemoryMargin) -> None:
-    page = ROOT / "jointopt" / "catalog" / "memory_margin.yaml"
+def published(name: str, margin: MemoryMargin) -> MemoryMargin:
+    """The margin of a framework whose plans of a table all ran, or are published."""
+    table = with_results(pd.read_csv(DATA / f"{name}.csv"))
+    return own_margin(margin, MemoryEvidence(ok_load=log_load(price(table))))
+
+
+def write(margin: MemoryMargin, own: dict[str, MemoryMargin]) -> None:
+    page = ROOT / "jointopt" / "spec" / "catalog" / "memory_margin.yaml"
     head = [line for line in page.read_text().splitlines() if line.startswith("#")] if page.exists() else []
     names = ("centre", "source_sd", "plan_sd", "crash_share", "cut")
     lines = [f"{name}: {round(value, 3)}" for name, value in zip(names, astuple(margin), strict=True)]
+    lines.append("frameworks:")
+    lines += [f"  {n}: {{centre: {round(m.centre, 3)}, source_sd: {round(m.source_sd, 3)}}}" for n, m in own.items()]
     page.write_text("\n".join([*head, *lines]) + "\n")
 
 

@@ -38,6 +38,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import Phase, settings
 from mutations import Change, changes, compiles
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py")),
     "polish": (
         ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
-        (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py"),
+        (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
     ),
     "measure": (
         ("jointopt/measure",), tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
@@ -130,6 +131,12 @@ class Recorder:
         self._left_out = set(left_out)
         self.failing: list[str] = []
         self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_collection(self) -> None:
+        """Import the tests under the repository's settings, but for the search of a smaller example that fails."""
+        phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
+        settings.register_profile("unshrunk", settings(), phases=phases)
+        settings.load_profile("unshrunk")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid not in self._left_out]

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.physics.chunks import chunked_time_s
 from jointopt.physics.pipeline import iteration_time_s
-from jointopt.physics.schedule import Operation, in_flight_micro_batches, replay
+from jointopt.physics.schedule import Operation, replay
 
 PLANS = 100_000
 MAX_PP = 16
@@ -44,9 +45,11 @@ def print_cost(rng: np.random.Generator) -> None:
         for label, vpp in (("1F1B", np.ones_like(pp)), ("interleaved", interleaved)):
             cost = microseconds_per_plan(lambda v=vpp, p=pp, n=m: iteration_time_s(f, b, p, v, n))  # type: ignore[misc]
             print(f"  pp {name:16s} {label:12s} {cost:6.3f}")
-    stages = np.arange(MAX_PP)
-    cost = microseconds_per_plan(lambda: in_flight_micro_batches(pp, interleaved, m, stages))
-    print(f"  in_flight_micro_batches, {MAX_PP} stages {cost:6.3f}")
+    for p, v, groups in ((4, 3, 8), (8, 2, 16), (8, 4, 4), (16, 8, 1), (16, 8, 8), (64, 2, 1)):
+        times = random_times(rng, (v, p, 2000), 1.5)
+        start = time.perf_counter()
+        chunked_time_s(*times, groups * p)
+        print(f"  pp {p}, vpp {v}, m {groups * p}, chunks unequal {(time.perf_counter() - start) / 2000 * 1e6:6.1f}")
 
 
 def largest_deviation(rng: np.random.Generator, spread: float, vpps: tuple[int, ...]) -> tuple[int, float, float]:

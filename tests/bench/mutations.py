@@ -3,7 +3,8 @@
 A change replaces the bytes of one expression. Not changed, because no test can or should notice it: strings
 (docstrings, messages) and what stands in them, ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of
 `SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
-seeds, sizes of caches and blocks), and tolerances up to `ROUNDING`.
+seeds, sizes of caches and blocks), lengths of lists of equal elements (one more is never read), and tolerances up to
+`ROUNDING`.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _walk(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[ast
         if name in SILENT_FIELDS:
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not _is_default_of_silent(node, child):
+            if isinstance(child, ast.AST) and not (_is_default_of_silent(node, child) or _is_length(node, child)):
                 yield from _walk(child, inner)
 
 
@@ -208,6 +209,12 @@ def _is_default_of_silent(node: ast.AST, child: ast.AST) -> bool:
     pairs = [*zip(plain[len(plain) - len(node.defaults) :], node.defaults, strict=True)]
     pairs += [*zip(node.kwonlyargs, node.kw_defaults, strict=True)]
     return any(value is child and SILENT_NAMES.search(arg.arg) for arg, value in pairs)
+
+
+def _is_length(node: ast.AST, child: ast.AST) -> bool:
+    """Whether an operand says how long a list of equal elements is: n of ``[0.0] * n``."""
+    is_list = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List)
+    return is_list and child is node.right
 
 
 def _called(node: ast.Call) -> str:

@@ -41,8 +41,16 @@ def test_predictions_are_added_and_rows_and_columns_stay(table):
     assert written["mine"].tolist() == list(range(20))
     names = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
     wanted = {f"predicted_{name}{side}" for name in names for side in ("", "_low", "_high")}
-    assert wanted | {"predicted_fits", "in_domain", "assumed"} <= set(written)
+    assert wanted | {"predicted_fits", "in_domain", "assumed", "violations"} <= set(written)
     assert written["in_domain"].dtype == written["predicted_fits"].dtype == bool
+
+
+def test_a_plan_that_the_framework_cannot_start_has_the_names_of_its_rules(table):
+    table.assign(framework="nanotron", pp=2, dp=1, tp=1, cp=1, num_gpus=2, vpp=[1, 2] * 10).to_csv("p.csv", index=False)
+    assert run("p.csv", "--out", "out.csv").exit_code == 0
+    found = pd.read_csv("out.csv", keep_default_na=False)["violations"]
+    assert set(found[::2]) == {""}
+    assert all("interleaving" in names.split(";") for names in found[1::2])
 
 
 def test_measured_runs_bring_the_error_down(table):

@@ -139,7 +139,7 @@ def _figures(told: Explanation) -> dict[str, Any]:
     stages = told.stages
     figures: dict[str, Any] = {total: getattr(told, total) for total in _TOTALS}
     figures |= {
-        "rules_broken": len(told.violations),
+        "rules_broken": len(told.violations) + len(told.exceeded),
         "temperature_c": max(stage.temperature_c for stage in stages),
         "peak_power_w": max(stage.peak_power_w for stage in stages),
         "power_limit_w": min(stage.power_limit_w for stage in stages),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,3 +152,16 @@ def test_a_pipeline_sends_each_boundary_forward_and_back_once(make_job: Jobs, pr
     sent = communication_j(price(job, pp=4, micro_batch_size=2), 0)["pp_comm"]["intra_node"].sum()
     moved = 2 * 3 * 8 * 2.0 * (2 * job.training.seq_length) * job.model.hidden_size
     assert float(sent) == pytest.approx(moved * 8 * 1.3e-12)
+
+
+@pytest.mark.parametrize("cells", [{"dp": 2, "tp": 8, "ep": 16}, {"dp": 4, "tp": 4, "ep": 8}, {"dp": 16, "ep": 8}])
+def test_the_energy_of_whole_experts_over_tensor_ranks_adds_up(
+    cells: dict[str, int], make_job: Jobs, price: Price, catalogue_model: Callable[[str], Any]
+) -> None:
+    job = make_job(16, catalogue_model("olmoe-1b-7b"))
+    physics = price(job, etp=1, zero_stage=1, sequence_parallel=cells.get("tp", 1) > 1, **cells)
+    parts = breakdown(physics, 0, np.array([physics.top_mhz]))
+    assert min(parts.memory_energy_j.values()) >= 0.0
+    assert sum(parts.memory_energy_j.values()) == pytest.approx(parts.energy_j["memory"], rel=1e-9)
+    links = sum(sum(by_link.values()) for by_link in parts.communication_energy_j.values())
+    assert links == pytest.approx(parts.energy_j["communication"], rel=1e-9)

@@ -97,8 +97,11 @@ def test_no_plan_goes_below_the_bounds_of_its_layout(job: int, shipped_physics: 
 def test_the_top_clock_takes_the_least_time(job: int, shipped_physics: Physics, one_clock: OneClock) -> None:
     physics = shipped_physics(job)
     index = np.arange(len(physics.layouts["pp"]))
-    found = physics.evaluate(index, one_clock(physics, physics.top_mhz))
-    assert found["iteration_time_s"].tolist() == pytest.approx(physics.lower_bound(index)[0].tolist())
+    found_s = physics.evaluate(index, one_clock(physics, physics.top_mhz))["iteration_time_s"]
+    bound_s, layouts = physics.lower_bound(index)[0], physics.layouts
+    assert np.all(bound_s <= found_s * (1.0 + 1e-9))
+    walked = (layouts["vpp"] > 1) & (layouts["stage_layers"] > 0) | (layouts["schedule"] > 0)  # chunk by chunk
+    assert found_s[~walked].tolist() == pytest.approx(bound_s[~walked].tolist())
 
 
 @pytest.mark.parametrize("job", JOBS)

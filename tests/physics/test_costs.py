@@ -8,10 +8,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts, stage_costs
-from jointopt.physics.layout_arrays import dense_layers_of, stage_layers
+from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
@@ -78,7 +78,7 @@ def test_many_layouts_at_once_equal_each_alone(costs_of: Callable[..., StageCost
         alone = costs_of(**{k: v[i] if isinstance(v, list) else v for k, v in cells.items()})
         for f in fields(StageCosts):
             many, one = getattr(together, f.name), getattr(alone, f.name)
-            if isinstance(many, np.ndarray) and f.name != "layers":
+            if isinstance(many, np.ndarray):
                 np.testing.assert_allclose(many[i], one[0], rtol=1e-12, err_msg=f.name)
 
 
@@ -111,16 +111,17 @@ def test_a_pipeline_that_syncs_every_micro_batch_reduces_as_often(
 def test_the_head_makes_the_last_of_uneven_stages_lighter(
     make_job: Callable[..., Job], layouts_of: Callable[..., Columns], gpt_model: Callable[..., Model]
 ) -> None:
-    layers = stage_layers(make_job(model=gpt_model(26, vocab=256000)), layouts_of(pp=4))
+    layers = LayoutArrays(make_job(model=gpt_model(26, vocab=256000)), layouts_of(pp=4)).layers[0]
     assert layers.sum() == 26
     assert layers[-1] < layers[0]
 
 
 def test_leading_dense_layers_of_an_moe_model_sit_on_the_first_stages(
-    catalogue_model: Callable[[str], Model], make_job: Callable[..., Job]
+    catalogue_model: Callable[[str], Model], make_job: Callable[..., Job], layouts_of: Callable[..., Columns]
 ) -> None:
     job = make_job(model=catalogue_model("deepseek-v3"))  # 3 dense, 58 MoE
-    assert dense_layers_of(job, np.array([2.0, 29.0, 30.0])).tolist() == [2.0, 1.0, 0.0]
+    code = STAGE_LAYERS.of((2, 29, 30))
+    assert LayoutArrays(job, layouts_of(pp=3) | {"stage_layers": np.array([code])}).dense_layers.tolist() == [[2, 1, 0]]
 
 
 def test_one_gigabyte_over_infiniband_costs_what_the_rack_study_says(make_job: Callable[..., Job]) -> None:
@@ -148,6 +149,6 @@ def test_a_stage_without_layers_is_no_stage_without_an_answer(
 ) -> None:  # fmt: skip
     # a head worth more than a layer: nanotron leaves ranks of a deep pipeline empty
     plans = price(make_job(model=gpt_model(8, 1024, vocab=131072), framework="nanotron"), pp=8)
-    assert 0.0 in stage_layers(plans.job, plans.layouts)
+    assert 0.0 in LayoutArrays(plans.job, plans.layouts).layers
     columns = plans.evaluate(np.array([0]), one_clock(plans, 1410.0))
     assert all(np.isfinite(columns[name]).all() for name in ("iteration_time_s", "energy_j", "peak_memory_gib"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -13,10 +13,11 @@ from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.schedule import (
+    MOST_GROUPS,
     Operation,
+    alive_chunks,
     data_dependency,
     execution_order,
-    in_flight_micro_batches,
     replay,
     schedule_order,
 )
@@ -167,28 +168,27 @@ def test_interleaved_order_is_megatrons() -> None:
     assert named[8:] == ["F12", "B00", "F13", "B01", "B12", "B13", "B02", "B03"]
 
 
-def most_alive(orders: list[list[Operation]]) -> Floats:
-    """Counted, not computed: the most forwards started and not yet undone on each rank."""
-    steps = [np.cumsum([-1 if op.backward else 1 for op in order]) for order in orders]
-    return np.array([int(s.max()) for s in steps], dtype=np.float64)
+def most_held(order: list[Operation], weight: list[float]) -> float:
+    """Counted, not computed: the most that forwards started and not yet undone hold, so much for each chunk."""
+    return max(accumulate(-weight[op.chunk] if op.backward else weight[op.chunk] for op in order))
 
 
-@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("vpp", [1, 2, 3])
-@pytest.mark.parametrize("groups", [1, 2, 5])
-def test_in_flight_micro_batches_are_those_of_the_schedule(pp: int, vpp: int, groups: int) -> None:
-    m = groups * pp
-    counted = most_alive([schedule_order(pp, vpp, m, rank) for rank in range(pp)]) / vpp
-    alive = in_flight_micro_batches(np.array([pp]), np.array([vpp]), np.array([m]), np.arange(10))
-    np.testing.assert_allclose(alive[0, :pp], counted)
-    assert not alive[0, pp:].any()
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 5), st.data())
+def test_what_unequal_chunks_hold_at_most_is_what_the_schedule_does(
+    pp: int, vpp: int, groups: int, data: st.DataObject
+) -> None:
+    m = groups * pp if pp > 1 and vpp > 1 else data.draw(st.integers(1, 20))
+    vpp = vpp if pp > 1 else 1
+    weights = [data.draw(st.lists(st.integers(0, 9).map(float), min_size=vpp, max_size=vpp)) for _ in range(pp)]
+    held = np.einsum("itc,ic->it", alive_chunks(pp, vpp, min(m, MOST_GROUPS * pp)), weights).max(axis=1)
+    assert held.tolist() == [most_held(schedule_order(pp, vpp, m, rank), weights[rank]) for rank in range(pp)]
 
 
 def test_in_flight_micro_batches_approach_the_published_factor() -> None:
     """Korthikanti et al. 2022: interleaving multiplies the first stage's activations by 1 + (p - 1)/(p v)."""
-    p, v, m = np.array([8, 8, 4]), np.array([1, 4, 2]), np.array([64, 64, 64])
-    first = in_flight_micro_batches(p, v, m, np.array([0]))[:, 0]
-    np.testing.assert_allclose(first, [8.0, 8 * (1 + 7 / 32), 4 * (1 + 3 / 8)])
+    first = [float(alive_chunks(p, v, 64)[0].sum(axis=-1).max() / v) for p, v in ((8, 1), (8, 4), (4, 2))]
+    assert first == [8.0, 8 * (1 + 7 / 32), 4 * (1 + 3 / 8)]
 
 
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(4, 2, 6), (4, 1, 0), (0, 1, 4), (4, 0, 4)])

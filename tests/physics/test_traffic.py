@@ -30,6 +30,12 @@ def test_grouped_queries_shrink_what_context_parallelism_gathers(catalogue_model
     assert float(gathered) == 2 * 1024 * 8 * (2 * 8 * 128)
 
 
+def test_ranks_beyond_the_kv_heads_gather_one_head_each(catalogue_model: Callable[[str], Model]) -> None:
+    model = catalogue_model("llama-3-8b")  # 8 KV heads of 128
+    gathered = [float(traffic.context_bytes(model, ONE, ONE, np.array(tp), 1.0)) for tp in (4.0, 8.0, 16.0, 32.0)]
+    assert gathered == [2 * 2 * 128, 2 * 128, 2 * 128, 2 * 128]
+
+
 def test_latent_attention_gathers_the_keys_and_values_of_its_heads(catalogue_model: Callable[[str], Model]) -> None:
     model = catalogue_model("deepseek-v3")  # arXiv:2412.19437: 128 heads, keys of 128 + 64, values of 128
     assert float(traffic.context_bytes(model, ONE, ONE, ONE, 1.0)) == 128 * (128 + 64 + 128)

@@ -80,7 +80,7 @@ def test_several_unknown_degrees_are_data_parallel() -> None:
 
 def test_a_blank_degree_of_expert_parallelism_is_assumed_for_experts_only() -> None:
     moe = {"num_experts": 8, "moe_router_topk": 2, "ep": None}
-    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep", ""]
+    assert predict(moe, {"ep": None}).assumed.tolist() == ["ep etp", ""]
 
 
 @pytest.mark.parametrize(
@@ -372,3 +372,50 @@ def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
 def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:
     with pytest.raises(TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"):
         predict({"model": "llama-3-8"}, without=("num_layers",))
+
+
+def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> None:
+    stated = {"num_experts": 16, "moe_router_topk": 4, "moe_ffn_hidden_size": 256, "num_shared_experts": 1}
+    stated |= {"num_dense_layers": 2, "token_dispatcher": "flex/deepep", "overlap_moe_a2a": True}
+    (found,), _ = workloads(table(stated))
+    job, model = found.job, found.job.model
+    assert (model.moe_ffn_hidden_size, model.num_shared_experts, model.num_dense_layers) == (256, 1, 2)
+    assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
+
+
+FINE: dict[str, Any] = {
+    "num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 1408, "num_shared_experts": 2,
+    "num_dense_layers": 3, "mtp_num_layers": 1, "attention_kind": "MLA",
+}  # fmt: skip
+
+
+def test_columns_of_experts_and_attention_reach_the_model() -> None:
+    model = workloads(table(FINE))[0][0].job.model
+    for name in ("moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "mtp_num_layers"):
+        assert getattr(model, name) == FINE[name]
+    assert (model.kv_lora_rank, model.q_lora_rank) == (512, 1536)
+    assert "kv_lora_rank" in predict(FINE).assumed[0].split()
+
+
+def test_a_row_that_states_all_of_a_catalogue_model_has_its_latent_attention() -> None:
+    model = load_model("deepseek-v3")
+    cells = {name: getattr(model, name) for name in (*RUN, *FINE) if hasattr(model, name)}
+    row = cells | {"model": "deepseek-v3", "attention_kind": "mla", "mtp_num_layers": 1, "ep": 8}
+    found = workloads(table(row))[0][0].job.model
+    assert (found.kv_lora_rank, found.head_dim, found.mtp_num_layers) == (model.kv_lora_rank, model.head_dim, 1)
+
+
+def test_formats_of_states_in_a_table_reach_the_training() -> None:
+    stated = {"grad_reduce_dtype": "float32", "exp_avg_dtype": "bfloat16", "precision_aware_optimizer": True}
+    training = workloads(table(stated))[0][0].job.training
+    assert (training.grad_reduce_dtype, training.exp_avg_dtype) == ("fp32", "bf16")
+    assert training.precision_aware_optimizer
+    assert training.main_grads_dtype is None
+
+
+def test_a_row_fits_where_its_probability_is_a_half_at_least() -> None:
+    found = predict(*({"micro_batch_size": n, "global_batch_size": 4 * n} for n in (1, 8, 16, 24, 64)))
+    probability = found.fit_probability
+    assert probability.is_monotonic_decreasing
+    assert (probability[0] > 0.99, probability.iloc[-1] < 0.01) == (True, True)
+    assert found.predicted_fits.tolist() == (probability >= 0.5).tolist()

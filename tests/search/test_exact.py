@@ -5,9 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact import exact_front
 from jointopt.search.pareto import front_of
 from jointopt.search.problem import Problem
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.space import enumerate_layouts
 from tests.fake_problem import fake_problem
 
 
@@ -97,3 +101,19 @@ def test_no_layouts_at_all_give_an_empty_front():
     problem = fake_problem(0, 8, 5)
     none = replace(problem, layouts={name: values[:0] for name, values in problem.layouts.items()})
     assert exact_front(none).covered == 0
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "torchtitan"])
+def test_stated_splits_and_schedules_leave_the_front_exact(framework: str) -> None:
+    job = shipped_job("llama-3-8b-1x8-h100")
+    training = replace(job.training, framework=load_framework(framework), global_batch_size=48)
+    job = replace(job, model=replace(job.model, num_layers=30), training=training)
+    layouts = enumerate_layouts(job).layouts
+    some = np.flatnonzero((layouts["stage_layers"] > 0) | (layouts["schedule"] > 0))[::5]
+    physics = CostModel(job, {name: column[some] for name, column in layouts.items()})
+    clocks = np.asarray(job.search.clock_mhz)[::12]
+    bounds = (physics.lower_bound, None, physics.energy_slope_w)
+    problem = Problem(physics.layouts, clocks, physics.evaluate, *bounds)
+    found, every = exact_front(problem).front, everything(problem)
+    for column in ("iteration_time_s", "energy_j"):
+        np.testing.assert_allclose(np.sort(found[column]), np.sort(every[column]), rtol=1e-9)

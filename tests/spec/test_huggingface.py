@@ -18,6 +18,7 @@ SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()}
 OPTIONAL = {
     "num_key_value_heads", "head_dim", "word_embed_proj_dim", "do_layer_norm_before", "resid_pdrop", "no_bias",
     "attn_config", "q_lora_rank", "first_k_dense_replace", "n_shared_experts", "n_routed_experts", "max_seq_len",
+    "n_group", "topk_group",
 }  # fmt: skip
 
 

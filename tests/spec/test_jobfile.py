@@ -353,6 +353,9 @@ def test_a_precision_that_nobody_states_is_the_gpus_own_16_bit_format(tmp_path: 
     for gpu, dtype in (("v100-sxm2-16gb", "fp16"), ("a100-sxm4-80gb", "bf16")):
         job = parse_job({**shape, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}}, "job", tmp_path)
         assert job.training.dtype == dtype
+        stated = [str(a) for a in job.cluster.assumed if a.key == "dtype"]
+        assert stated == ["dtype is not given and v100-sxm2-16gb has no bf16; fp16 is assumed"] * (dtype == "fp16")
+        assert parse_job(parse_yaml(dump_job(job)), "job", tmp_path) == job
 
 
 def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_in(tmp_path: Path) -> None:
@@ -366,8 +369,8 @@ def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_
 @pytest.mark.parametrize(
     ("framework", "search", "sentence"),
     [
-        ("megatron-lm", {"zero_stage": 3}, "search.zero_stage 3: megatron-lm has no .*; expected 0, 1, got 3"),
-        ("megatron-lm", {"zero_stage": [0, 2]}, "search.zero_stage 2: .* got 0, 2"),
+        ("nanotron", {"zero_stage": 3}, "search.zero_stage 3: nanotron has no .*; expected 0, 1, got 3"),
+        ("nanotron", {"zero_stage": [0, 2]}, "search.zero_stage 2: .* got 0, 2"),
         ("torchtitan", {"zero_stage": [1]}, "expected 0, 2, 3, got 1"),
         ("megatron-deepspeed", {"vpp": [1, 2]}, "search.vpp 2: .*; expected 1, got 1, 2"),
     ],
@@ -444,3 +447,13 @@ def test_a_job_may_state_the_memory_of_its_gpus() -> None:
     assert parse(parse_yaml(dump_job(job))) == job
     with pytest.raises(JobError, match=r"cluster\.memory_gib"):
         parse(changed(CORES, "cluster.memory_gib", -1))
+
+
+def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
+    stated = {"grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
+    job = parse(SMALL | {"training": SMALL["training"] | stated})
+    assert (job.training.gradient_bytes, job.training.optimizer_bytes) == (2.0, 4.0 + 1.0 + 1.0)
+    assert job.training.weight_gather_bytes == 1.0
+    assert parse(parse_yaml(dump_job(job))) == job
+    with pytest.raises(JobError, match=r"training\.exp_avg_dtype must be one of fp32"):
+        parse(SMALL | {"training": SMALL["training"] | {"exp_avg_dtype": "wide"}})

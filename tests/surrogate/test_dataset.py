@@ -13,7 +13,7 @@ from jointopt.core.facts import Source
 from jointopt.physics.describe import CONSTANTS
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate import dataset as learning
-from jointopt.surrogate.dataset import PricedPlans, price, source_of, timed_runs, with_results
+from jointopt.surrogate.dataset import PricedPlans, _on, price, source_of, timed_runs, with_results
 from jointopt.workflows.predict import predict
 
 
@@ -90,6 +90,16 @@ def test_a_framework_without_a_profile_is_told_from_one_with(synthetic_runs):
     table = synthetic_runs(rows=3, groups=(256,))
     assert price(table).fitted.all()
     assert not price(table.assign(framework="inhouse")).fitted.any()
+
+
+def test_runs_are_priced_on_the_job_s_cluster_with_their_nodes_under_the_lower_power_limit(synthetic_runs):
+    work = workloads(synthetic_runs(rows=3, groups=(256,)))[0][0]
+    own = work.job.cluster
+    for more_w, lower_w in ((-50.0, own.power_limit_w - 50.0), (50.0, own.power_limit_w)):
+        cluster = replace(own, nodes=own.nodes + 7, power_limit_w=own.power_limit_w + more_w, pue=1.7)
+        there = _on(cluster, work).job.cluster
+        assert (there.nodes, there.power_limit_w, there.pue) == (own.nodes, lower_w, 1.7)
+    assert _on(replace(own, gpu=replace(own.gpu, id="another")), work) is work
 
 
 def test_rows_that_cannot_be_priced_are_named_and_the_others_kept(synthetic_runs):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.surrogate.feasibility import (
+    _START,
     GRID,
     MemoryEvidence,
     MemoryMargin,
+    _loss,
     fit_draws,
     fit_probability,
     learn_margin,
     load_limit,
+    own_margin,
     source_weights,
 )
 
@@ -50,10 +55,10 @@ def test_memory_that_was_measured_moves_the_limit_by_as_much():
     assert (probability(log_ratio=[0.2] * 20)[1:4] < probability()[1:4]).all()
 
 
-def test_the_limit_is_the_load_whose_probability_is_the_cut():
+def test_the_limit_is_the_load_of_that_probability():
     weights = source_weights(MARGIN, MemoryEvidence(log_ratio=np.full(9, 0.1)))
-    limit = load_limit(weights, MARGIN)
-    assert fit_probability(np.array([limit]), weights, MARGIN)[0] == pytest.approx(MARGIN.cut, abs=1e-3)
+    limit = load_limit(weights, MARGIN, 0.3)
+    assert fit_probability(np.array([limit]), weights, MARGIN)[0] == pytest.approx(0.3, abs=1e-3)
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,3 +89,18 @@ def test_failures_far_below_the_limit_are_crashes():
     few = MemoryEvidence(fitted.log_ratio, failed_load=np.full(2, -1.0))
     many = MemoryEvidence(fitted.log_ratio, failed_load=np.full(40, -1.0))
     assert learn_margin([many]).crash_share > learn_margin([few]).crash_share
+
+
+def test_published_plans_beyond_the_limit_move_the_margin_of_their_framework_by_ten_runs_at_most():
+    few, many = (own_margin(MARGIN, MemoryEvidence(ok_load=np.full(n, 0.15))) for n in (10, 200))
+    assert astuple(few) == pytest.approx(astuple(many))
+    assert many.centre < -0.1
+    assert many.source_sd <= MARGIN.source_sd
+
+
+def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
+    most, twice = (MemoryEvidence(failed_load=np.full(n, -1.0)) for n in (100, 200))
+    assert _loss(_START, [most]) > _loss(_START, []) + 1.0
+    assert _loss(_START, [twice]) == pytest.approx(_loss(_START, [most]))
+    ratios = [MemoryEvidence(log_ratio=np.full(n, 0.1)) for n in (100, 200)]
+    assert _loss(_START, ratios[1:]) == pytest.approx(_loss(_START, ratios[:1]))

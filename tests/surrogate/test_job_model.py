@@ -67,6 +67,7 @@ def test_without_measured_runs_the_physics_stays(job: Job, layouts: Columns) -> 
     for model in (JobModel.of(job), JobModel.of(job, "none", measured_runs(job, 1.3))):
         assert (model.cost_model(some).time_factor == 1.0).all()
         assert model.cost_model(some).memory_factor == model.cost_model(some).power_factor == 1.0
+        assert model.log_time_factor(some).tolist() == [0.0] * 50
 
 
 def test_slower_runs_make_every_plan_slower(job: Job) -> None:
@@ -113,7 +114,7 @@ def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) 
 def test_a_run_out_of_memory_raises_what_plans_are_said_to_need(job: Job) -> None:
     full = measured_runs(job, 1.0).iloc[:1].assign(micro_batch_size=4, status="oom", iteration_time_s=np.nan)
     evidence = JobModel.of(job, measured=full).evidence
-    assert evidence.memory_posterior.factor > 1.01
+    assert evidence.memory_posterior().factor > 1.01
     assert evidence.known is None
 
 
@@ -133,7 +134,11 @@ def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layou
     index = rng.integers(0, len(layouts["pp"]), 3000)
     clocks = np.where(np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan)
     tried = physics.evaluate(index, clocks)
-    better = [tried[n][:, None] < front[n] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
+    runs = (
+        2.0 - model.fit_probability(physics)[index][:, None],
+        2.0 - front["fit_probability"],
+    )  # one that fails is paid
+    better = [tried[n][:, None] * runs[0] < front[n] * runs[1] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
     assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
 
 
@@ -177,6 +182,10 @@ def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
     assert polished.energy_j == pytest.approx(found.energy_j)
     assert polished.saving(polished.chosen) == pytest.approx(alone.saving(alone.chosen))
     assert polished.informed_by == found.informed_by
+    slower = polished.iteration_time_s / alone.iteration_time_s
+    assert polished.shortest_pass_s == pytest.approx(slower * alone.shortest_pass_s)
+    times_s = [point.iteration_time_s for point in polished.points]
+    assert times_s == pytest.approx([slower * point.iteration_time_s for point in alone.points])
 
 
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:

@@ -23,6 +23,7 @@ from jointopt.surrogate.training import (
     leave_source_out,
     measured_split,
     score_table,
+    source_weights,
     train,
     training_set,
 )
@@ -161,3 +162,8 @@ def test_scores_without_what_could_not_be_judged_are_blank():
     assert table["source"].tolist() == ["alone", "mean"]
     assert table["physics"].tolist() == [0.2, 0.2]
     assert table["group out"].isna().all()
+
+
+def test_a_source_counts_with_the_root_of_its_size_and_a_run_for_one_in_the_mean() -> None:
+    # runs of the small source count twice those of one with four times as many: 2 and 1, over the mean 6 / 5
+    assert source_weights(np.array(["b", "a", "b", "b", "b"])) == pytest.approx([5 / 6, 10 / 6, 5 / 6, 5 / 6, 5 / 6])

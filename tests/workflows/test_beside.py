@@ -36,7 +36,7 @@ def test_a_layout_is_outside_by_what_no_published_run_has() -> None:
 
 
 def test_a_gain_that_may_be_none_puts_the_conventional_plan_first() -> None:
-    plan = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, True, 9, 0.02, behind_low=-0.1, reasons=("cp 16",))
+    plan = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.02, behind_low=-0.1, reasons=("cp 16",))
     assert "take it first" in " ".join(beside_lines([plan], 100))
-    sure = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, True, 9, 0.20, behind_low=0.1, reasons=("cp 16",))
+    sure = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.20, behind_low=0.1, reasons=("cp 16",))
     assert "take it first" not in " ".join(beside_lines([sure], 100))

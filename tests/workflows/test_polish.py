@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.polish.options import window
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
-from jointopt.workflows.polish import Schedule, polish
+from jointopt.workflows.polish import Schedule, _best_within, polish
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -63,6 +64,14 @@ def test_of_the_schedules_shown_none_beats_another() -> None:
     assert (np.diff([p.energy_j for p in points]) < 0).all()
 
 
+def test_a_schedule_is_shown_for_each_slowdown_that_still_saves() -> None:
+    polished = polish(JOB, "dp=16 pp=2 mbs=4 clock=1980", solver="linear")
+    slowdowns = [100 * (point.iteration_time_s / polished.iteration_time_s - 1) for point in polished.points]
+    limits = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0)  # per cent; slower ones take more energy for waiting
+    for slowdown, limit in zip(slowdowns, limits, strict=True):
+        assert limit - 0.1 < slowdown <= limit + 1e-6  # slack is spent up to the limit, but for a step of a clock
+
+
 def test_a_longer_iteration_that_is_allowed_saves_more() -> None:
     none, some = (polish(JOB, PLAN, solver="linear", slowdown=share).chosen for share in (0.0, 0.04))
     assert some.energy_j < none.energy_j
@@ -74,6 +83,20 @@ def test_lowtime_comes_near_the_linear_programme() -> None:
     assert lowtime.unit_s is not None
     assert lowtime.unit_s < 0.2 * lowtime.shortest_pass_s
     assert lowtime.chosen.energy_j <= 1.01 * linear.chosen.energy_j
+
+
+@pytest.mark.parametrize(("solver", "batches"), [("lowtime", 32), ("linear", 96)])
+def test_a_pipeline_of_8_ranks_is_solved_by_512_or_1536_instructions(solver: str, batches: int) -> None:
+    problem = schedule_of("dp=4 pp=8 mbs=2 clock=1980").problem
+    assert window(problem, polishing._MOST_INSTRUCTIONS[solver]).graph.num_micro_batches == batches
+
+
+def test_the_unit_of_time_is_what_the_seconds_allow_and_no_finer_than_a_64th_of_a_pass() -> None:
+    schedule = schedule_of("dp=8 pp=4 mbs=8 clock=1980")  # 128 instructions, a step of which takes 0.11 ms of each
+    problem = schedule.problem
+    range_s = problem.makespan_s(problem.slowest()) - schedule.problem.makespan_s(schedule.plan_choice(problem))
+    assert schedule.unit_s(problem, 0.1408) == pytest.approx(range_s / 10)
+    assert schedule.unit_s(problem, 1e9) == pytest.approx(min(o.duration_s[0] for o in problem.options) / 64)
 
 
 @pytest.mark.parametrize("solver", ["linear", "lowtime"])
@@ -106,6 +129,14 @@ def test_a_plan_that_breaks_a_rule_is_refused_with_the_rule() -> None:
         polish(JOB, "dp=8 pp=4 mbs=3", solver="linear")
 
 
+def test_a_pipeline_of_unequal_chunks_or_split_passes_is_refused() -> None:
+    runs = replace(JOB, training=replace(JOB.training, framework=load_framework("torchtitan")))
+    with pytest.raises(InfeasibleError, match=r"1F1B.*schedule zb-h1"):
+        polish(runs, "dp=8 pp=4 mbs=8 zero=0 schedule=zb-h1", solver="linear")
+    with pytest.raises(InfeasibleError, match=r"equal layers.*2;3;3;3"):
+        polish(JOB, "dp=8 pp=4 vpp=2 mbs=8 stage_layers=2;3;3;3;4;3;3;3", solver="linear")
+
+
 def test_a_plan_that_does_not_fit_is_refused_with_its_memory() -> None:
     with pytest.raises(InfeasibleError, match="memory"):
         polish(shipped_job("llama-3-70b-4x8-h200"), "dp=8 pp=4 mbs=8", solver="linear")
@@ -117,9 +148,20 @@ def test_an_option_out_of_range_is_named(wrong) -> None:
         polish(JOB, PLAN, **({"solver": "linear"} | wrong))
 
 
-def test_a_chunk_of_an_interleaved_stage_takes_its_share_of_the_stage_s_time_and_energy() -> None:
+@pytest.mark.parametrize("kind", [3, 4])  # forward and backward passes of a stage without embedding or head
+def test_a_chunk_of_an_interleaved_stage_takes_its_share_of_the_stage_s_time_and_energy(kind: int) -> None:
     whole, chunks = (schedule_of(f"dp=8 pp=4 mbs=8 clock=1980{vpp}") for vpp in ("", " vpp=2"))
-    options = [schedule.problem.options[1] for schedule in (whole, chunks)]  # of a stage without embedding or head
+    options = [schedule.problem.options[kind] for schedule in (whole, chunks)]
     for name in ("duration_s", "energy_j"):
         once, twice = (float(getattr(option, name)[0]) for option in options)
         assert 2 * twice == pytest.approx(once, rel=0.15)  # transfers of more chunks come on top
+
+
+@pytest.mark.parametrize(("place", "tried"), [(0, True), (1, False), (2, True), (3, False), (46, True)])
+def test_of_a_window_s_48_schedules_every_second_is_tried_as_the_ends_of_a_whole_one(place: int, tried: bool) -> None:
+    schedule = schedule_of("dp=8 pp=4 mbs=1 clock=1980")
+    part = window(schedule.problem, 64)
+    candidates = [part.slowest()] * 48
+    candidates[place] = part.fastest()
+    limit_s = schedule.time_s(schedule.problem.fastest()) * (1 + 1e-9)  # which slow ends cannot keep to
+    assert bool(_best_within(schedule, part, candidates, limit_s)) == tried

@@ -75,7 +75,8 @@ def test_a_plan_that_does_not_fit_is_explained_as_such() -> None:
     job = jointopt.load_job("llama-3-8b-1x8-h100")
     told = explain(job, "dp=8 micro_batch_size=8 zero_stage=0")
     assert not told.feasible
-    assert any("memory (GiB)" in sentence for sentence in told.violations)
+    assert any("memory (GiB)" in sentence for sentence in told.exceeded)
+    assert told.violations == ()  # it could be started
     assert sum(told.memory_gib.values()) == pytest.approx(told.peak_memory_gib)
 
 
@@ -173,3 +174,21 @@ def test_energy_of_cores_is_refused_wherever_a_job_comes_from() -> None:
     job = job_from_options("gpt2", "cpu-core", 4, 16, 128)
     with pytest.raises(CatalogError, match="predict power and energy"):
         propose(dataclasses.replace(job, objectives=("iteration_time_s", "energy_j")), trials=10)
+
+
+def test_a_tight_plan_is_there_only_where_it_pays_for_a_failed_start(proposal: Proposal) -> None:
+    problem, front = priced_problem(proposal.job), proposal.front
+    tight = front["fit_probability"] < 0.9
+    for row in np.flatnonzero(tight):
+        cost = front["iteration_time_s"][row] * (2.0 - front["fit_probability"][row])
+        slower = front["energy_j"] <= front["energy_j"][row]
+        assert (cost <= front["iteration_time_s"][slower & ~tight]).all()
+    assert (front["fit_probability"] > 0.05).all()
+    assert problem.num_layouts == proposal.feasible_layouts
+
+
+def test_a_stated_bound_on_memory_is_kept_by_every_plan() -> None:
+    job = jointopt.load_job(JOB)
+    bound = dataclasses.replace(job.constraints, memory_fraction=0.3)
+    found = propose(dataclasses.replace(job, constraints=bound), trials=0)
+    assert (found.front["peak_memory_gib"] <= 0.3 * job.cluster.gpu.memory_gib).all()

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from jointopt.core.errors import ExportError
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, inside
 from jointopt.spec.defaults import default_etp
 from jointopt.spec.details import Details, details_of
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
-from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
+from jointopt.spec.plans.stages import own_split
 
 BENCHMARK, TRAINING = PURPOSES = ("benchmark", "training")
 _ITERATIONS = {BENCHMARK: 20, TRAINING: 10_000}
@@ -79,19 +77,11 @@ def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:
     model, pp, vpp = job.model, int(plan["pp"]), int(plan["vpp"])
     if stated:
         return stated
-    if model.num_layers % (pp * vpp) == 0 and not job.training.framework.layers_by_cost:
-        return (model.num_layers // (pp * vpp),) * (pp * vpp)
-    if vpp > 1:
+    if vpp > 1 and model.num_layers % (pp * vpp):
         raise ExportError(
             f"pp*vpp is {pp * vpp}, which does not divide the {model.num_layers} layers: state stage_layers."
         )
-    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
-    layer = model.attention_parameters + (experts if model.is_moe else model.dense_mlp_parameters)
-    head = model.vocab_size * model.hidden_size
-    if job.training.framework.layers_by_cost:
-        return layers_by_cost(model.num_layers, pp, layer, head)
-    split = layers_per_stage(model.num_layers, np.array([pp]), np.array([1]), head_layers=head / layer)[0]
-    return tuple(int(layers) for layers in split)
+    return tuple(int(layers) for layers in own_split(job, pp, vpp))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ OLDEST = "0.12"
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _RECOMPUTED_SINCE = {"shared_experts": "0.13"}  # modules that 0.12 cannot recompute
-_OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")  # inputs that activations' offload moves
 
 
 def export(intent: Intent, version: str) -> Export:
@@ -79,6 +78,7 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
         init_method_std=details.init_std, swiglu=model.gated_mlp, disable_bias_linear=not model.linear_bias,
         add_qkv_bias=model.qkv_bias, qk_layernorm=model.qk_norm or bool(model.kv_lora_rank),
         untie_embeddings_and_output_weights=not model.tied_embeddings, **_dropouts(intent),
+        mtp_num_layers=model.mtp_num_layers or None, mtp_loss_scaling_factor=0.1 if model.mtp_num_layers else None,
         **_latent(intent, words.version),
     )  # fmt: skip
     gaps.finer(details.activation not in (("silu",) if model.gated_mlp else ("gelu", "gelu_tanh")),
@@ -159,7 +159,7 @@ def _experts(words: Words, intent: Intent) -> None:
     softmax = routing.score == "softmax"
     words.add(
         num_experts=model.num_experts, moe_router_topk=model.moe_router_topk,
-        moe_ffn_hidden_size=model.moe_ffn_hidden_size, moe_token_dispatcher_type="alltoall",
+        moe_ffn_hidden_size=model.moe_ffn_hidden_size, **_dispatcher(words, intent),
         moe_shared_expert_intermediate_size=model.moe_ffn_hidden_size * shared if shared else None,
         moe_shared_expert_gate=routing.shared_gate and shared > 0,
         moe_layer_freq=f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None,
@@ -167,13 +167,26 @@ def _experts(words: Words, intent: Intent) -> None:
         moe_router_score_function=None if softmax else routing.score,
         moe_router_pre_softmax=softmax and (not routing.normalised or scaled or model.moe_router_topk == 1),
         moe_router_topk_scaling_factor=routing.scaling if scaled else None,
-        moe_router_num_groups=routing.groups or None, moe_router_group_topk=routing.top_groups or None,
+        moe_router_num_groups=model.moe_router_num_groups or None,
+        moe_router_group_topk=model.moe_router_group_topk or None,
         moe_router_enable_expert_bias=routing.bias, moe_router_bias_update_rate=1e-3 if routing.bias else None,
         moe_router_load_balancing_type="aux_loss" if routing.aux_loss else "none",
         moe_aux_loss_coeff=routing.aux_loss or None,
         # random data would load experts unevenly, as no training does
         moe_router_force_load_balancing=not intent.is_training,
     )  # fmt: skip
+
+
+def _dispatcher(words: Words, intent: Intent) -> dict[str, Any]:
+    """How tokens go to experts, and whether that overlaps another micro-batch's kernels."""
+    training = intent.job.training
+    kind = training.token_dispatcher or training.framework.token_dispatcher
+    found: dict[str, Any] = {"moe_token_dispatcher_type": "alltoall" if kind == "alltoall" else "flex"}
+    if kind == "hybridep" or (kind != "alltoall" and words.has("moe_flex_dispatcher_backend")):
+        found["moe_flex_dispatcher_backend"] = kind
+    elif kind == "deepep":
+        found["moe_enable_deepep"] = True
+    return found | {"overlap_moe_expert_parallel_comm": training.overlap_moe_a2a}
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -184,7 +197,7 @@ def _degrees(words: Words, gaps: Gaps, intent: Intent) -> None:
     words.add(
         tensor_model_parallel_size=intent["tp"], pipeline_model_parallel_size=intent["pp"],
         context_parallel_size=intent["cp"], expert_model_parallel_size=intent["ep"] if intent["ep"] > 1 else None,
-        expert_tensor_parallel_size=intent["etp"] if experts and intent["tp"] > 1 else None,
+        expert_tensor_parallel_size=intent["etp"] if experts and intent["etp"] != intent["tp"] else None,
         sequence_parallel=bool(intent["sequence_parallel"]), micro_batch_size=intent["micro_batch_size"],
         global_batch_size=intent.job.training.global_batch_size,
     )  # fmt: skip
@@ -201,13 +214,13 @@ def _pipeline(words: Words, gaps: Gaps, intent: Intent) -> None:
     if intent.even:
         words.add(num_virtual_stages_per_pipeline_rank=virtual)
     elif ends is not None:
-        words.add(account_for_embedding_in_pipeline_split=ends[0], account_for_loss_in_pipeline_split=ends[1],
-                  num_virtual_stages_per_pipeline_rank=virtual)  # fmt: skip
-    elif words.has("pipeline_model_parallel_layout"):
-        words.add(pipeline_model_parallel_layout=layer_layout(split))
+        words.add(num_virtual_stages_per_pipeline_rank=virtual, account_for_embedding_in_pipeline_split=ends[0],
+                  account_for_loss_in_pipeline_split=ends[1])  # fmt: skip
     elif vpp == 1 and len(set(split[1:-1])) <= 1 and min(split) > 0:
         last = split[-1] if pp > 2 else None  # of two stages, the second has the rest
         words.add(decoder_first_pipeline_num_layers=split[0], decoder_last_pipeline_num_layers=last)
+    elif words.has("pipeline_model_parallel_layout"):
+        words.add(pipeline_model_parallel_layout=layer_layout(split, intent.model.mtp_num_layers))
     else:
         gaps.never(pp > 1, f"the stage_layers {';'.join(map(str, split))}")
 
@@ -221,10 +234,10 @@ def _ends(split: tuple[int, ...]) -> tuple[bool, bool] | None:
     return (each - first == 1, each - last == 1)
 
 
-def layer_layout(split: tuple[int, ...]) -> str:
-    """``Et*7|t*8|...|t*7,L``: layers of each chunk in the order of the pipeline, embedding first and loss last."""
+def layer_layout(split: tuple[int, ...], mtp_layers: int = 0) -> str:
+    """``Et*7|t*8|...|t*7mL``: layers of each chunk in the order of the pipeline, embedding first and loss last."""
     parts = [f"t*{layers}" if layers > 1 else "t" * layers for layers in split]
-    parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}L"
+    parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}{'m' * mtp_layers}L"
     return "|".join(parts)
 
 
@@ -260,7 +273,13 @@ def _memory_savings(words: Words, gaps: Gaps, intent: Intent) -> None:
     if intent["offload"] == "optimizer":
         words.add(optimizer_cpu_offload=True, use_precision_aware_optimizer=True)
     elif intent["offload"] == "activations":
-        words.add(fine_grained_activation_offloading=True, offload_modules=_OFFLOADED)
+        words.add(fine_grained_activation_offloading=True, offload_modules=offloaded_modules(intent))
+
+
+def offloaded_modules(intent: Intent) -> tuple[str, ...]:
+    """Modules whose inputs lie in host memory: attention's, and of experts their activation's."""
+    whole = MODULES.code(intent["recompute_modules"]) & MODULES.bit("moe")
+    return ("core_attn", "attn_proj", *(("moe_act",) if intent.model.is_moe and not whole else ()))
 
 
 # --- how it runs ----------------------------------------------------------------------------------------------------
@@ -268,7 +287,8 @@ def _memory_savings(words: Words, gaps: Gaps, intent: Intent) -> None:
 
 def _precision(words: Words, intent: Intent) -> None:
     """16-bit weights under all but fp32; gradients reduced in bf16 where the framework's profile does so."""
-    dtype, modules = intent.job.training.dtype, MODULES.code(intent["recompute_modules"])
+    training = intent.job.training
+    dtype, modules = training.dtype, MODULES.code(intent["recompute_modules"])
     outputs = modules & (MODULES.bit("moe_act") | MODULES.bit("layernorm"))  # which delayed scaling cannot recompute
     words.add(
         bf16=dtype in ("bf16", "fp8", "fp4"), fp16=dtype == "fp16",
@@ -277,7 +297,11 @@ def _precision(words: Words, intent: Intent) -> None:
         fp8_format="hybrid" if dtype == "fp8" else None,
         fp8_recipe="tensorwise" if dtype == "fp8" and outputs else None,
         fp4_format="e2m1" if dtype == "fp4" else None,
-        grad_reduce_in_bf16=intent.job.training.framework.gradient_comm_bytes == 2 and dtype not in ("fp32", "fp16"),
+        fp8_param_gather=bool(training.fp8_param_gather) and dtype == "fp8",
+        grad_reduce_in_bf16=training.gradient_comm_bytes == 2 and dtype not in ("fp32", "fp16"),
+        use_precision_aware_optimizer=bool(training.precision_aware_optimizer) and intent["offload"] != "optimizer",
+        main_grads_dtype=training.main_grads_dtype, exp_avg_dtype=training.exp_avg_dtype,
+        exp_avg_sq_dtype=training.exp_avg_sq_dtype,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from jointopt.core.schema import MODULES
 from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
-from jointopt.measure.exports.megatron import layer_layout, megatron_words
+from jointopt.measure.exports.megatron import layer_layout, megatron_words, offloaded_modules
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
@@ -60,7 +60,7 @@ def _shape(intent: Intent) -> dict[str, Any]:
         "qk_layernorm": model.qk_norm or bool(model.kv_lora_rank),
         "share_embeddings_and_output_weights": model.tied_embeddings, "position_embedding_type": positions,
         "seq_length": intent.job.training.seq_length, "attention_dropout": details.attention_dropout,
-        "hidden_dropout": details.hidden_dropout,
+        "hidden_dropout": details.hidden_dropout, "mtp_num_layers": model.mtp_num_layers or None,
     }  # fmt: skip
     if positions == "rope":
         found |= {"rotary_base": int(details.rotary_base), "rotary_percent": details.rotary_percent}
@@ -93,7 +93,8 @@ def _experts(intent: Intent) -> dict[str, Any]:
         "moe_router_score_function": routing.score, "moe_router_dtype": "fp32",
         "moe_router_pre_softmax": softmax and (not routing.normalised or routing.scaling != 1.0),
         "moe_router_topk_scaling_factor": routing.scaling if routing.scaling != 1.0 else None,
-        "moe_router_num_groups": routing.groups or None, "moe_router_group_topk": routing.top_groups or None,
+        "moe_router_num_groups": model.moe_router_num_groups or None,
+        "moe_router_group_topk": model.moe_router_group_topk or None,
         "moe_router_enable_expert_bias": routing.bias,
         "moe_router_load_balancing_type": "aux_loss" if routing.aux_loss else "none",
         "moe_aux_loss_coeff": routing.aux_loss, "moe_router_force_load_balancing": not intent.is_training,
@@ -104,14 +105,14 @@ def _plan(intent: Intent) -> dict[str, Any]:
     """Degrees, the split of layers as a layout wherever it is not even, recompute and offload."""
     full, modules = intent["recompute"] == "full", MODULES.code(intent["recompute_modules"])
     names = [name for name in MODULES.names if modules & MODULES.bit(name)]
-    layers = intent["recompute_num_layers"]
+    layers, mtp = intent["recompute_num_layers"], intent.model.mtp_num_layers
     found: dict[str, Any] = {
         "tensor_model_parallel_size": intent["tp"], "pipeline_model_parallel_size": intent["pp"],
         "context_parallel_size": intent["cp"], "expert_model_parallel_size": intent["ep"],
         "expert_tensor_parallel_size": intent["etp"] if intent.model.is_moe else None,
         "virtual_pipeline_model_parallel_size": intent["vpp"] if intent["vpp"] > 1 else None,
         "sequence_parallel": bool(intent["sequence_parallel"]),
-        "pipeline_model_parallel_layout": None if intent.even else layer_layout(intent.chunk_layers),
+        "pipeline_model_parallel_layout": None if intent.even else layer_layout(intent.chunk_layers, mtp),
         "recompute_granularity": None if intent["recompute"] == "none" else intent["recompute"],
         "recompute_method": ("block" if layers else "uniform") if full else None,
         "recompute_num_layers": (layers or 1) if full else None,
@@ -120,7 +121,7 @@ def _plan(intent: Intent) -> dict[str, Any]:
     if names:
         found["recompute_modules"] = names
     if intent["offload"] == "activations":
-        found |= {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn", "attn_proj"]}
+        found |= {"fine_grained_activation_offloading": True, "offload_modules": list(offloaded_modules(intent))}
     return found
 
 
@@ -137,7 +138,7 @@ def _ddp(intent: Intent) -> dict[str, Any]:
     found: dict[str, Any] = {
         "use_distributed_optimizer": stage > 0, "overlap_grad_reduce": True, "overlap_param_gather": stage > 0,
         "num_distributed_optimizer_instances": intent["dp_replicate"],
-        "grad_reduce_in_fp32": intent.job.training.framework.gradient_comm_bytes != 2,
+        "grad_reduce_in_fp32": intent.job.training.gradient_comm_bytes != 2,
     }  # fmt: skip
     fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING.get(stage)}
     return found | (fsdp if stage > 1 else {})

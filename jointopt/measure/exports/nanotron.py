@@ -10,7 +10,7 @@ from typing import Any
 from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
-from jointopt.spec.plans.stages import layers_by_cost
+from jointopt.spec.plans.stages import layers_by_cost, token_costs
 
 NAME, FILE = "nanotron", "nanotron.yaml"
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -50,8 +50,7 @@ def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
 
 def _own_split(intent: Intent) -> tuple[int, ...]:
     model = intent.model
-    layer = model.attention_parameters + model.dense_mlp_parameters
-    return layers_by_cost(model.num_layers, intent["pp"], layer, model.vocab_size * model.hidden_size)
+    return layers_by_cost(model.num_layers, intent["pp"], *token_costs(model))
 
 
 def _check_model(gaps: Gaps, intent: Intent, old: bool) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 from jointopt.core.errors import LauncherError
 from jointopt.core.units import GIB
 from jointopt.measure.exports.intent import intent_of
-from jointopt.measure.exports.megatron import SCRIPT, checkout_version, megatron_environment, megatron_words
+from jointopt.measure.exports.megatron import (
+    ENVIRONMENT,
+    SCRIPT,
+    checkout_version,
+    megatron_environment,
+    megatron_words,
+)
 from jointopt.measure.exports.options import NEWEST
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
@@ -131,7 +137,9 @@ class MegatronProgram(Program):
 
     def _started(self, launcher: list[str], script: str, job: Job, plan: Mapping[str, Any]) -> list[str]:
         intent = intent_of(job, plan, iterations=self.warmup_iterations + self.iterations)
-        variables = (f"{name}={value}" for name, value in megatron_environment(intent).items())
+        wanted = megatron_environment(intent)
+        unset = [word for name in ENVIRONMENT if name not in wanted for word in ("-u", name)]
+        variables = [*unset, *(f"{name}={value}" for name, value in wanted.items())]
         return ["env", *variables, *launcher, script, *megatron_words(intent, self.version)[0]]
 
 
@@ -151,5 +159,5 @@ class MegatronLauncher(LocalLauncher):
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
-        words = shlex.join(self.program.local_words(job, plan, self.program.cwd)[1:])  # a shell needs no ``env``
+        words = shlex.join(self.program.local_words(job, plan, self.program.cwd))
         return f"cd {shlex.quote(str(self.program.cwd))}\n{words}\n"

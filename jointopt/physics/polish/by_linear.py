@@ -24,7 +24,7 @@ def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | 
     graph = problem.graph
     curves = []
     for curve in map(convex, problem.options):
-        at = np.unique(np.linspace(0, len(curve) - 1, min(_BREAKS, len(curve))).round().astype(int))
+        at = np.unique(np.linspace(0, len(curve) - 1, _BREAKS).round().astype(int))
         curves.append(Options(curve.clock_mhz[at], curve.duration_s[at], curve.energy_j[at]))
     shortest = np.array([c.duration_s[0] for c in curves])[graph.kind]
     if ends_s(graph, shortest).max() > makespan_s:

@@ -32,7 +32,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     """Time and energy of every stage's passes at the clocks (c,), by the formulas of `CostModel.times` and `power`."""
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     costs, k = physics.groups[g], physics.power
-    depth, count = len(costs.layers), len(clock_mhz)
+    depth, count = costs.depth, len(clock_mhz)
     everywhere = np.repeat(clock_mhz[:, None], depth, axis=1)
     t = physics.times(g, np.full(count, row), everywhere)
     forward_flops = costs.forward_flops[row]

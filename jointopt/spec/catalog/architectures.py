@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS
-from jointopt.core.units import TERA
+from jointopt.core.units import GB, TERA
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.cluster import Gpu
 
@@ -61,6 +61,11 @@ def unaligned_factors(gpu: Gpu) -> tuple[float, ...]:
     """Time of a 16-bit product over an aligned one's where 1, 2, 4, 8 and 16 is the largest power of two in a width."""
     slower = _row(gpu)["unaligned"]
     return tuple(float(slower.get(power, 1.0)) for power in ALIGNMENTS)
+
+
+def host_bytes_per_s(gpu: Gpu) -> float:
+    """Bandwidth of the GPU's link to host memory, one direction: its own, else its architecture's PCIe x16."""
+    return GB * float(gpu.host_gbytes_per_s or _row(gpu)["host_gbytes_per_s"])
 
 
 def fp32_time_factor(gpu: Gpu) -> float | None:

@@ -20,8 +20,21 @@ def _profiles() -> dict[str, Framework]:
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
         # a relative neither answers to its parent's names nor shares its measurements
         own: dict[str, Any] = {"aliases": (), "fitted": False} | fields
+        own["rules"] = framework_rules(own.get("family", base.family))
         profiles[name] = dataclasses.replace(base, name=name, **own)
     return profiles
+
+
+def framework_rules(family: str, version: str = "") -> tuple[str, ...]:
+    """Names of the rules that a ``version`` of a family of frameworks adds to those of every one; blank: the newest."""
+    rules = read_yaml("framework_rules.yaml").get(family, {})
+    return tuple(name for name, rule in rules.items() if "before" not in rule or _is_below(version, rule["before"]))
+
+
+def _is_below(version: str, other: str) -> bool:
+    """Whether a stated version comes before another; a blank one, the newest, never does."""
+    numbers = [[int(part) for part in re.findall(r"\d+", text)] for text in (version, other)]
+    return bool(version) and numbers[0] < numbers[1]
 
 
 def framework_names() -> tuple[str, ...]:
@@ -42,10 +55,12 @@ def load_framework(name: str) -> Framework:
 def recognise_framework(text: str) -> tuple[Framework, bool]:
     """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
     low = text.strip().lower()
-    for profile in _profiles().values():
-        if low == profile.name or any(_says(low, alias) for alias in profile.aliases):
-            return profile, True
-    return load_framework("generic"), False
+    named = {a: p for p in reversed(_profiles().values()) for a in (p.name, *p.aliases) if _names(low, p, a)}
+    return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
+
+
+def _names(text: str, profile: Framework, alias: str) -> bool:
+    return text == profile.name or (alias in profile.aliases and _says(text, alias))
 
 
 _DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")

@@ -16,6 +16,8 @@ import numpy as np
 from jointopt.core.schema import Columns, Ints
 from jointopt.spec.cluster import Cluster
 
+_DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp", "dp_replicate")
+
 
 class Group(NamedTuple):
     """One kind of group for n plans: members, and how many of them share a domain in the worst place."""
@@ -27,13 +29,15 @@ class Group(NamedTuple):
 def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> dict[str, Group]:
     """Groups ``tp, cp, dp, dp_cp, etp, ep, expert_dp, pp`` of n layouts on domains of ``domain`` GPUs; arrays are (n,).
 
-    ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts. ``pp`` is the pair of
+    ``dp_cp`` reduces the gradients of dense parameters, ``expert_dp`` those of experts; ``shard`` and ``expert_shard``
+    are the parts of these that hold one copy of sharded states (consecutive members, as in Megatron Core and in
+    PyTorch's HSDP), ``replica`` and ``expert_replica`` join the ``dp_replicate`` parts. ``pp`` is the pair of
     neighbouring stages: size 2 (1 without pipeline), local 2 only where all boundaries are inside a domain. Experts
     lie over all ranks of a stage, etp innermost, then ep, as Megatron Core's RankGenerator numbers them; where a
     framework keeps them inside dp*cp (not ``experts_span_tp``), ep has tp's ranks in between.
     """
-    layouts = {"etp": layouts["tp"], **layouts}
-    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in ("tp", "cp", "dp", "pp", "ep", "etp")])
+    layouts = {"etp": layouts["tp"], "dp_replicate": np.ones_like(layouts["tp"]), **layouts}
+    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in _DEGREES])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
     starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
     lengths = np.diff(starts, append=degrees.shape[1])
@@ -42,14 +46,19 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
 
 
 def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Group]:
-    tp, cp, dp, pp, ep, etp = degrees
+    tp, cp, dp, pp, ep, etp, replicas = degrees
     gpus, shards, etp = tp * cp * dp * pp, dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
     strides = {
         "tp": (tp, np.ones_like(tp)), "cp": (cp, tp), "dp": (dp, tp * cp), "dp_cp": (shards, tp),
-        "etp": (etp, np.ones_like(tp)), "ep": (ep, inner),
-        "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep), "pp": (pp, tp * shards),
+        "etp": (etp, np.ones_like(tp)), "ep": (ep, inner), "pp": (pp, tp * shards),
+        "expert_dp": (np.maximum(shards * tp // (inner * ep), 1), inner * ep),
     }  # fmt: skip
+    for name, whole in (("", "dp_cp"), ("expert_", "expert_dp")):
+        members, stride = strides[whole]
+        parts = np.minimum(replicas, members)
+        strides[f"{name}shard"] = members // parts, stride
+        strides[f"{name}replica"] = parts, stride * (members // parts)
     groups = {name: Group(n, members_per_domain(n, stride, gpus, domain)) for name, (n, stride) in strides.items()}
     chain = groups["pp"]
     pair_local = np.where((chain.size > 1) & (chain.local == chain.size), 2, 1)

@@ -6,61 +6,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import (
     COLUMNS,
     DEGREES,
     LAYOUT_COLUMNS,
+    MODULES,
     NEUTRAL,
     RECOMPUTE_CODES,
-    SCHEDULE,
-    STAGE_LAYERS,
-    Bools,
     Columns,
     inside,
     num_gpus,
-)
+)  # fmt: skip
+from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
+from jointopt.spec.plans.newer_rules import expert_rules, framework_only, recompute_rules, sharing_rules, stage_rules
+from jointopt.spec.plans.rule import DUPLICATE, SEARCH, SEARCHED, Rule, not_in, recompute_codes, searched
 
-SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
-_SEARCH = "search."  # begins the names of the rules that the job itself sets
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule of the joint space.
-
-    ``counted`` or ``sentence`` is empty where another rule covers that use.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    broken: Callable[[Columns], Any]  # takes the columns as arrays that broadcast; true where they break the rule
-    counted: str = ""  # reason by which dropped combinations are counted
-    sentence: str = ""  # what one plan is refused with: a format of its columns and of `_plan_figures`
-
-    @property
-    def of_search(self) -> bool:
-        """Whether it is the job's own search that the rule holds plans to."""
-        return self.name.startswith(_SEARCH)
+FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reaches over
 
 
 def layout_rules(job: Job) -> tuple[Rule, ...]:
     """Every rule of the job's space; the earlier one takes the blame for a combination that breaks several."""
     rules = (
-        *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in _searched(job, name)),
-        *_degree_rules(job), *_expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
-        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *_stage_rules(job),
+        *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in searched(job, name)),
+        *_degree_rules(job), *expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
+        *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *stage_rules(job),
+        *recompute_rules(job), *sharing_rules(job), *framework_only(job),
     )  # fmt: skip
     named = {rule.name for rule in rules}
-    others = [name for name in LAYOUT_COLUMNS if _SEARCH + name not in named]
-    return (*rules, *(rule for name in others for rule in _searched(job, name)))
+    others = [name for name in LAYOUT_COLUMNS if SEARCH + name not in named]
+    return (*rules, *(rule for name in others for rule in searched(job, name)))
 
 
 def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
@@ -82,6 +64,23 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
         for key, stated in limits.items()
         if any(watts is not None and watts > most for watts in stated)
     ]
+
+
+def violations(job: Job, layouts: Columns) -> npt.NDArray[np.object_]:
+    """Names of the rules that keep each of n measured layouts from being started, joined by semicolons; blank: none.
+
+    A layout that is the same plan as another can be started, and the job's search and memory are not looked at. Rows
+    leave out how many GPUs of a node they fill, and whether attention is multi-head latent.
+    """
+    layouts = canonical(job, layouts)
+    if not job.model.kv_lora_rank:
+        layouts |= {"recompute_modules": layouts["recompute_modules"] & ~MODULES.bit("mla_up_proj")}
+    out = np.full(len(layouts["dp"]), "", dtype=object)
+    for rule in layout_rules(job):
+        if rule.of_starting and rule.name != "gpus":
+            at = np.broadcast_to(rule.broken(layouts), out.shape)
+            out[at] = [f"{names};{rule.name}" if names else rule.name for names in out[at]]
+    return out
 
 
 def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,36 +124,6 @@ def check_abilities(search: Search, training: Training) -> None:
                 )
 
 
-def _searched(job: Job, column: str, where: Callable[[Columns], Any] | None = None) -> tuple[Rule, ...]:
-    """The rule of a column whose values the job lists, ``where`` it has an effect; none where it lists none."""
-    listed: tuple[Any, ...] | None = getattr(job.search, column)
-    if listed is None:
-        return ()
-    values = [int(inside(column, [value])[0]) for value in listed]
-    if column == "recompute":
-        values = _codes(job.training, listed)
-    outside = _not_in(column, values, where)
-    columns = _EFFECT.get(column, ())
-    names = ", ".join(map(str, listed))
-    sentence = f"{column} {{{column}}} is outside the job's search.{column} ({names})."
-    return (Rule(_SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
-
-
-# where a choice has an effect depends on these columns
-_EFFECT = {
-    "sequence_parallel": ("tp",), "zero_stage": ("dp", "cp"), "dp_replicate": ("zero_stage",), "schedule": ("pp",),
-    "stage_layers": ("pp", "vpp"), "recompute_modules": ("recompute",), "recompute_num_layers": ("recompute",),
-}  # fmt: skip
-
-
-def _not_in(column: str, values: list[int], where: Callable[[Columns], Any] | None = None) -> Callable[[Columns], Any]:
-    def broken(c: Columns) -> Bools:
-        outside = ~np.isin(c[column], values)
-        return outside if where is None else np.asarray(outside & where(c))
-
-    return broken
-
-
 def _degree_rules(job: Job) -> list[Rule]:
     training, framework, layers = job.training, job.training.framework, job.model.num_layers
     batch, sequence, gpus = training.global_batch_size, training.seq_length, job.cluster.num_gpus
@@ -162,7 +131,7 @@ def _degree_rules(job: Job) -> list[Rule]:
     return [
         Rule("gpus", DEGREES, lambda c: num_gpus(c) != gpus, "",
              f"{'*'.join(DEGREES)} is {{product}}; it must be the cluster's {gpus} GPUs."),
-        *(_shard_rule(count, parts) for parts, count in _tp_shards(job)),
+        *_shard_rules(job),
         Rule("layers", ("pp",), lambda c: c["pp"] > layers, f"pp is larger than the {layers} layers",
              f"pp {{pp}} is larger than the {layers} layers."),
         Rule("context_parallel", ("cp",), lambda c: (c["cp"] > 1) & (not framework.context_parallel),
@@ -171,67 +140,54 @@ def _degree_rules(job: Job) -> list[Rule]:
         Rule("context_chunks", ("cp",), lambda c: (c["cp"] > 1) & (sequence % (2 * c["cp"]) != 0),
              f"2*cp does not divide the sequence length {sequence}",
              f"2*cp is {{twice_cp}}, {uneven} the sequence length {sequence}."),
+        *_usual_degrees(job),
         Rule("batch", ("dp",), lambda c: batch % c["dp"] != 0,  # a plan breaks the rule of micro-batches as well
              f"dp does not divide the global batch of {batch} sequences"),
     ]  # fmt: skip
 
 
-def _shard_rule(count: int, parts: str) -> Rule:
-    return Rule(
-        f"tp {parts}", ("tp",), lambda c: count % c["tp"] != 0, f"tp does not divide the {count} {parts}",
-        f"tp {{tp}} does not divide the {count} {parts}.",
-    )  # fmt: skip
+def _usual_degrees(job: Job) -> list[Rule]:
+    """Of a search that lists no cp or tp: none that cut far finer than anything published."""
+    search, sequence, most = job.search, job.training.seq_length, MOST_DOMAINS * job.cluster.scale_up_gpus
+    found = []
+    if search.cp is None:
+        found.append(Rule("usual_cp", ("cp",), lambda c: (c["cp"] > 1) & (sequence < FEWEST_TOKENS * c["cp"]),
+                          f"cp that leaves fewer than {FEWEST_TOKENS} tokens is {SEARCHED}"))  # fmt: skip
+    if search.tp is None:
+        found.append(Rule("usual_tp", ("tp",), lambda c: c["tp"] > most,
+                          f"tp over more than {MOST_DOMAINS} scale-up domains is {SEARCHED}"))  # fmt: skip
+    return found
 
 
-def _tp_shards(job: Job) -> list[tuple[str, int]]:
-    """(parts, count) of all that tensor parallelism cuts evenly; routed experts only where the framework does."""
+def _shard_rules(job: Job) -> list[Rule]:
+    """Tensor parallelism cuts evenly, but for KV groups of which each rank can hold one of its own."""
     model = job.model
-    shards = [("attention heads", model.num_attention_heads), ("KV groups", model.num_query_groups)]
-    if model.num_moe_layers < model.num_layers:
-        shards.append(("FFN columns", model.ffn_hidden_size))
-    if model.is_moe and job.training.framework.expert_tensor_parallel:
-        shards.append(("FFN columns of an expert", model.moe_ffn_hidden_size))
-    elif model.num_shared_experts:
+
+    def rule(name: str, parts: str, count: int) -> Rule:
+        return Rule(name, ("tp",), lambda c: count % c["tp"] != 0, f"tp does not divide the {count} {parts}",
+                    f"tp {{tp}} does not divide the {count} {parts}.")  # fmt: skip
+
+    found, groups = [rule("heads", "attention heads", model.num_attention_heads)], model.num_query_groups
+    if "whole_kv_groups" in job.training.framework.rules:
+        found.append(rule("whole_kv_groups", "KV groups", groups))
+    else:
+        found.append(
+            Rule("kv_groups", ("tp",), lambda c: (groups % c["tp"] != 0) & (c["tp"] % groups != 0),
+                 f"tp and the {groups} KV groups do not divide each other",
+                 f"tp {{tp}} neither divides the {groups} KV groups nor is a multiple of them.")
+        )  # fmt: skip
+    if model.num_plain_layers:
+        found.append(rule("ffn", "FFN columns", model.ffn_hidden_size))
+    if model.num_shared_experts:
         width = model.num_shared_experts * model.moe_ffn_hidden_size
-        shards.append(("FFN columns of the shared experts", width))
-    return shards
-
-
-def _expert_rules(job: Job) -> list[Rule]:
-    model, experts, framework = job.model, job.model.num_experts, job.training.framework
-
-    def offered(c: Columns) -> list[Any]:
-        return [1.0] if framework.expert_tensor_parallel else [1.0 / tp for tp in np.unique(c["tp"])]
-
-    def uneven(c: Columns) -> Any:
-        if framework.experts_span_tp:
-            return (c["dp"] * c["cp"] * c["tp"]) % (c["ep"] * np.maximum(c["etp"], 1)) != 0
-        return (c["dp"] * c["cp"]) % c["ep"] != 0
-
-    return [
-        *_searched(job, "ep"),
-        Rule("experts", ("ep",), lambda c: (c["ep"] > 1) & (not model.is_moe),
-             f"ep > 1 needs experts and {model.name} is a dense model",
-             f"ep {{ep}} needs experts, and {_literal(model.name)} is a dense model."),
-        Rule("expert_split", ("ep",), lambda c: model.is_moe & (experts % c["ep"] != 0),
-             f"ep does not divide the {experts} experts", f"ep {{ep}} does not divide the {experts} experts."),
-        *_searched(job, "etp", lambda c: c["etp"] > 0),
-        Rule("expert_tp", ("etp",), lambda c: (c["etp"] > 0) & (not model.is_moe),
-             f"etp without experts {DUPLICATE}",
-             f"etp {{etp}} needs experts, and {_literal(model.name)} is a dense model."),
-        Rule("expert_tp_offered", ("tp", "etp"), lambda c: model.is_moe & ~np.isin(c["etp"] / c["tp"], offered(c)),
-             f"{framework.name} does not cut experts so (etp)",
-             f"{framework.name} does not cut experts by etp {{etp}} where tp is {{tp}}."),
-        Rule("expert_ranks", ("dp", "tp", "cp", "ep", "etp"), uneven,
-             "ep*etp does not divide dp*cp*tp", "ep*etp is {expert_ranks}, which does not divide the {stage_ranks} "
-             "ranks of a stage (dp*cp*tp)."),
-    ]  # fmt: skip
+        found.append(rule("shared_ffn", "FFN columns of the shared experts", width))
+    return found
 
 
 def _batch_rules(job: Job) -> list[Rule]:
     batch = job.training.global_batch_size
     return [
-        *_searched(job, "micro_batch_size"),
+        *searched(job, "micro_batch_size"),
         Rule("micro_batches", ("dp", "micro_batch_size"), lambda c: batch % (c["dp"] * c["micro_batch_size"]) != 0,
              f"dp*micro_batch_size does not divide the global batch of {batch} sequences",
              f"dp*micro_batch_size is {{step}}, which does not divide the global batch of {batch} sequences."),
@@ -240,21 +196,24 @@ def _batch_rules(job: Job) -> list[Rule]:
 
 def _interleaving_rules(job: Job) -> list[Rule]:
     framework, layers, batch = job.training.framework, job.model.num_layers, job.training.global_batch_size
+    stated = " without stage_layers" if framework.stage_splits else ""
 
     def uneven_batches(c: Columns) -> Any:
-        return (c["vpp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
+        of_1f1b = (c["vpp"] > 1) & (c["schedule"] == 0)  # others take micro-batches one by one
+        return of_1f1b & (batch // (c["dp"] * c["micro_batch_size"]) % c["pp"] != 0)
 
     return [
-        *_searched(job, "vpp"),
+        *searched(job, "vpp"),
         Rule("interleaving", ("vpp",), lambda c: (c["vpp"] > 1) & (not framework.interleaving),
              f"{framework.name} does not interleave stages (vpp > 1)",
              f"{framework.name} does not interleave pipeline stages: vpp must be 1, not {{vpp}}."),
         Rule("interleaved_pipeline", ("pp", "vpp"), lambda c: (c["vpp"] > 1) & (c["pp"] == 1),
              "vpp > 1 needs pp > 1", "vpp {vpp} needs pp > 1."),
-        Rule("interleaved_layers", ("pp", "vpp"), lambda c: (c["vpp"] > 1) & (layers % (c["pp"] * c["vpp"]) != 0),
+        Rule("interleaved_layers", ("pp", "vpp", "stage_layers"),
+             lambda c: (c["vpp"] > 1) & (c["stage_layers"] == 0) & (layers % (c["pp"] * c["vpp"]) != 0),
              f"vpp > 1 and pp*vpp does not divide the {layers} layers",
-             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs."),
-        Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp"), uneven_batches,
+             f"pp*vpp is {{chunks}}, which does not divide the {layers} layers as interleaving needs{stated}."),
+        Rule("interleaved_batches", ("dp", "pp", "micro_batch_size", "vpp", "schedule"), uneven_batches,
              "vpp > 1 and pp does not divide the number of micro-batches",
              "pp {pp} does not divide the {micro_batches} micro-batches as interleaving needs."),
     ]  # fmt: skip
@@ -273,8 +232,8 @@ def _sequence_parallel_rules(job: Job) -> list[Rule]:
     return [
         Rule("sequence_parallel", ("tp", "sequence_parallel"), lambda c: (c["sequence_parallel"] == 1) & (c["tp"] == 1),
              f"sequence_parallel without tp > 1 {DUPLICATE}", "sequence_parallel needs tp > 1."),
-        *_searched(job, "sequence_parallel", cut),
-        Rule("sequence_parallel_offered", ("tp", "sequence_parallel"), _not_in("sequence_parallel", offered, cut),
+        *searched(job, "sequence_parallel", cut),
+        Rule("sequence_parallel_offered", ("tp", "sequence_parallel"), not_in("sequence_parallel", offered, cut),
              f"{name} leaves no such choice of sequence_parallel",
              f"{name} does not train with sequence_parallel {{sequence_parallel}} where tp > 1."),
         Rule("sequence_parallel_tokens", ("tp", "cp", "sequence_parallel"), uneven,
@@ -286,26 +245,31 @@ def _sequence_parallel_rules(job: Job) -> list[Rule]:
 def _recompute_rules(job: Job) -> list[Rule]:
     training, attention = job.training, job.training.attention
     selective = RECOMPUTE_CODES["selective"]
-    offered = _codes(training, abilities(training)["recompute"])
+    offered = recompute_codes(training, training.framework.recomputes)
+    columns = ("recompute", "recompute_modules")
 
     def single(c: Columns) -> Any:  # a duplicate of another plan breaks no further rule
-        return (c["recompute"] != selective) | (not training.selective_is_none)
+        return (c["recompute"] != selective) | (c["recompute_modules"] > 0) | (not training.selective_is_none)
 
     return [
-        Rule("recompute", ("recompute",), lambda c: ~single(c),
+        Rule("recompute", columns, lambda c: ~single(c),
              f"selective recompute with {attention} {DUPLICATE} as none",
              f"selective recompute with {attention} is the same plan as none."),
-        *_searched(job, "recompute", single),
-        Rule("recompute_offered", ("recompute",), _not_in("recompute", offered, single),
+        *searched(job, "recompute", single),
+        Rule("recompute_offered", columns, not_in("recompute", offered, single),
              f"{training.framework.name} has no such recompute",
              f"{training.framework.name} has no recompute {{recompute}}."),
     ]  # fmt: skip
 
 
-def _codes(training: Training, names: tuple[str, ...]) -> list[int]:
-    """Codes of recompute modes in canonical form."""
-    codes = RECOMPUTE_CODES | ({"selective": 0} if training.selective_is_none else {})
-    return [codes[name] for name in names]
+def _usual_zero_stages(job: Job) -> list[Rule]:
+    """Of a search that lists no zero_stage: those that the framework is usually started with."""
+    usual = job.training.framework.usual_zero_stages
+    if job.search.zero_stage is not None or not usual:
+        return []
+    words = ", ".join(str(stage) for stage in job.training.framework.zero_stages if stage not in usual)
+    return [Rule("usual_zero", ("zero_stage",), not_in("zero_stage", list(usual)),
+                 f"zero_stage {words} (list them in search.zero_stage) is {SEARCHED}")]  # fmt: skip
 
 
 def _zero_rules(job: Job) -> list[Rule]:
@@ -321,47 +285,12 @@ def _zero_rules(job: Job) -> list[Rule]:
     return [
         Rule("zero_stage", columns, lambda c: (c["zero_stage"] > 0) & ~sharded(c),
              f"zero_stage > 0 without dp*cp > 1 {DUPLICATE}", "zero_stage {zero_stage} needs dp*cp > 1."),
-        *_searched(job, "zero_stage", sharded),
-        Rule("zero_stage_offered", columns, _not_in("zero_stage", offered, sharded),
+        *searched(job, "zero_stage", sharded),
+        *_usual_zero_stages(job),
+        Rule("zero_stage_offered", columns, not_in("zero_stage", offered, sharded),
              f"{framework.name} has no such zero_stage", f"{framework.name} has no zero_stage {{zero_stage}}."),
         Rule("zero_stage_piped", (*columns, "pp"),
-             _not_in("zero_stage", list(framework.zero_stages_with_pipeline), piped),
+             not_in("zero_stage", list(framework.zero_stages_with_pipeline), piped),
              f"{framework.name} has no such zero_stage with pp > 1",
              f"{framework.name} has no zero_stage {{zero_stage}} with pp > 1."),
     ]  # fmt: skip
-
-
-def _stage_rules(job: Job) -> list[Rule]:
-    layers, framework = job.model.num_layers, job.training.framework
-
-    def wrong(c: Columns) -> Any:
-        return _by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) != layers))
-
-    return [
-        *_searched(job, "stage_layers", lambda c: c["pp"] > 1),
-        Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
-             f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
-             f"stage_layers {{stage_layers}} must be pp*vpp = {{chunks}} numbers that add up to the {layers} layers."),
-        *_searched(job, "schedule", lambda c: c["pp"] > 1),
-        Rule("schedule", ("schedule",), _not_in("schedule", [SCHEDULE.code(name) for name in framework.schedules]),
-             f"{framework.name} has no such schedule", f"{framework.name} has no pipeline schedule {{schedule}}."),
-        *_searched(job, "dp_replicate", lambda c: c["zero_stage"] > 0),
-        *_searched(job, "recompute_modules", lambda c: c["recompute"] == RECOMPUTE_CODES["selective"]),
-        *_searched(job, "recompute_num_layers", lambda c: c["recompute"] == RECOMPUTE_CODES["full"]),
-        *_searched(job, "offload"),
-    ]  # fmt: skip
-
-
-def _by_split(c: Columns, broken: Callable[[tuple[int, ...], Any], Any]) -> Bools:
-    """Where ``broken`` holds of the numbers of stated ``stage_layers`` and pp*vpp; never of blank ones."""
-    codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
-    out = np.zeros(codes.shape, np.bool_)
-    for code in np.unique(codes[codes > 0]).tolist():
-        at = codes == code
-        out[at] = broken(STAGE_LAYERS.numbers(code), chunks[at])
-    return out
-
-
-def _literal(text: str) -> str:
-    """Text within a format that stands for itself."""
-    return text.replace("{", "{{").replace("}", "}}")

@@ -7,7 +7,7 @@ combination dropped early counts for all its continuations, so that dropped and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,8 @@ from jointopt.core.schema import (
     DEGREES,
     LAYOUT_COLUMNS,
     NEUTRAL,
+    SCHEDULE,
+    STAGE_LAYERS,
     Bools,
     Columns,
     Floats,
@@ -25,10 +27,15 @@ from jointopt.core.schema import (
     inside,
 )
 from jointopt.spec.job import Job
-from jointopt.spec.plans.rules import DUPLICATE, SEARCHED, Rule, layout_rules
+from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule
+from jointopt.spec.plans.rules import layout_rules
+from jointopt.spec.plans.stages import MOST_CHUNKS, offered_splits
 
 # In the order in which they are tried: those that drop most first.
-_EXPANDED = tuple(dict.fromkeys(("ep", "etp", "micro_batch_size", *CHOICES)))
+_EXPANDED: tuple[str, ...] = ("ep", "etp", "micro_batch_size", "vpp", "stage_layers", "schedule")
+_EXPANDED += tuple(name for name in CHOICES if name not in _EXPANDED and not name.startswith("recompute"))
+_EXPANDED += tuple(name for name in CHOICES if name.startswith("recompute"))  # last: `search.leanest` relies on it
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,10 @@ def enumerate_layouts(job: Job) -> Space:
     ``zero_stage: [1]`` keeps dp*cp = 1, as ZeRO 0. Where nothing is left, the reasons are in ``dropped``.
     """
     rules = [rule for rule in layout_rules(job) if rule.counted]
+    degrees = _factorisations(job.cluster.num_gpus)
     candidates = {name: _candidates(job, name) for name in _EXPANDED}
-    sieve = _Sieve(_factorisations(job.cluster.num_gpus), candidates, rules)
+    splits = _Splits(job, degrees["pp"], candidates["vpp"])
+    sieve = _Sieve(degrees, candidates | {"stage_layers": splits.codes}, rules, {"stage_layers": splits.of})
     for name in _EXPANDED:
         sieve.expand(name)
     layouts = {name: sieve.columns[name].astype(COLUMNS[name].array_dtype, copy=False) for name in LAYOUT_COLUMNS}
@@ -75,8 +84,12 @@ def divisors(number: int) -> list[int]:
 class _Sieve:
     """Columns of the combinations still alive, and how many were dropped for which reason."""
 
-    def __init__(self, columns: Columns, candidates: dict[str, Ints], rules: Sequence[Rule]) -> None:
+    def __init__(
+        self, columns: Columns, candidates: dict[str, Ints], rules: Sequence[Rule],
+        dependent: Mapping[str, Callable[[Columns], Ints]],
+    ) -> None:  # fmt: skip
         self.rules = list(rules)  # those to come; each is applied as soon as its columns are there
+        self.dependent = dependent  # candidates (n, k) that depend on earlier columns, k as many as `candidates` has
         self.candidates = candidates
         self.weight = math.prod(len(values) for values in candidates.values())
         self.considered = len(columns["dp"]) * self.weight
@@ -101,10 +114,12 @@ class _Sieve:
         """Cross all rows, as (n, 1), with the (k,) candidates of a new column and sieve the (n, k)."""
         values = self.candidates[name]
         self.weight //= len(values)
+        if name in self.dependent:
+            values = self.dependent[name](self.columns)
         crossed = {key: column[:, np.newaxis] for key, column in self.columns.items()} | {name: values}
-        rows, choices = np.nonzero(self.alive(crossed, (len(self.columns["dp"]), len(values))))
+        rows, choices = np.nonzero(self.alive(crossed, (len(self.columns["dp"]), values.shape[-1])))
         self.columns = {key: column[rows] for key, column in self.columns.items()}
-        self.columns[name] = values[choices]
+        self.columns[name] = values[rows, choices] if values.ndim == 2 else values[choices]
 
 
 def _factorisations(num_gpus: int) -> Columns:
@@ -130,11 +145,47 @@ def _candidates(job: Job, column: str) -> Ints:
     whole = {"ep": experts, "micro_batch_size": batch, "vpp": job.model.num_layers}.get(column)
     if whole is None:
         return np.asarray(COLUMNS[column].values, dtype=np.int64)
-    return np.asarray(sorted({*divisors(whole), *listed}), dtype=np.int64)
+    found = {*divisors(whole), *listed}
+    if column == "vpp" and job.training.framework.stage_splits:
+        found |= set(range(1, MOST_CHUNKS + 1))
+    return np.asarray(sorted(found), dtype=np.int64)
+
+
+class _Splits:
+    """The codes of `offered_splits` of every (pp, vpp), and of the splits that the job lists; -1 fills up."""
+
+    def __init__(self, job: Job, pp: Ints, vpp: Ints) -> None:
+        self.width = int(vpp.max()) + 1
+        listed = [COLUMNS["stage_layers"].inside(cell) for cell in job.search.stage_layers or ()]
+        self.table = {
+            p * self.width + v: [*map(STAGE_LAYERS.of, offered_splits(job, p, v)), *_stated(listed, p * v)]
+            for p in np.unique(pp).tolist()
+            for v in vpp.tolist()
+        }
+        self.codes = np.arange(max(map(len, self.table.values())), dtype=np.int64)
+
+    def of(self, columns: Columns) -> Ints:
+        """Codes (n, k) of the rows' pipelines, each once."""
+        key, place = np.unique(columns["pp"] * self.width + columns["vpp"], return_inverse=True)
+        codes = np.full((len(key), len(self.codes)), -1, dtype=np.int64)
+        for row, one in enumerate(key.tolist()):
+            found = list(dict.fromkeys(self.table[one]))
+            codes[row, : len(found)] = found
+        return codes[place]
+
+
+def _stated(listed: list[int], chunks: int) -> list[int]:
+    """Codes of listed splits of so many chunks that are not even ones."""
+    numbers = {code: STAGE_LAYERS.numbers(code) for code in listed}
+    return [code for code, split in numbers.items() if len(split) == chunks and len(set(split)) > 1]
 
 
 def _usual(job: Job, column: str) -> list[int]:
     """The values of a column that most plans do without, where the job lists none."""
     if column == "etp" and job.model.is_moe:
         return divisors(job.model.num_attention_heads)  # tp is one of them
+    if column == "dp_replicate" and job.training.framework.replicates:  # a scale-up domain each
+        return divisors(max(job.cluster.num_gpus // even_domain(job.cluster), 1))
+    if column == "schedule":
+        return [SCHEDULE.code(name) for name in job.training.framework.schedules]
     return [NEUTRAL[column]]

@@ -1,14 +1,147 @@
-"""How many transformer layers each pipeline stage holds."""
+"""How many transformer layers each pipeline stage, and each model chunk of it, holds."""
 
 from __future__ import annotations
 
 import functools
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats, Ints
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+
+MOST_CHUNKS = 12  # per rank; published runs have up to 12
+_UNEVEN = 1.1  # a split is listed where its heaviest chunk, on all, is at most this much more than the whole
+
+
+def token_costs(model: Model) -> tuple[int, int]:
+    """Multiplications per token of a layer, experts that it is not sent to left out, and of the head."""
+    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters
+    per_layer = model.attention_parameters + (experts if model.is_moe else model.dense_mlp_parameters)
+    return per_layer, model.vocab_size * model.hidden_size
+
+
+def tail_layers(model: Model) -> float:
+    """Cost of what follows the last layer, in layers: the head, and for each further token predicted a layer and one.
+
+    And the projection before that layer (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+    """
+    per_layer, head = token_costs(model)
+    return (head + model.mtp_num_layers * (per_layer + head + 2 * model.hidden_size**2)) / per_layer
+
+
+def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
+    """Layers of each chunk in the order of the pipeline, (pp*vpp,), where a plan states none.
+
+    Even where pp divides the layers, as Megatron does; else the head counts, by its multiplications, as it does for a
+    framework that splits by cost. Interleaved chunks of a rank are equal shares of it.
+    """
+    if job.training.framework.layers_by_cost:
+        ranks: tuple[float, ...] = layers_by_cost(job.model.num_layers, pp, *token_costs(job.model))
+    else:
+        one = (np.array([pp]), np.array([vpp]))
+        ranks = tuple(layers_per_stage(job.model.num_layers, *one, head_layers=tail_layers(job.model))[0].tolist())
+    return tuple(layers / vpp for layers in ranks) * vpp
+
+
+def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
+    """The splits of the layers over pp*vpp chunks that the space holds, each once; the empty one is a plan's blank.
+
+    What the framework splits by itself; embedding and head counted as layers where that divides; one balanced split
+    where nothing else is there, or where its heaviest rank is 5 % lighter. Uneven interleaved chunks cost time, so that
+    few of them are listed: those of `_UNEVEN`.
+
+    Meta's Llama 3 405B (arXiv:2407.21783, section 3.3.2), 126 layers over 16 x 8 chunks, is one with both ends counted.
+    """
+    layers, framework, chunks = job.model.num_layers, job.training.framework, pp * vpp
+    even = layers % chunks == 0
+    blank = even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers)
+    found: list[tuple[int, ...]] = [()] if blank else []
+    if pp == 1 or chunks > layers + 2 * (vpp > 1) or vpp > MOST_CHUNKS:
+        return found
+    if "ends" in framework.stage_splits:
+        found += _with_ends(layers, chunks)
+    if "any" in framework.stage_splits:
+        tail = tail_layers(job.model)
+        split = balanced_split(layers, pp, vpp, tail)
+        loads = [_heaviest(other or (layers / chunks,) * chunks, pp, tail) for other in found]
+        close = max(split) * chunks <= _UNEVEN * (layers + 2)
+        lighter = _heaviest(split, pp, tail) < 0.95 * min(loads, default=np.inf)
+        if lighter and (vpp == 1 or close) and not (() in found and not even):
+            found.append(split)
+    return found
+
+
+def usual_split(job: Job, pp: int, vpp: int) -> tuple[int, ...]:
+    """The split that a blank means to a framework that starts uneven pipelines only where theirs is stated; else ().
+
+    Its recipes count embedding and head as layers where that divides; else the balanced one.
+    """
+    layers, framework = job.model.num_layers, job.training.framework
+    stated = "even_stages" in framework.rules and "ends" in framework.stage_splits
+    if not stated or pp == 1 or layers % (pp * vpp) == 0 or pp * vpp > layers + 2:
+        return ()
+    return next(iter(_with_ends(layers, pp * vpp)), None) or balanced_split(layers, pp, vpp, tail_layers(job.model))
+
+
+def buildable(framework: Framework, split: Sequence[int]) -> bool:
+    """Whether the framework can be given these layers per chunk, in a pipeline of at least two chunks."""
+    if "any" in framework.stage_splits:
+        return all(split[1:-1])  # the first and the last chunk have embedding and head to run
+    return "ends" in framework.stage_splits and split in _with_ends(sum(split), len(split))
+
+
+def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:
+    """Splits, else even, in which the head, or embedding and head, count as a layer (Megatron's account-for-...)."""
+    found = []
+    for ends in ((1, 1), (0, 1)):
+        each, rest = divmod(layers + sum(ends), chunks)
+        if rest == 0 and each >= 1 and chunks > sum(ends):  # both ends of two chunks leave them even
+            found.append((each - ends[0], *(each,) * (chunks - 2), each - ends[1]))
+    return found
+
+
+def _heaviest(split: Sequence[float], pp: int, head_layers: float) -> float:
+    """Load of the heaviest rank in layers."""
+    ranks = [sum(split[rank::pp]) for rank in range(pp)]
+    return float(max([*ranks[:-1], ranks[-1] + head_layers]))
+
+
+@functools.lru_cache(maxsize=4096)
+def balanced_split(num_layers: int, pp: int, vpp: int, head_layers: float) -> tuple[int, ...]:
+    """Layers of each chunk in the order of the pipeline whose heaviest rank is lightest, the head counted as layers.
+
+    Within a rank likewise, chunk by chunk; of equals the two ends come last, and of the others later ones first, where
+    fewer micro-batches are alive. Interleaved, the first and the last chunk may hold embedding and head alone.
+    """
+    least = [vpp] * pp
+    if vpp > 1:
+        least[0], least[-1] = vpp - 1, vpp - 1
+    ranks = _spread(num_layers, least, [0.0] * (pp - 1) + [head_layers])
+    chunks = [0] * (pp * vpp)
+    for rank, layers in enumerate(ranks):
+        first, last = rank == 0 and vpp > 1, rank == pp - 1 and vpp > 1
+        least = [int(not ((first and c == 0) or (last and c == vpp - 1))) for c in range(vpp)]
+        loads = [0.5 * (first and c == 0) + head_layers * (last and c == vpp - 1) for c in range(vpp)]
+        chunks[rank::pp] = _spread(layers, least, loads)
+    return tuple(chunks)
+
+
+def _spread(layers: int, least: list[int], on_top: list[float]) -> list[int]:
+    """Counts of at least ``least`` that make the heaviest lightest; each further layer goes to the lightest place."""
+    counts = list(least)
+    last = len(counts) - 1
+    heap = [(n + load, i == 0, i == last, -i) for i, (n, load) in enumerate(zip(counts, on_top, strict=True))]
+    heapq.heapify(heap)
+    for _ in range(layers - sum(least)):
+        load, first, end, minus = heap[0]
+        counts[-minus] += 1
+        heapq.heapreplace(heap, (load + 1.0, first, end, minus))
+    return counts
 
 
 def layers_per_stage(
@@ -61,13 +194,7 @@ def _uneven_split(num_layers: int, pp: int, embedding_layers: float, head_layers
     """
     if pp > num_layers:
         raise PlanError(f"The pp of a plan must be at most the model's {num_layers} layers; got {pp}.")
-    layers, loads = [1] * pp, [1.0] * pp
-    loads[0] += embedding_layers
-    loads[-1] += head_layers
-    heap = [(load, i == 0, i == pp - 1, -i) for i, load in enumerate(loads)]
-    heapq.heapify(heap)
-    for _ in range(num_layers - pp):
-        load, first, last, minus_stage = heap[0]
-        layers[-minus_stage] += 1
-        heapq.heapreplace(heap, (load + 1.0, first, last, minus_stage))
-    return tuple(layers)
+    on_top = [0.0] * pp
+    on_top[0] += embedding_layers
+    on_top[-1] += head_layers
+    return tuple(_spread(num_layers, [1] * pp, on_top))

@@ -54,6 +54,7 @@ class Outlook:
     ) -> None:
         self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
         self._features = plan_features(candidates.plans)
+        self._framework = job.training.framework.name
         self._bounds, self._cluster = bounds(job), job.cluster
         self._site_bound_j = job.constraints.facility_energy_j
 
@@ -112,7 +113,7 @@ class Outlook:
         load, room = self._candidates.log_load, self._candidates.log_room
         status = np.array([row["status"] for row in rows], str)
         own = MemoryEvidence(ok_load=load[index[status == "ok"]], oom_load=load[index[status == "oom"]])
-        posterior = MemoryPosterior(self._earlier.memory + own)
+        posterior = MemoryPosterior(self._earlier.memory + own, self._framework)
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
 

@@ -106,6 +106,11 @@ def test_a_broken_counter_costs_the_energy_and_not_the_run(driver, clock) -> Non
     assert "energy not measured: the energy counter of GPU-stand-in-1 stood still" in row["notes"]
 
 
+def test_a_run_is_to_measure_for_3_s_where_there_is_a_meter(driver, clock) -> None:
+    with under_plan(PLAN, clock=clock) as conditions:
+        assert conditions.measure_s == 3.0  # half as long again as counters need
+
+
 def test_what_a_run_tells_of_itself_stays(clock) -> None:
     with under_plan(PLAN, True, clock) as conditions:
         clock.sleep(0.3)

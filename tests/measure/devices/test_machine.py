@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from jointopt.measure.devices.machine import _metered_gpus, _named_gpus
+from jointopt.core.errors import LauncherError
+from jointopt.measure.devices.machine import _metered_gpus, _named_gpus, found_machine, measured_speeds
 
 
 @pytest.fixture
@@ -36,3 +38,26 @@ def test_a_metered_gpu_has_its_own_memory(driver, smi: None, monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     gpus, _ = _metered_gpus()
     assert [(gpu.memory_gib, gpu.clock_max_mhz) for gpu in gpus] == [(43, 1980), (41, 1980)]
+
+
+def test_memory_is_in_gib_and_cores_are_those_that_this_process_may_use() -> None:
+    machine = found_machine()
+    assert machine.memory_gib == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, abs=0.1
+    )
+    assert machine.cores == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("writes", "code", "counts"), [(True, 0, True), (True, 3, False), (False, 0, False)])
+def test_speeds_are_those_of_a_probe_that_writes_them_and_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool, code: int, counts: bool
+) -> None:
+    package = tmp_path / "torch" / "distributed"  # torchrun as a program of the test's own
+    package.mkdir(parents=True)
+    for name in (package.parent / "__init__.py", package / "__init__.py"):
+        name.touch()
+    text = "open(sys.argv[-1], 'w').write('{\"tflops\": 5}')" if writes else "pass"
+    (package / "run.py").write_text(f"import sys\n{text}\nsys.exit({code})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with nullcontext() if counts else pytest.raises(LauncherError, match="The speeds could not be measured: "):
+        assert measured_speeds(2) == {"tflops": 5}

@@ -34,6 +34,13 @@ def test_energy_power_temperature_utilisation_and_clock_of_every_gpu(clock) -> N
     assert reading.utilisation == pytest.approx([0.97] * 4)
 
 
+def test_a_long_run_keeps_every_second_sample_and_samples_half_as_often(clock, monkeypatch) -> None:
+    # the ninth sample, after 0.8 s, leaves 5 that are 0.2 s apart, and the ninth of those 5 that are 0.4 s apart
+    monkeypatch.setattr(meters, "_MOST_SAMPLES", 8)
+    times_s = measured(clock, 2.5).series().time_s
+    assert times_s - times_s[0] == pytest.approx([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.5], abs=1e-3)
+
+
 def test_only_the_gpus_that_run_something_are_measured(driver) -> None:
     assert measured(indices=[1, 2]).series().gpus == ("GPU-stand-in-1", "GPU-stand-in-2")
 

@@ -40,6 +40,12 @@ def test_energy_of_several_nodes_adds_up_and_the_hottest_counts(tmp_path: Path) 
     assert not {"measured_s", "iterations"} & set(found)
 
 
+def test_a_window_without_a_number_of_iterations_is_one_iteration(tmp_path: Path) -> None:
+    write_series(tmp_path, 0, 300.0, 1400.0)
+    once = {name: value for name, value in row().items() if name != "iterations"}
+    assert with_readings(once, PLAN | {"pp": 1}, 1, tmp_path, False)["energy_j"] == pytest.approx(2 * 300 * 10)
+
+
 def test_one_node_without_a_meter_leaves_the_sum_unknown(tmp_path: Path) -> None:
     write_series(tmp_path, 0, 300.0, 1400.0)
     found = with_readings(row(), PLAN, 2, tmp_path, False)

@@ -143,3 +143,32 @@ def test_a_meter_that_starts_late_or_ends_early_has_not_measured_the_window(star
     reading = steady(seconds=10.0).between(1e9 + start, 1e9 + end)
     assert reading.reason == "the meter ran 2.0 s less than what was to be measured"
     assert math.isnan(reading.total_energy_j)
+
+
+@pytest.mark.parametrize(("watts", "believed"), [(129, False), (131, True), (270, True), (272, False)])
+def test_counter_and_sensor_may_differ_by_a_quarter_and_a_second_of_the_sensor_s_range(watts, believed) -> None:
+    # the sensor sees 100 W for 5 s and 300 W for 5 s: 2,010 J with the step between; a quarter and 200 J are 702.5 J
+    series = steady(watts=watts)
+    seen = np.where(series.time_s < 1e9 + 4.95, 100.0, 300.0)[:, np.newaxis] * np.ones((1, 2))
+    assert (
+        Series(series.gpus, series.time_s, series.energy_j, seen, seen, seen, seen).between().reason == ""
+    ) == believed
+
+
+@pytest.mark.parametrize(
+    ("last_rise", "steps", "believed"),
+    [(0, 8, True), (0, 10, False), (45, 8, True), (45, 10, False), (91, 9, True), (89, 11, False)],
+)
+def test_a_counter_may_stand_still_for_a_second_wherever_in_the_window(last_rise, steps, believed) -> None:
+    series = steady()  # 100 steps of 0.1 s; it rises again a step after those in which it stood
+    rise_j = np.diff(series.energy_j, axis=0, prepend=series.energy_j[:1])
+    rise_j[last_rise + 1 : last_rise + 1 + steps] = 0.0
+    assert (with_energy(series, 7e6 + np.cumsum(rise_j, axis=0)).between().reason == "") == believed
+
+
+@pytest.mark.parametrize(("extra_j", "believed"), [(390.0, True), (410.0, False)])
+def test_over_a_second_a_counter_may_rise_by_twice_what_the_sensor_saw_at_most(extra_j: float, believed: bool) -> None:
+    series = steady()  # 400 J a second
+    energy = series.energy_j.copy()
+    energy[35:, 0] += extra_j
+    assert (with_energy(series, energy).between().reason == "") == believed

@@ -44,7 +44,7 @@ def test_details_come_from_the_configuration() -> None:
     assert (llama.rotary_base, llama.norm_epsilon, llama.activation) == (500000.0, 1e-5, "silu")
     assert llama.rope_scaling == RopeScaling("llama3", 8.0, 8192, 1.0, 4.0)
     deepseek = details_of(load_model("deepseek-v3")).routing
-    assert (deepseek.score, deepseek.groups, deepseek.top_groups, deepseek.bias) == ("sigmoid", 8, 4, True)
+    assert (deepseek.score, deepseek.scaling, deepseek.bias) == ("sigmoid", 2.5, True)
 
 
 def test_what_a_configuration_leaves_out_is_its_family_s_default() -> None:

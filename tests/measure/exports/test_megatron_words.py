@@ -63,7 +63,6 @@ def test_no_version_is_given_a_word_that_it_does_not_know(columns: dict[str, Any
         ("", NEWEST, {}),
         ("7;9;9;7", "0.12", {"decoder-first-pipeline-num-layers": "7", "decoder-last-pipeline-num-layers": "7"}),
         ("13;19", "0.12", {"decoder-first-pipeline-num-layers": "13"}),
-        ("7;9;9;7", "0.13", {"pipeline-model-parallel-layout": "Et*7|t*9|t*9|t*7L"}),
         ("8;10;8;6", NEWEST, {"pipeline-model-parallel-layout": "Et*8|t*10|t*8|t*6L"}),
     ],
 )

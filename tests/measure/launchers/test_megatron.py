@@ -80,7 +80,7 @@ def test_experts_are_told_with_their_own_width() -> None:
 def test_what_megatron_cannot_do_is_refused(llama: Job) -> None:
     with pytest.raises(LauncherError, match="zero_stage 3 with pp > 1"):
         megatron_arguments(llama, PLAN | {"zero_stage": 3, "pp": 2}, 20)
-    with pytest.raises(LauncherError, match="0.12 has no --fp4-format"):
+    with pytest.raises(LauncherError, match=r"0\.12 has no --fp4-format"):
         megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp4")), PLAN, 20, "0.12")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.torchrun import TorchrunLauncher, read_result
+from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
 
@@ -97,37 +96,6 @@ def test_more_than_one_machine_and_unknown_attention_are_refused(job: Job) -> No
         launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=2)))
     with pytest.raises(LauncherError, match="no multi-head latent attention"):
         launcher.candidates(replace(job, model=replace(job.model, kv_lora_rank=512)))
-
-
-def test_a_model_that_is_built_otherwise_says_what_is_missing(job: Job, tmp_path: Path) -> None:
-    gpt = replace(job.model, tied_embeddings=True, position_embedding="learned", rmsnorm=False, linear_bias=True)
-    found = {"iteration_s": [1.0], "loss": [5.0], "peak_memory_gib": 1.0, "measured_s": [0.0, 1.0]}
-    (tmp_path / "result.json").write_text(json.dumps(found))
-    exact, other = (read_result(tmp_path / "result.json", model) for model in (job.model, gpt))
-    assert "not the exact model" not in exact["notes"]
-    wanted = "not the exact model: trained without its tied embeddings, learned positions, LayerNorm, biases"
-    assert other["notes"].endswith(wanted)
-
-
-def written(folder: Path, **others: Any) -> Path:
-    """A result file as the trainer writes it."""
-    found = {"iteration_s": [0.9, 1.0, 1.4], "loss": [5.0, 4.0, 3.0], "peak_memory_gib": 2.5, "measured_s": [0.0, 3.3]}
-    (folder / "result.json").write_text(json.dumps(found | others))
-    return folder / "result.json"
-
-
-def test_the_time_of_a_run_is_the_median_of_its_iterations_and_notes_give_the_spread(job: Job, tmp_path: Path) -> None:
-    row = read_result(written(tmp_path), job.model)
-    assert row is not None
-    assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("ok", 1.0, 2.5)
-    assert "3 iterations, spread 50.0%, loss 5 to 3" in row["notes"]
-
-
-@pytest.mark.parametrize(("embedding", "missing"), [(0, False), (64, False), (32, True)])
-def test_a_narrower_embedding_is_named_as_left_out(job: Job, tmp_path: Path, embedding: int, missing: bool) -> None:
-    row = read_result(written(tmp_path), replace(job.model, embedding_size=embedding))
-    assert row is not None
-    assert ("narrower embedding" in row["notes"]) == missing
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

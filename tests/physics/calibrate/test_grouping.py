@@ -1,8 +1,9 @@
 """Which rows are of one piece of work, one stage, one plan."""
 
 import pandas as pd
+import pytest
 
-from jointopt.physics.calibrate.grouping import keys_of, plan_keys, stage_blocks
+from jointopt.physics.calibrate.grouping import keys_of, plan_keys, stage_blocks, unlabelled_stages
 from jointopt.physics.calibrate.tables import response_table
 
 
@@ -26,3 +27,11 @@ def test_equal_plans_of_two_pipelines_are_two_iterations() -> None:
 
 def test_numbers_are_keys_however_they_are_spelled() -> None:
     assert keys_of(pd.DataFrame({"stage": [1.0]}), ["stage"]) == keys_of(pd.DataFrame({"stage": ["1"]}), ["stage"])
+
+
+@pytest.mark.parametrize(("second", "several"), [(1.01, False), (1.014, False), (1.016, True), (1.2, True)])
+def test_readings_of_one_clock_that_differ_by_more_than_1_5_percent_are_of_several_stages(second, several) -> None:
+    rows = pd.DataFrame({"clock_mhz": [1410, 1410, 855, 855], "time_s": [1.0, second, 2.0 * second, 2.0]})
+    rows = response_table(rows.assign(instruction="forward", energy_j=300.0)).rows
+    keys = keys_of(rows, ["instruction"])
+    assert unlabelled_stages(rows, keys, rows, keys) == several

@@ -36,6 +36,9 @@ SEQ, BATCHES = 2048, 8  # tokens of a sequence; micro-batches of an iteration un
 FLOPS_PER_S, HBM_BYTES_PER_S, LAUNCH_S = 1e15, 1e12, 1e-6
 FASTER = 1e40  # a rate at which nothing takes time
 TOP_MHZ = 1000.0
+_TRAINING = (
+    "dtype", "attention", "fused_norm", "seq_length", "token_dispatcher", "overlap_moe_a2a", "fp8_param_gather",
+)  # fmt: skip
 LATENCY_S = {"all_reduce": 10e-6, "all_gather": 20e-6, "reduce_scatter": 30e-6, "all_to_all": 40e-6}
 BUS = {"all_reduce": 200e9, "all_gather": 100e9, "reduce_scatter": 125e9, "all_to_all": 80e9}
 MEMBER_S = 1e-6
@@ -124,7 +127,7 @@ def physics(
     gpu: dict[str, Any] | None = None, batches: int = BATCHES, **cells: Any,
 ) -> CostModel:  # fmt: skip
     """One plan on nodes of 8 GPUs; cells of `Training` go to the training, all others to the plan."""
-    training = {k: cells.pop(k) for k in ("dtype", "attention", "fused_norm", "seq_length") if k in cells}
+    training = {k: cells.pop(k) for k in _TRAINING if k in cells}
     plan = dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size"), 1)
     plan |= {"sequence_parallel": False, "recompute": 0, "zero_stage": 0} | cells
     gpus = math.prod(int(plan[name]) for name in ("dp", "tp", "pp", "cp"))

@@ -39,6 +39,12 @@ def test_sequence_parallelism_cuts_everything(held: Held) -> None:
     assert found == (2 * NORM + HEADS + LSE + MLP) / 2
 
 
+def test_a_kv_head_is_whole_on_each_of_the_ranks_that_share_it(held: Held) -> None:
+    # 2 KV heads on 4 ranks: q and core output of 2 heads, k and v of one each, 8 wide
+    found = per_token(held, {"tp": 4, "sequence_parallel": True})
+    assert found == (2 * NORM + LSE + MLP) / 4 + 2 * (2 * 2 + 2 * 1) * 8
+
+
 def test_context_parallelism_and_micro_batches_set_the_tokens(held: Held) -> None:
     found = per_token(held, {"cp": 4, "micro_batch_size": 6}, global_batch_size=6)
     assert found == 6 / 4 * (2 * NORM + HEADS + LSE + MLP)
@@ -76,12 +82,13 @@ def test_stored_scores_take_so_many_bytes_of_head_times_sequence(
     # 2 for the softmax's output, 2 for what the dropout let through, 1 for its mask
     rest = 2 * (NORM + 64 * dropout) + (HEADS + MLP) / 2
     found = per_token(held, {"tp": 2}, llama(dropout=dropout), attention=attention)
-    assert found == rest + per_score * 8 / 2 * 128
+    at_work = {"unfused": 12, "fused": 4}[attention] / 4  # of one of the four layers
+    assert found == rest + (per_score + at_work) * 8 / 2 * 128
 
 
 def test_fp32_doubles_stored_scores(held: Held) -> None:
     found = per_token(held, {}, attention="unfused", dtype="fp32")
-    assert found == 2 * (2 * NORM + HEADS + MLP) + 2 * 4 * 8 * 128
+    assert found == 2 * (2 * NORM + HEADS + MLP) + (2 * 4 + 12 / 4) * 8 * 128
 
 
 def test_latent_attention_keeps_its_heads_and_both_latents(held: Held, llama: Make) -> None:
@@ -124,26 +131,26 @@ def test_full_recompute_keeps_layer_inputs_and_works_on_one_layer(
 ) -> None:
     layer = 2 * NORM + HEADS + LSE + MLP
     found = held("activations", cells | {"recompute": 2}, **ONE)
-    assert found == [TOKENS * (4 * 2 * 64 + layer) / share]
+    assert found == [TOKENS * (3 * 2 * 64 + layer) / share]
 
 
 def test_selective_recompute_drops_the_scores_of_all_layers_but_the_one_at_work(held: Held) -> None:
-    layer, scores = 2 * NORM + HEADS + MLP, 4 * 8 * 128
+    layer, stored, at_work = 2 * NORM + HEADS + MLP, 4 * 8 * 128, 12 * 8 * 128
     found = held("activations", {"recompute": 1}, attention="unfused", **ONE)
-    assert found == [TOKENS * (4 * layer + layer + scores)]
+    assert found == [TOKENS * (4 * layer + stored + at_work)]
 
 
 def test_a_framework_may_recompute_a_share_of_the_layers_whole(held: Held) -> None:
     layer = 2 * NORM + HEADS + LSE + MLP
     found = held("activations", {"recompute": 1}, framework={"selective_share": 0.25}, **ONE)
-    assert found == [TOKENS * (4 * (0.75 * layer + 0.25 * 2 * 64) + layer)]
+    assert found == [TOKENS * (4 * (0.75 * layer + 0.25 * 2 * 64) + layer - 2 * 64)]
 
 
-def test_the_layer_at_work_is_the_larger_of_dense_and_moe(held: Held, moe: Make) -> None:
+def test_the_layer_at_work_is_the_larger_kind_of_the_stage(held: Held, moe: Make) -> None:
     dense = 2 * NORM + HEADS + LSE + MLP
     sparse = ATTENTION + NORM + 2 * (6 * 32 + 4 * 64)
     found = held("activations", {"pp": 2, "recompute": 2}, moe(num_dense_layers=1), **ONE)
-    assert found == [TOKENS * (2 * 2 * 64 + max(dense, sparse))] * 2
+    assert found == [TOKENS * (2 * 64 + max(dense, sparse)), TOKENS * (2 * 64 + sparse)]
 
 
 def test_dense_and_moe_layers_of_a_stage_are_counted_apart(held: Held, moe: Make) -> None:
@@ -175,5 +182,17 @@ def test_stages_hold_the_micro_batches_of_1f1b_and_of_interleaving(
 
 def test_the_allocator_of_a_framework_adds_its_factor(held: Held) -> None:
     layer = TOKENS * (2 * NORM + HEADS + LSE + MLP)
-    found = held("activations", {}, framework={"activation_factor": 1.3}, **ONE)
-    assert found == pytest.approx([1.3 * 4 * layer])
+    found = held("fragmentation", {}, framework={"activation_factor": 1.3}, **ONE)
+    assert found == pytest.approx([0.3 * 4 * layer])
+
+
+def test_fp8_keeps_the_inputs_of_linear_layers_in_a_byte_where_the_framework_does(held: Held) -> None:
+    # norm outputs and the MLP's product lose a byte; attention's output is kept for itself and, in fp8, its projection
+    less = 2 * 64 + 192 - 8 * 8
+    found = per_token(held, {}, dtype="fp8", framework={"quantized_inputs": True})
+    assert found == per_token(held, {}, dtype="fp8") - less == 2 * NORM + HEADS + LSE + MLP - less
+
+
+def test_experts_weighed_at_their_inputs_keep_no_outputs(held: Held, moe: Make) -> None:
+    found = per_token(held, {}, moe(), framework={"weighs_routed_inputs": True})
+    assert found == per_token(held, {}, moe()) - 2 * 2 * 64

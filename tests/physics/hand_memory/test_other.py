@@ -22,13 +22,15 @@ def test_the_last_stage_holds_logits_of_every_token_and_word(split: bool, share:
     # 6 sequences of 128 tokens over cp 2, 1,000 words, 5 bytes each
     framework = {"logits_bytes": 5.0, "logits_tensor_parallel": split}
     cells = {"pp": 2, "tp": 2, "cp": 2, "micro_batch_size": 6}
-    found = held("other", cells, framework=framework, global_batch_size=6)
+    found = held("logits", cells, framework=framework, global_batch_size=6)
     assert found == [0, 5 * 6 * 128 / 2 * 1000 / share]
 
 
 def test_every_rank_holds_what_its_process_takes(held: Held) -> None:
-    found = held("other", {"pp": 2}, framework={"memory_overhead_gib": 1.5, "logits_bytes": 0.0})
-    assert found == [1.5 * GIB, 1.5 * GIB]
+    framework = {"memory_overhead_gib": 1.5, "communicator_gib": 0.25}
+    cells = {"pp": 2, "tp": 2}  # two kinds of groups
+    assert held("communication", cells, framework=framework) == [0.5 * GIB] * 2
+    assert held("other", cells, framework=framework) == [1.0 * GIB] * 2
 
 
 def test_what_a_process_was_seen_to_hold_stands_in_for_the_overhead(
@@ -43,7 +45,7 @@ def test_what_a_process_was_seen_to_hold_stands_in_for_the_overhead(
 def test_zero_3_holds_two_gathered_layers_in_16_bit(stage: int, gathered: int, held: Held) -> None:
     # a stage's weights over its layers: the vocabulary counts with them
     layer = (4 * LAYER + 2 * TABLE) / 4
-    found = held("other", {"dp": 8, "zero_stage": stage}, framework={"logits_bytes": 0.0})
+    found = held("gathered_weights", {"dp": 8, "zero_stage": stage})
     assert found == [gathered * 2 * layer]
 
 

@@ -120,3 +120,38 @@ def test_leading_dense_layers_lie_on_the_first_stages(held: Held, moe: Make) -> 
     sparse = 10_240 + 128 + 256 + 4 * 6_144
     found = held("weights", {"pp": 2}, moe(num_dense_layers=1))
     assert found == [2 * (LAYER + sparse + TABLE), 2 * (2 * sparse + TABLE)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "per_parameter"),
+    [
+        ({"grad_reduce_dtype": "bf16"}, (2, 2, 12)),
+        ({"exp_avg_dtype": "bf16"}, (2, 4, 4 + 2 + 2)),
+        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}, (2, 4, 4 + 2 + 4)),
+        # 16 of a master's 32 bits are the weight itself, unless that lives in 8 bit
+        ({"precision_aware_optimizer": True}, (2, 4, 2 + 4 + 4)),
+        ({"precision_aware_optimizer": True, "dtype": "fp8", "fp8_param_gather": True}, (2, 4, 12)),
+        ({"dtype": "fp8", "fp8_param_gather": False}, (2 + 1 + 1, 4, 12)),
+    ],
+)
+def test_stated_formats_of_states_hold_their_bytes(
+    stated: dict[str, Any], per_parameter: tuple[int, ...], held: Held
+) -> None:
+    assert states(held, {}, **stated) == [share * WHOLE for share in per_parameter]
+
+
+def test_fp32_weights_are_their_own_masters_where_the_framework_keeps_them(held: Held) -> None:
+    found = states(held, {"dp": 4, "zero_stage": 3}, framework={"fp32_weights": True})
+    assert found == pytest.approx([share * WHOLE / 4 for share in (4, 4, 8)])
+
+
+def test_a_wider_copy_of_gradients_counts_beyond_the_activations_that_are_gone(held: Held) -> None:
+    stated = {"grad_reduce_dtype": "bf16", "main_grads_dtype": "fp32", "global_batch_size": 2}
+    kept = sum(held(part, {"dp": 2}, **stated)[0] for part in ("activations", "logits"))
+    assert held("main_gradients", {"dp": 2}, **stated) == [max(4 * WHOLE - kept, 0)]
+    assert held("main_gradients", {"dp": 2, "zero_stage": 1}, **stated) == [max(4 * WHOLE / 2 - kept, 0)]
+
+
+def test_multi_token_prediction_adds_a_layer_an_embedding_and_a_projection_at_the_end(held: Held, llama: Make) -> None:
+    plain, more = (held("weights", {"pp": 2}, llama(mtp_num_layers=n)) for n in (0, 1))
+    assert [b - a for a, b in zip(plain, more, strict=True)] == [0, 2 * (LAYER + TABLE + 2 * 64 * 64)]

@@ -29,6 +29,17 @@ def test_slack_goes_where_a_second_saves_most(makespan: float, seconds: list[flo
     assert found[1] == pytest.approx(joules)
 
 
+def test_of_a_curve_with_47_options_the_programme_sees_every_second() -> None:
+    # of a curve of squares: half way between two of its 24 corners the line is 1 J above it
+    k = np.arange(47.0)
+    fixed = Options(np.array([1000.0]), np.array([2.0]), np.array([5.0]))
+    problem = Problem(schedule_graph(1, 1, 1), [Options(1000.0 - k, 1.0 + k, (50.0 - k) ** 2), fixed, fixed])
+    for longer_s, above_j in ((0, 0), (1, 1), (2, 0), (23, 1), (45, 1), (46, 0)):
+        found = least_energy(problem, 3.0 + longer_s)
+        assert found is not None
+        assert found[1] == pytest.approx(5 + (50 - longer_s) ** 2 + above_j)
+
+
 def test_two_ranks_may_slow_what_is_not_critical() -> None:
     # 1F1B of forward 1 s and backward 2 s: rank 0 ends at 1, 2 and, after rank 1's backwards at 4 and 7, at 6 and 9
     graph, choice = PAIR.graph, PAIR.fastest()
@@ -89,6 +100,19 @@ def test_the_middle_keeps_the_pace_at_the_least_energy(pace: float, pair: tuple[
     assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
     assert set(seconds[middle & long.graph.backward]) == {pair[1]}
     assert set(seconds[~middle]) == {1.0, 2.0}
+
+
+@pytest.mark.parametrize(
+    ("pace", "pair"), [(6.0, (1.0, 2.0)), (7.9, (1.0, 2.0)), (8.0, (2.0, 2.0)), (12.0, (2.0, 4.0))]
+)
+def test_the_pace_of_a_rank_is_that_of_all_its_chunks(pace: float, pair: tuple[float, float]) -> None:
+    # two chunks of 3 s at the fastest; of 20 micro-batches the first 2 and the last 2 are the window's
+    long = Problem(schedule_graph(2, 2, 20), PAIR.options)
+    part = window(long, 32)
+    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
+    middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)
+    assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
+    assert set(seconds[middle & long.graph.backward]) == {pair[1]}
 
 
 @pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])

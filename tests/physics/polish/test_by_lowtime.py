@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from jointopt.core.errors import UsageError
 from jointopt.physics.polish.by_linear import least_energy
-from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
-from jointopt.physics.polish.options import Problem
+from jointopt.physics.polish.by_lowtime import _spec, need_lowtime, shortened
+from jointopt.physics.polish.options import Options, Problem
 
 from .conftest import problems
 
@@ -39,7 +39,16 @@ def test_it_goes_from_the_slowest_schedule_to_about_the_fastest_and_saves_as_the
 
 def test_instructions_that_no_clock_changes_leave_nothing_to_shorten() -> None:
     from jointopt.physics.polish.graph import schedule_graph
-    from jointopt.physics.polish.options import Options
 
     fixed = Options(np.array([1000.0]), np.array([1.0]), np.array([1.0]))
     assert len(list(shortened(Problem(schedule_graph(2, 1, 2), [fixed] * 6), 0.1))) == 1
+
+
+@pytest.mark.parametrize(("last_j", "units"), [(3.9942, [1, 2]), (3.9935, [1, 2, 3])])
+def test_a_last_unit_that_saves_less_than_a_thousandth_of_the_dearest_is_left_out(last_j: float, units) -> None:
+    # the dearest unit saves 6 J, which lowtime is given as 10, so that 6 mJ are 0.01
+    spec = _spec(
+        Options(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([10.0, 4.0, last_j])), 1.0, 10 / 6
+    )
+    assert sorted(option.quant_time for option in spec.options.options) == units
+    assert spec.cost_model(2) == pytest.approx(40 / 6)

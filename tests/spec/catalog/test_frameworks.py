@@ -45,6 +45,8 @@ RECOGNISED = [
     ("MXNet NVIDIA Release 24.04 or PyTorch NVIDIA Release 24.04", "nemo"),
     ("Megatron-DeepSpeed", "megatron-deepspeed"),
     ("Megatron-LM", "megatron-lm"),
+    ("Megatron-Bridge 26.08", "megatron-bridge"),
+    ("NVIDIA Megatron Bridge (Megatron-Core)", "megatron-bridge"),
     ("NVIDIA NEMO", "nemo"),
     ("NVIDIA NeMo Framework Release 23.09", "nemo"),
     ("NVIDIA NeMo Framework Release 24.04", "nemo"),

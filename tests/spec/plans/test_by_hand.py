@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.physics.layout_arrays import LayoutArrays, stage_layers
+from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import even_domain, placement
@@ -44,7 +44,7 @@ def test_the_head_counts_by_its_weights_over_a_layer_s(
 ) -> None:
     # vocabulary·64: 0.94 and 1.10 layers
     model = replace(dense, num_layers=10, vocab_size=vocab)
-    assert stage_layers(make_job(model=model), layout(pp=4)).tolist() == layers
+    assert LayoutArrays(make_job(model=model), layout(pp=4)).layers.tolist() == [layers]
 
 
 @pytest.mark.parametrize(("vocab", "layers"), [(600, [2, 3, 3, 2]), (650, [3, 3, 3, 1])])
@@ -53,7 +53,7 @@ def test_of_experts_those_count_that_a_token_sees(
 ) -> None:
     # two routed and one shared expert of 3·64·48 = 9,216 and attention: 39,936, over 64 that are 624 words
     model = replace(moe, num_layers=10, vocab_size=vocab, num_shared_experts=1)
-    assert stage_layers(make_job(model=model), layout(pp=4)).tolist() == layers
+    assert LayoutArrays(make_job(model=model), layout(pp=4)).layers.tolist() == [layers]
 
 
 def test_tokens_and_micro_batches_of_a_rank(make_job: Callable[..., Job]) -> None:
@@ -76,9 +76,9 @@ def test_tokens_and_micro_batches_of_a_rank(make_job: Callable[..., Job]) -> Non
 def test_members_of_each_group_that_share_a_domain(domain: int, local: dict[str, int]) -> None:
     # ranks in the order tp, cp, dp, pp: strides 1, 2, 4 and 16
     found = placement(layout(tp=2, cp=2, dp=4, pp=2, ep=2), domain)
-    assert {name: int(group.local[0]) for name, group in found.items()} == local
+    assert {name: int(found[name].local[0]) for name in local} == local
     sizes = {"tp": 2, "cp": 2, "dp": 4, "dp_cp": 8, "ep": 2, "expert_dp": 4, "pp": 2}
-    assert {name: int(group.size[0]) for name, group in found.items()} == sizes
+    assert {name: int(found[name].size[0]) for name in sizes} == sizes
 
 
 @pytest.mark.parametrize(("nodes", "domain"), [(20, 5), (9, 9), (11, 6), (6, 6), (27, 9)])

@@ -1,9 +1,17 @@
 """Each rule of the checker, broken alone, yields one sentence that names the figures."""
 
+from dataclasses import replace
+
 import pytest
 
+from jointopt.core.errors import JobError
+from jointopt.core.schema import inside
+from jointopt.spec.catalog.frameworks import framework_names, framework_rules, load_framework
+from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
-from jointopt.spec.plans.rules import check_plan
+from jointopt.spec.job import Search
+from jointopt.spec.plans.rules import check_abilities, check_plan, layout_rules, violations
+from tests.spec.plans.brute_force import USUAL
 
 GOOD = {
     "dp": 2,
@@ -23,7 +31,15 @@ GOOD = {
     ("change", "sentence"),
     [
         ({"dp": 3}, "dp*tp*pp*cp is 12; it must be the cluster's 8 GPUs."),
-        ({"tp": 8, "dp": 1, "pp": 1, "zero_stage": 0}, "tp 8 does not divide the 4 KV groups."),
+        ({"etp": 2}, "etp 2 needs experts, and dense is a dense model."),
+        ({"stage_layers": "3;4"}, "stage_layers 3;4 must be pp*vpp = 2 numbers that add up to the 8 layers."),
+        ({"stage_layers": "4;4"}, "stage_layers 4;4 is the same plan as none."),
+        ({"schedule": "zb-h1"}, "generic has no pipeline schedule zb-h1."),
+        (
+            {"recompute": "selective", "recompute_modules": "moe_act"},
+            "recompute_modules moe_act: dense has not all of these.",
+        ),
+        ({"recompute_num_layers": 1}, "recompute_num_layers 1 needs full recompute."),
         ({"tp": 1, "dp": 4}, "sequence_parallel needs tp > 1."),
         ({"vpp": 3}, "pp*vpp is 6, which does not divide the 8 layers as interleaving needs."),
         ({"vpp": 2, "pp": 1, "dp": 4}, "vpp 2 needs pp > 1."),
@@ -59,6 +75,20 @@ def test_a_broken_rule_is_one_sentence_with_its_figures(make_job, change, senten
         ),
         (Framework("f", recomputes=("full",)), {}, "f has no recompute none."),
         (Framework("f", zero_stages=(0,)), {}, "f has no zero_stage 1."),
+        (
+            Framework("f", rules=("whole_kv_groups",)),
+            {"tp": 8, "dp": 1, "pp": 1, "zero_stage": 0},
+            "tp 8 does not divide the 4 KV groups.",
+        ),
+        (Framework("f", rules=("no_pipelines",)), {}, "f has no pipelines: pp must be 1, not 2."),
+        (Framework("f"), {"stage_layers": "3;5"}, "f cannot build stage_layers 3;5."),
+        (Framework("f"), {"dp": 4, "pp": 1, "dp_replicate": 2}, "f shards over dp*cp: dp_replicate must be 1, not 2."),
+        (Framework("f", replicates=True), {"dp_replicate": 3}, "dp_replicate 3 does not divide dp*cp, which is 2."),
+        (
+            Framework("f", rules=("no_offload",)),
+            {"offload": "optimizer"},
+            "f keeps nothing in host memory: offload must be none, not optimizer.",
+        ),
         (Framework("f", sequence_parallel=(False,)), {}, "f does not train with sequence_parallel True where tp > 1."),
     ],
 )
@@ -66,15 +96,76 @@ def test_what_a_framework_cannot_do_is_said_by_its_name(make_job, framework, cha
     assert check_plan(make_job(framework=framework), GOOD | change) == [sentence]
 
 
+def test_context_parallelism_cuts_the_sequence_into_twice_as_many_chunks(make_job):
+    plan = GOOD | {"cp": 2, "dp": 1}
+    assert check_plan(make_job(seq_length=124), plan) == []
+    sentence = "2*cp is 4, which does not divide the sequence length 126."
+    assert sentence in check_plan(make_job(seq_length=126), plan)
+
+
 def test_a_plan_outside_the_search_names_the_key_and_its_values(make_job):
     job = make_job(search={"tp": (1, 4), "zero_stage": (1,)})
     assert check_plan(job, GOOD) == ["tp 2 is outside the job's search.tp (1, 4)."]
 
 
-def test_experts_must_split_over_the_expert_parallel_ranks(make_job, moe):
+def test_experts_must_split_over_the_ranks_of_a_stage(make_job, moe):
     job = make_job(model=moe)
-    assert check_plan(job, GOOD | {"ep": 2}) == []
-    assert check_plan(job, GOOD | {"ep": 8}) == [
-        "ep 8 does not divide the 12 experts.",
-        "ep 8 does not divide dp*cp, which is 2.",
+    assert check_plan(job, GOOD | {"ep": 4}) == []
+    assert check_plan(job, GOOD | {"ep": 4, "etp": 2}) == [
+        "ep*etp is 8, which does not divide the 4 ranks of a stage (dp*cp*tp)."
     ]
+    inside = make_job(model=moe, framework=Framework(experts_span_tp=False))
+    assert check_plan(inside, GOOD | {"ep": 4}) == ["ep 4 does not divide dp*cp, which is 2."]
+
+
+def test_megatron_names_the_rule_of_each_plan_that_it_cannot_start(make_job, moe):
+    job = make_job(model=replace(moe, num_layers=9), framework=load_framework("megatron-lm"))
+    layouts = {name: inside(name, [value] * 4) for name, value in (GOOD | {"pp": 4, "dp": 1, "etp": 1} | USUAL).items()}
+    layouts["sequence_parallel"][1] = False
+    layouts["stage_layers"] = inside("stage_layers", ["2;2;2;3", "3;2;2;2", "", "3;1;2;3"])
+    layouts["etp"][3] = 32
+    assert violations(job, layouts).tolist() == [
+        "", "experts_sequence_parallel", "even_stages", "expert_ffn;expert_ranks",
+    ]  # fmt: skip
+
+
+def test_a_measured_row_does_not_say_that_its_attention_is_latent(make_job):
+    plan = GOOD | {"etp": 1} | USUAL | {"recompute": "selective", "recompute_modules": "mla_up_proj;layernorm"}
+    layouts = {name: inside(name, [value]) for name, value in plan.items()}
+    assert check_plan(make_job(), plan) != []
+    assert violations(make_job(), layouts).tolist() == [""]
+
+
+def test_every_rule_that_stops_a_start_is_in_the_table_with_its_source(make_job, moe):
+    table = read_yaml("framework_rules.yaml")
+    families = {load_framework(name).family for name in framework_names()} - {""}
+    assert set(table) - {"every"} <= families
+    assert all(len(entry["source"]) > 20 for rules in table.values() for entry in rules.values())
+    everything = Framework(rules=tuple(name for family in families & set(table) for name in table[family]))
+    names = {rule.name for rule in layout_rules(make_job(model=moe, framework=everything)) if rule.of_starting}
+    names |= {rule.name for rule in layout_rules(make_job()) if rule.of_starting}
+    shared = replace(moe, num_shared_experts=1, num_dense_layers=1)
+    names |= {rule.name for rule in layout_rules(make_job(model=shared)) if rule.of_starting}
+    assert names == {name for rules in table.values() for name in rules}
+
+
+def test_older_versions_of_megatron_have_their_own_rules():
+    assert "whole_kv_groups" in framework_rules("megatron-core", "0.15.1")
+    assert "whole_kv_groups" not in framework_rules("megatron-core", "0.16.1")
+    assert framework_rules("megatron-core") == load_framework("nemo").rules
+
+
+def test_a_plan_without_a_choice_can_be_started_all_the_same(make_job):
+    plan = GOOD | {"dp": 1, "tp": 8, "pp": 1, "etp": 1} | USUAL | {"stage_layers": "8", "recompute": "selective"}
+    layouts = {name: inside(name, [value]) for name, value in plan.items()}
+    assert check_plan(make_job(), plan) != []
+    assert violations(make_job(), layouts).tolist() == [""]
+
+
+
+
+def test_a_search_for_what_the_framework_cannot_run_names_the_first_such_value(make_job):
+    training = make_job(framework=Framework("f", zero_stages=(0, 1), recomputes=("none", "full"))).training
+    check_abilities(Search(zero_stage=(1, 0), recompute=("full", "none"), tp=(7,)), training)
+    with pytest.raises(JobError, match=r"search\.zero_stage 3: f has no such zero_stage; expected 0, 1, got 1, 3\."):
+        check_abilities(Search(zero_stage=(1, 3)), training)

@@ -81,6 +81,11 @@ def test_a_power_limit_per_stage_survives_text_and_json(make_job):
     assert record(parse_plan(json.dumps(record(parsed)), make_job())) == record(parsed)
 
 
+@pytest.mark.parametrize("watts", [0.5, 999_999.0])
+def test_a_power_limit_may_be_any_watts_up_to_a_million(make_job, watts):
+    assert parse_plan(f"power_limit_w={watts}", make_job()).layouts["power_limit_w"].tolist() == [watts]
+
+
 def test_one_clock_serves_all_stages(make_job):
     assert parse_plan("pp=4 clock_mhz=600", make_job()).stage_clock_mhz.tolist() == [[600.0] * 4]
 
@@ -104,6 +109,8 @@ def test_one_clock_serves_all_stages(make_job):
         ("clock_mhz=1500", "between 210 and 1410 MHz, the clocks of gpu-x; got 1500"),
         ("clock_mhz=fast", "clock_mhz must be MHz such as 1410"),
         ("power_limit_w=-3", "power_limit_w of a plan must be watts per GPU, above 0; got '-3'"),
+        ("power_limit_w=0", "above 0; got '0'"),
+        ("power_limit_w=1000000", "got '1000000'"),
         ("pp=2 stage_power_limit_w=300", "one limit in W for each of the 2 stages; got '300'"),
         ("power_limit_w=300 stage_power_limit_w=300", "got both"),
         ('{"tp": 2', "is not a JSON mapping"),

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
+from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.parse import plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import divisors, enumerate_layouts
-from tests.spec.plans.brute_force import allowed_plans, is_allowed
+from tests.spec.plans.brute_force import USUAL, allowed_plans, is_allowed
 
 LLAMA_405B = Model("llama-3-405b", 126, 16384, 53248, 128, 8, 128256, 128)
 GPT3 = Model("gpt3-175b", 96, 12288, 49152, 96, 96, 50304, 128, gated_mlp=False)
@@ -23,11 +24,24 @@ FRAMEWORKS = (
     Framework(zero_stages=(1,), recomputes=("selective", "full"), sequence_parallel=(True,)),
     Framework(interleaving=False, context_parallel=False, expert_tensor_parallel=False),
     Framework(zero_stages=(0, 2, 3), zero_stages_with_pipeline=(0, 2), sequence_parallel=(False,)),
+    load_framework("megatron-lm"),
+    load_framework("megatron-deepspeed"),
+    load_framework("nanotron"),
+    load_framework("fsdp"),
+    replace(load_framework("torchtitan"), schedules=("1f1b", "zb-h1", "zbv", "dualpipev")),
 )
 SEARCHES = (
     {},
     {"tp": (1, 2), "micro_batch_size": (1, 2, 5), "zero_stage": (1,), "recompute": ("selective",)},
     {"pp": (2, 4), "vpp": (1, 2, 3), "sequence_parallel": (True,), "ep": (1, 3)},
+)
+
+SMALL = {"tp": (1, 2), "micro_batch_size": (1, 2), "cp": (1, 2)}
+NEWER = (  # experts, and what is searched
+    (0, {"stage_layers": ("", "1;3", "2;2", "1;1;0;2"), "schedule": ("1f1b", "zb-h1", "zbv", "dualpipev")}),
+    (0, {"recompute_modules": ("", "core_attn", "mlp;layernorm", "moe_act"), "recompute_num_layers": (0, 1, 2)}),
+    (2, {"dp_replicate": (1, 2), "offload": ("none", "optimizer"), "recompute": ("none",)}),
+    (2, {"etp": (1, 2, 3), "recompute_modules": ("", "moe", "mla_up_proj"), "recompute": ("selective", "full")}),
 )
 
 
@@ -44,6 +58,17 @@ def layout_tuple(plan):
 def test_the_space_is_what_plain_loops_find(make_job, dense, framework, search):
     model = replace(dense, num_layers=4, num_attention_heads=4)
     job = make_job(1, 4, model, search, framework, global_batch_size=10, attention="unfused")
+    found = [layout_tuple(plan) for plan in records(enumerate_layouts(job))]
+    assert len(found) == len(set(found))
+    assert set(found) == allowed_plans(job)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("experts", "search"), NEWER)
+def test_the_space_of_newer_columns_is_what_plain_loops_find(make_job, dense, moe, framework, search, experts):
+    model = replace(moe if experts else dense, num_layers=4, num_attention_heads=4, num_query_groups=2)
+    model = replace(model, num_experts=experts, num_dense_layers=int(experts > 0))
+    job = make_job(1, 4, model, SMALL | search, framework, global_batch_size=4, attention="unfused")
     found = [layout_tuple(plan) for plan in records(enumerate_layouts(job))]
     assert len(found) == len(set(found))
     assert set(found) == allowed_plans(job)
@@ -104,7 +129,7 @@ def test_tensor_parallelism_may_cross_nodes(make_job):
     assert tp.max() == 4
 
 
-def test_uneven_layers_are_for_plain_pipelines_only(make_job, dense):
+def test_uneven_layers_without_a_stated_split_are_for_plain_pipelines_only(make_job, dense):
     layouts = enumerate_layouts(make_job(model=replace(dense, num_layers=10))).layouts
     uneven = 10 % layouts["pp"] != 0
     assert uneven.any()
@@ -137,6 +162,7 @@ def test_an_empty_space_says_what_emptied_it(make_job):
     space = enumerate_layouts(make_job(global_batch_size=7, search={"tp": (1,), "pp": (1,), "cp": (1,)}))
     assert space.size == 0
     assert space.top_reasons(1) == ["dp does not divide the global batch of 7 sequences"]
+    assert len(enumerate_layouts(make_job()).top_reasons()) == 3
 
 
 def test_the_divisors_of_a_number_are_all_of_them():
@@ -157,13 +183,15 @@ def test_the_space_of_a_huge_cluster_is_counted_whole(make_job, model, nodes, ba
 def test_the_check_of_one_plan_refuses_what_the_space_lacks_and_nothing_else(
     make_job, dense, moe, changes, is_moe, data
 ):
-    job = make_job(model=moe if is_moe else dense, **changes)
-    gpus = job.cluster.num_gpus
+    gpus = changes["nodes"] * changes["gpus_per_node"]
+    every_cp = {"cp": tuple(divisors(gpus))}  # the check takes a degree that the space leaves out for its few tokens
+    job = make_job(model=moe if is_moe else dense, **(changes | {"search": changes["search"] | every_cp}))
     plan = {name: data.draw(st.sampled_from(divisors(gpus))) for name in ("tp", "pp", "cp")}
     plan["dp"] = max(gpus // (plan["tp"] * plan["pp"] * plan["cp"]), 1)
     plan |= {name: data.draw(st.integers(1, 3)) for name in ("ep", "vpp", "micro_batch_size")}
     plan |= {"sequence_parallel": data.draw(st.booleans()), "zero_stage": data.draw(st.integers(0, 3))}
     plan["recompute"] = data.draw(st.sampled_from(["none", "selective", "full"]))
+    plan |= {"etp": data.draw(st.sampled_from([1, plan["tp"]])) if is_moe else 1} | USUAL
     found = {layout_tuple(known) for known in records(enumerate_layouts(job))}
     assert (check_plan(job, plan) == []) == (layout_tuple(plan) in found)
     assert (layout_tuple(plan) in found) == (

@@ -1,0 +1,146 @@
+"""Makespan of interleaved 1F1B with a time for every chunk of a rank, exact: `schedule.replay` for many plans at once.
+
+Rank i runs w_i = 2(p-1-i) + (v-1)p forwards, then forward slot w_i + r and backward slot r by turns. Counted by the
+step q = r - i, every input comes from the step before: rank i's forward from rank i - 1, its backward from rank i + 1,
+round the ring at both ends. So one step is a few operations on all ranks of all plans. Derived here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jointopt.core.schema import Floats, Ints
+
+BLOCK_TIMES = 8192  # plans per block times pp: the state of one block stays in the cache
+_ALIKE = 1e-12  # relative; two advances that differ by rounding
+
+
+def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int) -> Floats:
+    """Makespan in s, (n,), for seconds (vpp, pp, n) of one micro-batch on each chunk, blocking receives included.
+
+    ``num_micro_batches`` is a multiple of pp, vpp and pp at least 2. The schedule is that of `schedule.schedule_order`.
+    """
+    _, p, n = forward_s.shape
+    step = max(BLOCK_TIMES // p, 16)
+    time_s = np.empty(n)
+    for start in range(0, n, step):
+        block = slice(start, start + step)
+        f, b = (np.ascontiguousarray(a[:, :, block], dtype=np.float64) for a in (forward_s, backward_s))
+        time_s[block] = _block_time_s(f, b, num_micro_batches // p)
+    return time_s
+
+
+def path_bound_s(
+    forward_s: Floats, backward_s: Floats, num_micro_batches: int, weight_s: Floats | None = None
+) -> Floats:
+    """Seconds (n,) that `chunked_time_s` never goes below, for the same arguments: the longer of two kinds of paths.
+
+    Forwards of the first micro-batch down to a rank, all of its work, and backwards from it; and the last micro-batch's
+    way through all chunks, behind its forerunners on the first. ``weight_s``: the share of backward passes that is put
+    off where a schedule splits them; such a rank may end with that, and no other waits for it.
+    """
+    passes_s = forward_s + backward_s
+    trip = passes_s if weight_s is None else passes_s - weight_s
+    way = forward_s[0] + (backward_s[0] if weight_s is None else 0.0)
+    ahead = np.cumsum(way, axis=0) - way
+    busy = (ahead + num_micro_batches * passes_s.sum(axis=0)).max(axis=0)
+    last = trip.sum(axis=(0, 1)) + (num_micro_batches - 1) * forward_s[0, 0]
+    return np.asarray(np.maximum(busy, last))
+
+
+def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:
+    """Makespan (n,) of one block of plans; whole groups of pp micro-batches that only repeat are not walked through.
+
+    Once all that the next step reads has moved on by one constant within a group, so it will in each further group: the
+    step takes maxima of sums, which a common constant passes through.
+    """
+    v, p, n = f.shape
+    period, steady = p * v, (groups - 1) * p * v - p + 2  # of the latter steps all ranks run both passes
+    state = _State(f, b, groups)
+    state.run(-(period + p - 2), min(steady, 0))
+    done, left = min(steady, 0), max(steady, 0) // period  # steps and groups
+    parts: list[tuple[Ints, _State, int]] = []
+    alive = np.arange(n)
+    while left > 1 and len(alive):
+        before = state.values()
+        state.run(done, done + period)
+        done, left = done + period, left - 1
+        advance = state.values() - before
+        least, most = advance.min(axis=(0, 1)), advance.max(axis=(0, 1))
+        repeats = most - least <= _ALIKE * state.free.max(axis=0)
+        if repeats.any():
+            parts.append((alive[repeats], state.of(repeats).moved(left * most[repeats]), done + left * period))
+            alive, state = alive[~repeats], state.of(~repeats)
+    if len(alive):
+        parts.append((alive, state, done))
+    time_s = np.empty(n)
+    for rows, rest, at in parts:
+        rest.run(at, groups * period)
+        time_s[rows] = rest.free.max(axis=0)
+    return time_s
+
+
+class _State:
+    """Times that the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
+
+    def __init__(self, f: Floats, b: Floats, groups: int) -> None:
+        self.f, self.b, self.groups = f, b, groups
+        _, p, n = f.shape
+        self.free = np.zeros((p, n))
+        self.down = np.zeros((p + 1, n))  # row i: input of rank i's next forward; row p is what the last rank sends
+        self.up = np.zeros((p + 1, n))  # row i + 1: input of rank i's next backward; row 0 is what the first one sends
+
+    def values(self) -> Floats:
+        """All of it, (3, pp, n); inputs that come from no rank stand in for as when the rank is free."""
+        return np.stack([self.free, self.down[1:], self.up[:-1]])
+
+    def of(self, rows: Floats) -> _State:
+        """Of some plans."""
+        part = _State(self.f[:, :, rows], self.b[:, :, rows], self.groups)
+        part.free, part.down, part.up = self.free[:, rows], self.down[:, rows], self.up[:, rows]
+        return part
+
+    def moved(self, seconds: Floats) -> _State:
+        """So much later, (n,)."""
+        for values in (self.free, self.down, self.up):
+            values += seconds
+        return self
+
+    def run(self, start: int, stop: int) -> None:
+        """Walk through the steps ``start`` to ``stop`` - 1."""
+        v, p, _ = self.f.shape
+        slots = self.groups * p * v
+        for q in range(start, stop):
+            self._forward(q + p * v + p - 2, slots)
+            self._backward(q, slots)
+
+    def _forward(self, slot: int, slots: int) -> None:
+        """Rank i runs its forward ``slot`` - i, those ranks that have one."""
+        v, p, _ = self.f.shape
+        first, last = max(slot - slots + 1, 0), min(slot, p - 1) + 1
+        if first >= last:
+            return
+        chunk, member = divmod(slot % (p * v), p)  # of rank 0; ranks beyond ``member`` are a chunk behind
+        self.down[0] = self.down[p] if chunk else 0.0
+        free = self.free[first:last]
+        np.maximum(free, self.down[first:last], out=free)
+        turn = min(max(member + 1, first), last)
+        self.free[first:turn] += self.f[chunk, first:turn]
+        self.free[turn:last] += self.f[chunk - 1, turn:last]
+        self.down[first + 1 : last + 1] = free
+
+    def _backward(self, step: int, slots: int) -> None:
+        """Rank i runs its backward slot ``step`` + i, those ranks that have one."""
+        v, p, _ = self.f.shape
+        first, last = max(-step, 0), min(slots - step, p)
+        if first >= last:
+            return
+        chunk, member = divmod(step % (p * v), p)  # of rank 0, counted from the last; beyond p - member one further
+        turn = min(max(p - member, first), last)
+        of_last = (step + p - 1) % (p * v) // p
+        self.up[p] = self.up[0] if of_last else 0.0
+        free = self.free[first:last]
+        np.maximum(free, self.up[first + 1 : last + 1], out=free)
+        self.free[first:turn] += self.b[v - 1 - chunk, first:turn]
+        self.free[turn:last] += self.b[(v - 2 - chunk) % v, turn:last]
+        self.up[first:last] = free

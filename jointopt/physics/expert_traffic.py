@@ -1,0 +1,96 @@
+"""Traffic of experts: tokens to the ranks of their experts and back, and to the parts of cut experts."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from jointopt.core.schema import Floats
+from jointopt.physics.collectives import dispatch_bytes, dispatch_time_s
+from jointopt.physics.compute import Pass
+from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.traffic import Hardware, Traffic, collective, routed_bytes
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+from jointopt.spec.plans.placement import Group
+
+_FP8_BYTES = 1.0 + 4.0 / 128.0  # an element and its share of an fp32 scale per 128 (arXiv:2412.19437, section 3.3.2)
+
+
+@functools.lru_cache(maxsize=4096)
+def places_per_token(model: Model, places: int) -> float:
+    """Expected number of ``places`` (ranks or nodes), each with as many experts, on which a token's experts lie.
+
+    Top-k of all experts drawn at random, or of ``moe_router_group_topk`` of ``moe_router_num_groups`` groups at random:
+    node-limited routing where groups are nodes (arXiv:2412.19437, section 2.1.2). Derived here: hypergeometric.
+    """
+    groups = max(model.moe_router_num_groups, 1)
+    chosen, in_group = model.moe_router_group_topk or groups, model.num_experts / groups
+    held = model.num_experts / places
+    own_groups = max(round(held / in_group), 1)  # groups of which a place holds experts
+    hit = 0.0
+    for taken in range(1, min(own_groups, chosen) + 1):
+        ways = math.comb(own_groups, taken) * math.comb(groups - own_groups, chosen - taken)
+        missed = _none_of(taken * min(held, in_group), chosen * in_group, model.moe_router_topk)
+        hit += ways / math.comb(groups, chosen) * (1.0 - missed)
+    return places * hit
+
+
+def _none_of(held: float, of: float, draws: int) -> float:
+    """Probability that none of ``draws`` experts ``of`` so many is one of the ``held`` ones."""
+    return math.prod(max(of - held - i, 0.0) / (of - i) for i in range(draws))
+
+
+def _per_token(model: Model, places: Floats) -> Floats:
+    values, back = np.unique(np.ceil(places), return_inverse=True)
+    return np.array([places_per_token(model, int(value)) for value in values.tolist()])[back]
+
+
+def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
+    """Expert parallelism: all-to-alls that dispatch and combine, forward and backward (again under full recompute).
+
+    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Under SP cut experts (etp) gather the
+    tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do. Hides under kernels of the
+    MoE ``layer``: of another micro-batch, forward beside backward, so not in the fill and drain of the pipeline.
+    """
+    training, profile = job.training, job.training.framework
+    sent = routed_bytes(job.model, lay.tokens, lay.token_share, 1.0) / lay.expert_tp  # each rank its slice of tokens
+    element = hw.kernels.element_bytes
+    in_fp8 = profile.fp8_dispatch and training.dtype in ("fp8", "fp4")
+    dispatch, combine = (
+        _all_to_all(job, hw, lay, groups["ep"], size * sent) for size in (_FP8_BYTES if in_fp8 else element, element)
+    )
+    once = dispatch + combine
+    if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens already
+        gathered = element * sent * lay.expert_tp
+        pair = sum(collective(hw, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
+        once = once + np.where(lay.sp, pair, 0.0)
+    return _beside_other_micro_batches(job, lay, once, layer)
+
+
+def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats) -> Floats:
+    """(seconds, joules) of one dispatch or combine, (2, L); ``sent`` is the bytes of a copy for every expert."""
+    if (job.training.token_dispatcher or job.training.framework.token_dispatcher) == "alltoall":
+        return collective(hw, "all_to_all", sent, group)
+    token = sent / job.model.moe_router_topk  # a token is sent once to a rank, and once over the network to a node
+    local = np.minimum(group.local, group.size)
+    ranks, nodes = (_per_token(job.model, places) for places in (lay.ep, group.size / local))
+    sizes = (token * ranks, token * nodes, group.size, local)
+    intra, inter = dispatch_bytes(*sizes)
+    seconds = dispatch_time_s(*sizes, hw.constants.collectives, hw.links)
+    return np.stack([seconds, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
+
+
+def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:
+    """What is exposed of traffic that takes ``once`` (2, L) per pass, less what the steady state hides."""
+    seconds, joules = once
+    forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
+    overlap = 1.0 if job.training.overlap_moe_a2a else job.training.framework.ep_overlap
+    # forward passes of the first and backward passes of the last micro-batches have no other one beside them
+    alone = np.minimum(max(lay.pp - 1, 1) / lay.micro_batches, 1.0)
+    whole, window = forward + backward, layer.forward.time_s + layer.backward.time_s
+    hidden = np.minimum(overlap * whole, window) * (1.0 - alone)
+    left = 1.0 - np.divide(hidden, whole, out=np.zeros_like(whole), where=whole > 0)
+    return Traffic(forward * left, backward * left, (2.0 + lay.again.dispatches_again()) * joules)

@@ -1,0 +1,272 @@
+"""Rules of experts, splits and schedules, recompute modules, offload and replicas, and those of one framework.
+
+Sources of each, and which frameworks have those of `framework_only`: ``spec/catalog/framework_rules.yaml``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import MODULES, NEUTRAL, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns
+from jointopt.spec.defaults import idle_modules
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+from jointopt.spec.plans.placement import even_domain
+from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule, by_split, literal, not_in, searched
+from jointopt.spec.plans.stages import buildable
+
+
+def expert_rules(job: Job) -> list[Rule]:
+    """Degrees of experts: what divides what, and what the framework offers."""
+    model, experts, framework = job.model, job.model.num_experts, job.training.framework
+
+    def uneven(c: Columns) -> Any:
+        if framework.experts_span_tp:
+            return (c["dp"] * c["cp"] * c["tp"]) % (c["ep"] * np.maximum(c["etp"], 1)) != 0
+        return (c["dp"] * c["cp"]) % c["ep"] != 0
+
+    def cut(c: Columns) -> Any:
+        return model.is_moe & (c["etp"] != 1) & (not framework.expert_tensor_parallel)
+
+    return [
+        *searched(job, "ep"),
+        Rule("experts", ("ep",), lambda c: (c["ep"] > 1) & (not model.is_moe),
+             f"ep > 1 needs experts and {model.name} is a dense model",
+             f"ep {{ep}} needs experts, and {literal(model.name)} is a dense model."),
+        Rule("expert_split", ("ep",), lambda c: model.is_moe & (experts % c["ep"] != 0),
+             f"ep does not divide the {experts} experts", f"ep {{ep}} does not divide the {experts} experts."),
+        *searched(job, "etp", lambda c: c["etp"] > 0),
+        *_usual_expert_tp(job),
+        Rule("expert_tp", ("etp",), lambda c: (c["etp"] > 0) & (not model.is_moe), "etp without experts",
+             f"etp {{etp}} needs experts, and {literal(model.name)} is a dense model."),
+        Rule("expert_tp_offered", ("etp",), cut, f"{framework.name} does not cut experts (etp)",
+             f"{framework.name} does not cut experts: etp must be 1, not {{etp}}."),
+        Rule("expert_ffn", ("etp",), lambda c: model.moe_ffn_hidden_size % np.maximum(c["etp"], 1) != 0,
+             f"etp does not divide the {model.moe_ffn_hidden_size} FFN columns of an expert",
+             f"etp {{etp}} does not divide the {model.moe_ffn_hidden_size} FFN columns of an expert."),
+        Rule("expert_ranks", ("dp", "tp", "cp", "ep", "etp"), uneven,
+             "ep*etp does not divide dp*cp*tp", "ep*etp is {expert_ranks}, which does not divide the {stage_ranks} "
+             "ranks of a stage (dp*cp*tp)." if framework.experts_span_tp else
+             "ep {ep} does not divide dp*cp, which is {shards}."),
+    ]  # fmt: skip
+
+
+def _usual_expert_tp(job: Job) -> list[Rule]:
+    """Of a search that lists no etp: experts are cut as the other layers are, or not at all."""
+    if job.search.etp is not None or not job.model.is_moe:
+        return []
+    return [Rule("usual_etp", ("tp", "etp"), lambda c: (c["etp"] != 1) & (c["etp"] != c["tp"]),
+                 f"etp other than 1 and tp is {SEARCHED}")]  # fmt: skip
+
+
+def stage_rules(job: Job) -> list[Rule]:
+    """Splits of layers, schedules: the numbers fit the plan, and the framework has them."""
+    layers, framework = job.model.num_layers, job.training.framework
+    whole = (layers, layers + job.model.mtp_num_layers)  # recipes count multi-token-prediction layers or leave them out
+
+    def wrong(c: Columns) -> Any:
+        return by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) not in whole))
+
+    def even(c: Columns) -> Any:
+        return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & _all_equal(numbers, layers))
+
+    def piped(c: Columns) -> Any:
+        return c["pp"] > 1
+
+    def blank_listed(c: Columns) -> Any:  # a blank is the even split
+        listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
+        chunks = [len(numbers) for numbers in listed if _all_equal(numbers, layers)]
+        return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks)
+
+    def not_built(c: Columns) -> Any:
+        return ~wrong(c) & ~even(c) & by_split(c, lambda numbers, _: not buildable(framework, numbers))
+
+    codes = [SCHEDULE.code(name) for name in framework.schedules]
+    v_shaped = [SCHEDULE.code(name) for name in ("zbv", "dualpipev")]
+    return [
+        Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
+        *searched(job, "stage_layers", lambda c: piped(c) & ~blank_listed(c)),
+        Rule("stage_layers_offered", ("pp", "vpp", "stage_layers"), not_built,
+             f"{framework.name} cannot build such stage_layers",
+             f"{framework.name} cannot build stage_layers {{stage_layers}}."),
+        *_without_effect("stage_layers", ("pp",), piped, "pp > 1"),
+        Rule("stage_layers", ("pp", "vpp", "stage_layers"), wrong,
+             f"stage_layers are not pp*vpp numbers that add up to {layers} layers",
+             f"stage_layers {{stage_layers}} must be pp*vpp = {{chunks}} numbers that add up to the {layers} layers."),
+        Rule("stage_layers_equal", ("pp", "vpp", "stage_layers"), even, f"equal stage_layers {DUPLICATE} as none",
+             "stage_layers {stage_layers} is the same plan as none."),
+        *searched(job, "schedule", piped),
+        *_without_effect("schedule", ("pp",), piped, "pp > 1"),
+        Rule("schedule", ("schedule",), not_in("schedule", codes), f"{framework.name} has no such schedule",
+             f"{framework.name} has no pipeline schedule {{schedule}}."),
+        Rule("two_chunks", ("schedule", "vpp"), lambda c: np.isin(c["schedule"], v_shaped) & (c["vpp"] != 2),
+             "V-shaped schedules need vpp 2", "schedule {schedule} has two chunks per rank: vpp must be 2, not {vpp}."),
+        Rule("one_chunk", ("schedule", "vpp"), lambda c: (c["schedule"] == SCHEDULE.code("zb-h1")) & (c["vpp"] != 1),
+             "zb-h1 needs vpp 1", "schedule {schedule} does not interleave: vpp must be 1, not {vpp}."),
+    ]  # fmt: skip
+
+
+def _all_equal(numbers: tuple[int, ...], layers: int) -> bool:
+    return len(set(numbers)) == 1 and sum(numbers) == layers
+
+
+def _without_effect(column: str, needs: tuple[str, ...], effect: Any, words: str) -> list[Rule]:
+    """The rule that a column stays at its neutral value where it has no ``effect``."""
+    return [
+        Rule(f"{column}_without", (*needs, column), lambda c: (c[column] != NEUTRAL[column]) & ~effect(c),
+             f"{column} without {words} {DUPLICATE}", f"{column} {{{column}}} needs {words}.")
+    ]  # fmt: skip
+
+
+def recompute_rules(job: Job) -> list[Rule]:
+    """Modules of selective recompute and layers of full recompute: in plans and models that have them."""
+    model = job.model
+
+    def selective(c: Columns) -> Any:
+        return c["recompute"] == RECOMPUTE_CODES["selective"]
+
+    def full(c: Columns) -> Any:
+        return c["recompute"] == RECOMPUTE_CODES["full"]
+
+    core, modules = MODULES.bit("core_attn"), ("recompute_modules",)
+    idle = idle_modules(model) | (core if job.training.selective_is_none else 0)
+    return [
+        *searched(job, "recompute_modules", selective),
+        *_without_effect("recompute_modules", ("recompute",), selective, "selective recompute"),
+        Rule("recompute_modules", modules, lambda c: (c["recompute_modules"] & _refused_modules(model)) != 0,
+             f"{model.name} has no such module to recompute",
+             f"recompute_modules {{recompute_modules}}: {literal(model.name)} has not all of these."),
+        Rule("recompute_modules_same", modules,
+             lambda c: (c["recompute_modules"] == core) | ((c["recompute_modules"] & idle) != 0),
+             f"recompute_modules with one without effect {DUPLICATE}",
+             "recompute_modules {recompute_modules} is the same plan as without core_attn or modules of other models."),
+        *searched(job, "recompute_num_layers", full),
+        *_without_effect("recompute_num_layers", ("recompute",), full, "full recompute"),
+        Rule("recompute_num_layers", ("pp", "vpp", "stage_layers", "recompute_num_layers"),
+             lambda c: (c["recompute_num_layers"] > 0) & (c["recompute_num_layers"] >= _largest_chunk(model, c)),
+             f"recompute_num_layers of a whole chunk {DUPLICATE} as all",
+             "recompute_num_layers {recompute_num_layers} is the same plan as 0: no chunk has more layers."),
+    ]  # fmt: skip
+
+
+def _refused_modules(model: Model) -> int:
+    """The modules that Megatron Core refuses for this model: it has no place where they could be."""
+    lacking = [] if model.kv_lora_rank else ["mla_up_proj"]
+    return sum(map(MODULES.bit, lacking if model.is_moe else [*lacking, "moe_act"]))
+
+
+def _largest_chunk(model: Model, c: Columns) -> Any:
+    most = -(-model.num_layers // (c["pp"] * c["vpp"]))
+    for code in np.unique(c["stage_layers"]).tolist():
+        if code:
+            most = np.where(c["stage_layers"] == code, max(STAGE_LAYERS.numbers(code)), most)
+    return most
+
+
+def sharing_rules(job: Job) -> list[Rule]:
+    """Groups of ranks that shard by themselves, and what lies in host memory."""
+    model, framework = job.model, job.training.framework
+    spans = framework.experts_span_tp
+
+    def sharded(c: Columns) -> Any:
+        return c["zero_stage"] > 0
+
+    def uneven(c: Columns) -> Any:
+        return (c["dp"] * c["cp"]) % c["dp_replicate"] != 0
+
+    def uneven_experts(c: Columns) -> Any:
+        inner = np.maximum(c["etp"], 1) if spans else c["tp"]
+        ranks = c["dp"] * c["cp"] * c["tp"] // (c["ep"] * inner)
+        return model.is_moe & (np.maximum(ranks, 1) % c["dp_replicate"] != 0)
+
+    columns = ("dp", "cp", "dp_replicate")
+    return [
+        *searched(job, "dp_replicate", sharded),
+        *_without_effect("dp_replicate", ("zero_stage",), sharded, "zero_stage > 0"),
+        Rule("replicas_offered", ("dp_replicate",), lambda c: (c["dp_replicate"] > 1) & (not framework.replicates),
+             f"{framework.name} has no dp_replicate",
+             f"{framework.name} shards over dp*cp: dp_replicate must be 1, not {{dp_replicate}}."),
+        *_usual_replicas(job),
+        Rule("replicas", columns, uneven, "dp_replicate does not divide dp*cp",
+             "dp_replicate {dp_replicate} does not divide dp*cp, which is {shards}."),
+        Rule("replicas", (*columns, "tp", "ep", "etp"), lambda c: uneven_experts(c) & ~uneven(c),
+             "dp_replicate does not divide the ranks that share an expert",
+             "dp_replicate {dp_replicate} does not divide the ranks that share an expert, dp*cp*tp/(ep*etp)."),
+        Rule("replicas_all", columns, lambda c: (c["dp_replicate"] > 1) & (c["dp_replicate"] == c["dp"] * c["cp"]),
+             f"dp_replicate of all ranks {DUPLICATE} as zero_stage 0",
+             "dp_replicate {dp_replicate} leaves nothing to shard and is the same plan as zero_stage 0."),
+        *searched(job, "offload"),
+    ]  # fmt: skip
+
+
+def _usual_replicas(job: Job) -> list[Rule]:
+    """Of a search that lists no dp_replicate: replicas of one scale-up domain, the only ones worth it."""
+    domain = even_domain(job.cluster)
+    if job.search.dp_replicate is not None:
+        return []
+    return [Rule("replicas_usual", ("dp", "tp", "cp", "dp_replicate"),
+                 lambda c: (c["dp_replicate"] > 1) & (c["dp"] * c["cp"] * c["tp"] != c["dp_replicate"] * domain),
+                 f"replicas that are not one scale-up domain of {domain} GPUs: {SEARCHED}")]  # fmt: skip
+
+
+def framework_only(job: Job) -> list[Rule]:
+    """The rules of the job's framework and its like alone, by the catalogue's table."""
+    named = job.training.framework.rules
+    return [rule for rule in (*_own_pipeline_rules(job), *_own_rules(job)) if rule.name in named]
+
+
+def _own_pipeline_rules(job: Job) -> list[Rule]:
+    layers, batch, name = job.model.num_layers, job.training.global_batch_size, job.training.framework.name
+
+    def uneven(c: Columns) -> Any:
+        return (c["stage_layers"] == 0) & (c["vpp"] == 1) & (layers % c["pp"] != 0)
+
+    def starved(c: Columns) -> Any:
+        stages = c["pp"] * np.where(c["schedule"] == SCHEDULE.code("dualpipev"), 2, 1)
+        tight = (c["vpp"] == 1) | (stages > c["pp"])
+        return tight & (c["pp"] > 1) & (batch // (c["dp"] * c["micro_batch_size"]) < stages)
+
+    return [
+        Rule("no_pipelines", ("pp",), lambda c: c["pp"] > 1, f"{name} has no pipelines",
+             f"{name} has no pipelines: pp must be 1, not {{pp}}."),
+        Rule("even_stages", ("pp", "vpp", "stage_layers"), uneven,
+             f"pp does not divide the {layers} layers, and no split of them is stated",
+             f"pp {{pp}} does not divide the {layers} layers, as {name} needs where no stage_layers are stated."),
+        Rule("filled_pipeline", ("dp", "pp", "vpp", "micro_batch_size", "schedule"), starved,
+             "fewer micro-batches than stages", "{micro_batches} micro-batches are fewer than the pipeline's stages, "
+             f"which {name} does not start."),
+    ]  # fmt: skip
+
+
+def _own_rules(job: Job) -> list[Rule]:
+    model, name = job.model, job.training.framework.name
+    optimizer = OFFLOAD.code("optimizer")
+
+    def unsharded(c: Columns) -> Any:
+        return (c["offload"] == optimizer) & (c["zero_stage"] == 0) & (c["dp"] * c["cp"] > 1)
+
+    def whole(c: Columns) -> Bools:
+        return np.asarray(model.is_moe & (c["etp"] != 1) & (c["etp"] != c["tp"]))
+
+    return [
+        Rule("experts_sequence_parallel", ("tp", "sequence_parallel"),
+             lambda c: model.is_moe & (c["tp"] > 1) & (c["sequence_parallel"] == 0),
+             "experts with tp > 1 need sequence_parallel",
+             f"{name} trains experts with tp {{tp}} only under sequence_parallel."),
+        Rule("experts_by_tp", ("tp", "etp"), whole, f"{name} cuts experts by tp or not at all",
+             f"{name} cuts experts by tp or not at all: etp must be 1 or {{tp}}, not {{etp}}."),
+        Rule("no_recompute_modules", ("recompute_modules",), lambda c: c["recompute_modules"] > 0,
+             f"{name} has no recompute_modules", f"{name} cannot choose recompute_modules."),
+        Rule("no_recompute_layers", ("recompute_num_layers",), lambda c: c["recompute_num_layers"] > 0,
+             f"{name} has no recompute_num_layers", f"{name} recomputes all layers or none: no recompute_num_layers."),
+        Rule("replicas_of_dp", ("dp", "dp_replicate"), lambda c: c["dp"] % c["dp_replicate"] != 0,
+             "dp_replicate does not divide dp", "dp_replicate {dp_replicate} does not divide dp {dp}."),
+        Rule("no_offload", ("offload",), lambda c: c["offload"] > 0, f"{name} keeps nothing in host memory",
+             f"{name} keeps nothing in host memory: offload must be none, not {{offload}}."),
+        Rule("no_offload_optimizer", ("offload",), lambda c: c["offload"] == optimizer,
+             f"{name} does not offload the optimizer alone", f"{name} does not offload the optimizer alone."),
+        Rule("offload_sharded", ("dp", "cp", "zero_stage", "offload"), unsharded,
+             "offload of the optimizer needs zero_stage > 0", f"{name} offloads the optimizer only under ZeRO."),
+    ]  # fmt: skip
