@@ -1,4 +1,4 @@
-"""What a framework must be told to train a job by a plan, in no framework's words; and what a target makes of it."""
+"""A training as frameworks must be given it, in no framework's words; and what a target makes of it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Export:
-    """What starts a plan in a target: files by their names, the command's words and its environment variables."""
+    """The start of a plan in a target: files by their names, the command's words and its environment variables."""
 
     target: str
     version: str

@@ -57,7 +57,7 @@ def export(intent: Intent, version: str, program: str = "") -> Export:
 
 
 def _container(slurm: Slurm) -> list[str]:
-    """What a node's command runs in: a step of its own on the node with pyxis, or apptainer."""
+    """Words in front of a node's command: a step of its own on the node with pyxis, or apptainer."""
     if slurm.container is None:
         return []
     mounts, here = ",".join(slurm.mounts), "$PWD"

@@ -20,7 +20,7 @@ class Target:
     around: bool = False  # it starts another target's words
 
     def export(self, intent: Intent, version: str = "", program: str = "") -> Export:
-        """What its module makes of an intent; ``program`` is the target that a batch system starts."""
+        """The export that its module makes of an intent; ``program`` is the target that a batch system starts."""
         module = importlib.import_module(f"jointopt.measure.exports.{self.module}")
         made: Callable[..., Export] = module.export
         if program and not self.around:
