@@ -81,6 +81,8 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
         mtp_num_layers=model.mtp_num_layers or None, mtp_loss_scaling_factor=0.1 if model.mtp_num_layers else None,
         **_latent(intent, words.version),
     )  # fmt: skip
+    shared = bool(model.num_query_groups % intent["tp"])
+    gaps.never(shared and version_key(words.version) < version_key("0.16"), "KV heads that several ranks share")
     gaps.finer(details.activation not in (("silu",) if model.gated_mlp else ("gelu", "gelu_tanh")),
                f"activation {details.activation}")  # fmt: skip
     gaps.finer(details.parallel_residual, "parallel attention and MLP")
