@@ -17,6 +17,7 @@ def export(intent: Intent, version: str) -> Export:
     """The YAML and the words after ``accelerate launch``; the script of the training is one's own."""
     gaps = Gaps(f"Accelerate {version}", intent)
     dtype, cluster = intent.job.training.dtype, intent.job.cluster
+    gaps.choices_of_megatron()
     gaps.never(dtype == "fp4", f"training in {dtype}")
     gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
     gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")

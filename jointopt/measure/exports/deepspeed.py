@@ -30,6 +30,7 @@ def export(intent: Intent, version: str) -> Export:
 def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     stage, pp, replicas = intent["zero_stage"], intent["pp"], intent["dp_replicate"]
     dtype = intent.job.training.dtype
+    gaps.choices_of_megatron()
     gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
     gaps.never(pp > 1 and stage > 1, f"zero_stage {stage} with pp > 1")
     gaps.never(intent["vpp"] > 1, "interleaved pipelines (vpp > 1)")
@@ -58,6 +59,8 @@ def _config(intent: Intent) -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "zero_optimization": _zero(intent),
     }
+    if training.grad_reduce_dtype is not None:
+        found["communication_data_type"] = training.grad_reduce_dtype
     if training.dtype == "bf16":
         found["bf16"] = {"enabled": True}
     elif training.dtype == "fp16":  # from 2^16 on, few iterations are skipped

@@ -107,6 +107,9 @@ class Export:
         }  # fmt: skip
 
 
+_MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather", "overlap_moe_a2a")
+
+
 class Gaps:
     """Points of an intent that a target cannot express: refused in a training, noted in a benchmark."""
 
@@ -123,6 +126,15 @@ class Gaps:
             )
         if missing:
             self.notes.append(f"{self._target} has no {what}: fit for a benchmark, not for a training.")
+
+    def choices_of_megatron(self) -> None:
+        """Choices of the job's training that Megatron Core alone has: formats of states, how tokens go to experts."""
+        training = self._intent.job.training
+        for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", *_MEGATRON_FLAGS):
+            value = getattr(training, name)
+            self.never(value not in (None, False), f"training.{name} {value}")
+        self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
+        self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
 
     def never(self, missing: Any, what: str) -> None:
         """A point of the layout or of the shape: what would run is another plan."""

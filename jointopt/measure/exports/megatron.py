@@ -40,7 +40,7 @@ def megatron_words(intent: Intent, version: str = NEWEST) -> tuple[Words, list[s
     _pipeline(words, gaps, intent)
     _data_parallelism(words, gaps, intent)
     _memory_savings(words, gaps, intent)
-    _precision(words, intent)
+    _precision(words, gaps, intent)
     _kernels(words, intent)
     _run(words, gaps, intent)
     return words, gaps.notes
@@ -161,11 +161,12 @@ def _experts(words: Words, intent: Intent) -> None:
     softmax = routing.score == "softmax"
     words.add(
         num_experts=model.num_experts, moe_router_topk=model.moe_router_topk,
-        moe_ffn_hidden_size=model.moe_ffn_hidden_size, **_dispatcher(words, intent),
+        moe_ffn_hidden_size=model.moe_ffn_hidden_size, **dispatcher(words, intent),
         moe_shared_expert_intermediate_size=model.moe_ffn_hidden_size * shared if shared else None,
         moe_shared_expert_gate=routing.shared_gate and shared > 0,
         moe_layer_freq=f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None,
-        moe_grouped_gemm=True, moe_permute_fusion=True, moe_router_dtype="fp32",
+        moe_grouped_gemm=intent.job.training.dtype != "fp16" or version_key(words.version) >= version_key("0.16"),
+        moe_permute_fusion=True, moe_router_dtype="fp32",
         moe_router_score_function=None if softmax else routing.score,
         moe_router_pre_softmax=softmax and (not routing.normalised or scaled or model.moe_router_topk == 1),
         moe_router_topk_scaling_factor=routing.scaling if scaled else None,
@@ -179,7 +180,7 @@ def _experts(words: Words, intent: Intent) -> None:
     )  # fmt: skip
 
 
-def _dispatcher(words: Words, intent: Intent) -> dict[str, Any]:
+def dispatcher(words: Words, intent: Intent) -> dict[str, Any]:
     """How tokens go to experts, and whether that overlaps another micro-batch's kernels."""
     training = intent.job.training
     kind = training.token_dispatcher or training.framework.token_dispatcher
@@ -231,7 +232,7 @@ def _ends(split: tuple[int, ...]) -> tuple[bool, bool] | None:
     """Which ends hold a layer less than all between them: (first, last); None where that is not the split."""
     first, middle, last = split[0], split[1:-1], split[-1]
     each = max(split)
-    if each < 2 or set(middle) - {each} or {each - first, each - last} - {0, 1}:
+    if len(split) < 2 or set(middle) - {each} or {each - first, each - last} - {0, 1}:
         return None
     return (each - first == 1, each - last == 1)
 
@@ -287,10 +288,12 @@ def offloaded_modules(intent: Intent) -> tuple[str, ...]:
 # --- how it runs ----------------------------------------------------------------------------------------------------
 
 
-def _precision(words: Words, intent: Intent) -> None:
+def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
     """16-bit weights under all but fp32; gradients reduced in bf16 where the framework's profile does so."""
     training = intent.job.training
     dtype, modules = training.dtype, MODULES.code(intent["recompute_modules"])
+    moments = (training.exp_avg_dtype, training.exp_avg_sq_dtype)
+    gaps.never("bf16" in moments and version_key(words.version) < version_key("0.13"), "Adam's moments in bf16")
     outputs = modules & (MODULES.bit("moe_act") | MODULES.bit("layernorm"))  # which delayed scaling cannot recompute
     words.add(
         bf16=dtype in ("bf16", "fp8", "fp4"), fp16=dtype == "fp16",

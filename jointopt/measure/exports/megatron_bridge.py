@@ -13,7 +13,8 @@ from typing import Any
 from jointopt.core.schema import MODULES
 from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
-from jointopt.measure.exports.megatron import layer_layout, megatron_words, offloaded_modules
+from jointopt.measure.exports.megatron import dispatcher, layer_layout, megatron_words, offloaded_modules
+from jointopt.measure.exports.options import Words
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
@@ -23,17 +24,23 @@ _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 def export(intent: Intent, version: str) -> Export:
     """``model.tensor_model_parallel_size=8 ...`` over any pretraining recipe; ExportError as Megatron-LM's export."""
-    _, notes = megatron_words(intent, _CORE)  # what its Megatron Core cannot do
+    words, notes = megatron_words(intent, _CORE)  # what its Megatron Core cannot do
     gaps = Gaps(f"Megatron-Bridge {version}", intent)
     gaps.never(intent.job.training.dtype in ("fp4", "fp32"), f"training in {intent.job.training.dtype}")
     sections = {
-        "model": _shape(intent) | _experts(intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
+        "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
         "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1}, "logger": {"log_interval": _interval(intent)},
         "dataset": {"sequence_length": intent.job.training.seq_length},
         "mixed_precision": _PRECISION[intent.job.training.dtype],
     }  # fmt: skip
-    if intent["offload"] == "optimizer":
-        sections["optimizer"] = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True}
+    training = intent.job.training
+    for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):  # which are types of PyTorch there, no text
+        gaps.never(getattr(training, name) is not None, f"training.{name} {getattr(training, name)}")
+    gaps.never(training.fp8_param_gather, "training.fp8_param_gather true")
+    if intent["offload"] == "optimizer" or training.precision_aware_optimizer:
+        sections["optimizer"] = {
+            "optimizer_cpu_offload": intent["offload"] == "optimizer", "use_precision_aware_optimizer": True,
+        }  # fmt: skip
     if intent["zero_stage"] > 1:
         sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
     if not intent.is_training:
@@ -79,7 +86,7 @@ def _shape(intent: Intent) -> dict[str, Any]:
     return found
 
 
-def _experts(intent: Intent) -> dict[str, Any]:
+def _experts(words: Words, intent: Intent) -> dict[str, Any]:
     model, routing = intent.model, intent.details.routing
     if not model.is_moe:
         return {}
@@ -87,7 +94,7 @@ def _experts(intent: Intent) -> dict[str, Any]:
     softmax = routing.score == "softmax"
     return {
         "num_moe_experts": model.num_experts, "moe_router_topk": model.moe_router_topk,
-        "moe_ffn_hidden_size": model.moe_ffn_hidden_size, "moe_token_dispatcher_type": "alltoall",
+        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shared or None, "moe_grouped_gemm": True, "moe_permute_fusion": True,
         "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense) if dense else 1,
         "moe_router_score_function": routing.score, "moe_router_dtype": "fp32",
@@ -97,7 +104,8 @@ def _experts(intent: Intent) -> dict[str, Any]:
         "moe_router_group_topk": model.moe_router_group_topk or None,
         "moe_router_enable_expert_bias": routing.bias,
         "moe_router_load_balancing_type": "aux_loss" if routing.aux_loss else "none",
-        "moe_aux_loss_coeff": routing.aux_loss, "moe_router_force_load_balancing": not intent.is_training,
+        **dispatcher(words, intent), "moe_aux_loss_coeff": routing.aux_loss,
+        "moe_router_force_load_balancing": not intent.is_training,
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ _MODELS = {
     "qwen3-235b-a22b": ("qwen3", "235B-A22B", ""), "deepseek-v2-lite": ("deepseek_v3", "16B", "deepseek_v3_16b"),
     "deepseek-v2": ("deepseek_v3", "236B", ""), "deepseek-v3": ("deepseek_v3", "671B", "deepseek_v3_671b"),
 }  # fmt: skip
+_FP8 = {"llama3_405b": "llama3_405b", "deepseek_v3_671b": "deepseek_v3_671b_float8"}  # those of 0.3 that train in fp8
 SCHEDULES = {"1f1b": "1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
 _FILE = '''\
 """{model} with a pipeline split of its own: put this file where Python finds it."""
@@ -47,6 +48,11 @@ def export(intent: Intent, version: str) -> Export:
     _check(gaps, intent, old)
     settings = _settings(intent, old)
     module, flavor, function = _model(intent, old, version)
+    if not old:
+        in_fp8 = intent.job.training.dtype == "fp8"
+        gaps.never(in_fp8 != (function in _FP8) and (in_fp8 or function in _FP8.values()),
+                   f"training {intent.model.name} in {intent.job.training.dtype}")  # fmt: skip
+        function = _FP8[function] if in_fp8 else function
     common: dict[str, Any] = {
         "environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "program": "-m torchtitan.train",
         "world_size": int(intent.job.cluster.num_gpus),
@@ -79,7 +85,8 @@ def _model(intent: Intent, old: bool, version: str) -> tuple[str, str, str]:
 
 def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, tp, ep = intent.job.training.dtype, intent["tp"], intent["ep"]
-    gaps.never(dtype not in ("bf16", "fp32", "fp8" if old else "bf16"), f"training in {dtype}")
+    gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
+    gaps.choices_of_megatron()
     gaps.never(intent["zero_stage"] == 1, "zero_stage 1")
     gaps.never(intent["zero_stage"] == 0 and intent["dp"] > 1 and intent["cp"] > 1, "zero_stage 0 with cp > 1")
     gaps.never(
@@ -116,7 +123,7 @@ def _settings(intent: Intent, old: bool) -> Settings:
         found["training"]["disable_cuda_graphs"] = True
     if intent.model.is_moe and not intent.is_training:
         found["debug"] = {"moe_force_load_balance": True}
-    if training.dtype == "fp8":
+    if training.dtype == "fp8" and old:
         found["model"] = {"converters": ["quantize.linear.float8"]}
         found["quantize.linear.float8"] = {"enable_fsdp_float8_all_gather": True}
     found["validation" if old else "validator"] = {"enable": False}

@@ -78,7 +78,10 @@ def test_a_split_of_layers_is_said_in_the_words_of_the_version(
 def test_ends_that_count_as_layers_are_said_so(intent: Any) -> None:
     llama = intent("llama-3-405b", gpus=128, pp=16, stage_layers="7;8*14;7", tp=8, **_PARALLEL)
     said = options(llama, "0.12")
-    assert {"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"} <= set(said)
+    ends = {"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"}
+    assert ends <= set(said)
+    meta = intent("llama-3-405b", gpus=128, pp=16, vpp=8, stage_layers="0;1*126;0", tp=8, **_PARALLEL)
+    assert ends <= set(options(meta, "0.12"))  # arXiv:2407.21783, section 3.3.2
     assert "account-for-embedding-in-pipeline-split" not in options(intent("mistral-7b", pp=2))
 
 

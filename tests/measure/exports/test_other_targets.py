@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from typing import Any
@@ -83,6 +84,14 @@ def test_torchtitan_knows_a_model_by_its_shape(intent: Any) -> None:
         titan(intent("opt-6.7b"))
 
 
+def test_torchtitan_trains_in_fp8_what_it_has_so(intent: Any) -> None:
+    made = intent("deepseek-v3", gpus=64, ep=8, dtype="fp8", zero_stage=3)
+    assert "deepseek_v3_671b_float8" in TARGETS["torchtitan"].export(made).words
+    for model, dtype in (("llama-3-8b", "fp8"), ("llama-3-405b", "bf16")):
+        with pytest.raises(ExportError, match=f"cannot express training {model} in {dtype}"):
+            TARGETS["torchtitan"].export(intent(model, dtype=dtype, zero_stage=3))
+
+
 @given(layouts)
 def test_deepspeed_s_batch_is_the_product_of_its_parts(columns: dict[str, Any]) -> None:
     columns = columns | {"cp": 1, "vpp": 1}
@@ -156,3 +165,12 @@ def test_bridge_s_words_and_file_say_the_same(intent: Any) -> None:
 def test_a_target_names_what_it_cannot_express(intent: Any, target: str, columns: dict[str, Any], point: str) -> None:
     with pytest.raises(ExportError, match=f"cannot express {point}; choose another plan or target"):
         TARGETS[target].export(intent("llama-3-8b", **columns))
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "deepspeed", "nanotron", "accelerate", "megatron-bridge"])
+def test_formats_of_states_that_a_target_does_not_have_are_refused(intent: Any, target: str) -> None:
+    made = intent("llama-3-8b", zero_stage=0)
+    training = dataclasses.replace(made.job.training, exp_avg_dtype="bf16")
+    job = dataclasses.replace(made.job, training=training)
+    with pytest.raises(ExportError, match=r"cannot express training\.exp_avg_dtype bf16"):
+        TARGETS[target].export(intent_of(job, made.plan))
