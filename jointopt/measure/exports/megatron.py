@@ -204,6 +204,8 @@ def _degrees(words: Words, gaps: Gaps, intent: Intent) -> None:
         sequence_parallel=bool(intent["sequence_parallel"]), micro_batch_size=intent["micro_batch_size"],
         global_batch_size=intent.job.training.global_batch_size,
     )  # fmt: skip
+    half = intent.job.training.dtype == "fp16" and version_key(words.version) < version_key("0.16")
+    gaps.never(half and intent["ep"] > 1, "experts over ranks in fp16")
     gaps.never(experts and intent["tp"] > 1 and not intent["sequence_parallel"],
                "experts with tp > 1 without sequence_parallel")  # fmt: skip
 
