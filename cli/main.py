@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import keyword
 import sys
 from typing import Any
 
@@ -16,7 +17,7 @@ from jointopt.core.errors import JointOptError
 
 COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
-    "script", "export", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
+    "script", "import", "export", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
 
 
@@ -31,7 +32,8 @@ class Commands(click.Group):
         """The command of that name, imported now; None for an unknown one."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"jointopt.cli.{cmd_name}"), cmd_name)
+        name = cmd_name + "_" * keyword.iskeyword(cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"jointopt.cli.{name}"), name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -17,6 +17,7 @@ _VERBS = {
     "select": "jointopt.workflows.select",
     "predict": "jointopt.workflows.predict",
     "retrain": "jointopt.workflows.retrain",
+    "import_": "jointopt.workflows.import_",
     "evaluate": "jointopt.workflows.evaluate",
     "tune": "jointopt.workflows.tune",
     "validate": "jointopt.workflows.validate",

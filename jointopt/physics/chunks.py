@@ -30,22 +30,15 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int
     return time_s
 
 
-def path_bound_s(
-    forward_s: Floats, backward_s: Floats, num_micro_batches: int, weight_s: Floats | None = None
-) -> Floats:
-    """Seconds (n,) that `chunked_time_s` never goes below, for the same arguments: the longer of two kinds of paths.
+def path_bound_s(first_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Floats:
+    """Seconds (n,) that no schedule of a pipeline goes below: one rank's work and the way to it.
 
-    Forwards of the first micro-batch down to a rank, all of its work, and backwards from it; and the last micro-batch's
-    way through all chunks, behind its forerunners on the first. ``weight_s``: the share of backward passes that is put
-    off where a schedule splits them; such a rank may end with that, and no other waits for it.
+    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work (``rank_s`` (n, pp)
+    of each of the micro-batches (n,)), and backwards from it where ranks end with a backward pass that the rank before
+    waits for, as those of `chunked_time_s` do. ``first_s`` (n, pp): of each rank's first chunk, what is on the way.
     """
-    passes_s = forward_s + backward_s
-    trip = passes_s if weight_s is None else passes_s - weight_s
-    way = forward_s[0] + (backward_s[0] if weight_s is None else 0.0)
-    ahead = np.cumsum(way, axis=0) - way
-    busy = (ahead + num_micro_batches * passes_s.sum(axis=0)).max(axis=0)
-    last = trip.sum(axis=(0, 1)) + (num_micro_batches - 1) * forward_s[0, 0]
-    return np.asarray(np.maximum(busy, last))
+    ahead = np.cumsum(first_s, axis=1) - first_s
+    return np.asarray((ahead + num_micro_batches[:, None] * rank_s).max(axis=1))
 
 
 def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:

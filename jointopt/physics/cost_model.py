@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from jointopt.core.units import GIB
 from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
-from jointopt.physics.makespan import makespan_s
+from jointopt.physics.makespan import Pipelines, makespan_s
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -63,14 +63,20 @@ class StageTimes:
     total_s: Floats  # (n,)
 
 
+_Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
+
+
 class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
-    ``constants``: by default those that the catalogue has of the job's GPU.
+    ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
+    the layouts, by default worked out where it is read.
     """
 
-    def __init__(self, job: Job, layouts: Columns, constants: KernelConstants | None = None) -> None:
-        self.job = job
+    def __init__(
+        self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None
+    ) -> None:
+        self.job, self._peak_bytes = job, peak_bytes
         self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
@@ -114,15 +120,17 @@ class CostModel:
         """The clock at which the constants were measured; 1.0 where the GPU's clocks are unknown."""
         return self.job.cluster.gpu.clock_max_mhz or 1.0
 
-    def evaluate(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    def evaluate(self, index: Ints, stage_clock_mhz: Floats, bound: bool = False) -> Columns:
         """Predictions (n,) for plans: layout rows ``index`` (n,), clocks (n, >= pp) in MHz, NaN beyond pp.
 
         Columns as in `PREDICTIONS`; ``violation`` is the largest relative excess over a constraint, <= 0 if feasible.
+        ``bound``: where chunks differ, no more than the time and the energy, and fast. The energy grows by
+        `energy_slope_w` with the time at the same clocks, so that what is left of it as work is the same.
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
         for g, at, rows, depth in self.parts(index):
-            t = self.times(g, rows, stage_clock_mhz[at, :depth])
+            t = self.times(g, rows, stage_clock_mhz[at, :depth], bound)
             energy = self._energy_j(g, rows, t)
             # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
             power = energy / (t.total_s * self.groups[g].replicas[rows] * depth)
@@ -148,7 +156,8 @@ class CostModel:
     @functools.cached_property
     def memory_bytes(self) -> Floats:
         """Memory of the heaviest rank of every layout, (L,) bytes."""
-        return self.memory_factor * peak_memory_bytes(self.job, self.layouts)
+        known = self._peak_bytes
+        return self.memory_factor * (peak_memory_bytes(self.job, self.layouts) if known is None else known)
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """The time in s of `evaluate` alone, (n,), without energy and memory."""
@@ -207,6 +216,10 @@ class CostModel:
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, bound: bool = False) -> StageTimes:
         """Schedule of plans of group ``g``: all about time; ``bound``: a total that theirs does not go below, fast."""
+        stages = self._stages(g, rows, clock_mhz)
+        return self._whole(g, rows, stages, makespan_s(self.groups[g].pipelines, rows, *stages[1:3], bound))
+
+    def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> _Stages:
         costs = self.groups[g]
         profile = self.job.training.framework
         clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
@@ -233,13 +246,15 @@ class CostModel:
         p2p = costs.p2p_s[rows, None]
         forward += p2p
         backward += p2p
-        batches = costs.num_micro_batches[rows]
-        makespan = makespan_s(costs, rows, forward, backward, bound)
-        exposed = self.dp_exposed_s(costs, rows, forward, backward, batches)
-        step = costs.slowest_step_s[rows]
-        total = makespan + exposed + step + profile.iteration_overhead_s
         kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
-        return StageTimes(clock, forward, backward, left, kernel, makespan, exposed, step, total)
+        return clock, forward, backward, left, kernel
+
+    def _whole(self, g: int, rows: Ints, stages: _Stages, makespan: Floats) -> StageTimes:
+        costs, (_, forward, backward, *_) = self.groups[g], stages
+        exposed = self.dp_exposed_s(costs, rows, forward, backward, costs.num_micro_batches[rows])
+        step = costs.slowest_step_s[rows]
+        total = makespan + exposed + step + self.job.training.framework.iteration_overhead_s
+        return StageTimes(*stages, makespan, exposed, step, total)
 
     def dp_exposed_s(
         self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
@@ -348,6 +363,19 @@ class CostModel:
             for name, (values, bound) in self.limits(out).items()
             if values[0] > bound
         )
+
+
+def iteration_times_s(models: Sequence[CostModel], index: Ints, stage_clock_mhz: Floats) -> Floats:
+    """`CostModel.iteration_time_s` of models of the same layouts, (models, n): what is walked, at once for all."""
+    out = np.empty((len(models), len(index)))
+    for g, at, rows, depth in models[0].parts(index):
+        stages = [model._stages(g, rows, stage_clock_mhz[at, :depth]) for model in models]
+        pipes = Pipelines.joined([model.groups[g].pipelines for model in models], rows)
+        forward, backward = (np.concatenate([some[i] for some in stages]) for i in (1, 2))
+        makespan = makespan_s(pipes, np.arange(len(pipes.vpp)), forward, backward, False).reshape(len(models), -1)
+        for k, model in enumerate(models):
+            out[k, at] = model._whole(g, rows, stages[k], makespan[k]).total_s
+    return out * np.stack([model.time_factor[index] for model in models])
 
 
 def memory_limit_gib(job: Job) -> float:

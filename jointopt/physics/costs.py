@@ -19,6 +19,7 @@ from jointopt.physics import offload, traffic
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, Split
+from jointopt.physics.makespan import Pipelines
 from jointopt.physics.memory import Parameters, stage_parameters
 from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
@@ -71,6 +72,12 @@ class StageCosts:
     def present(self) -> frozenset[str]:
         """Of host_s, gather_s and reduce_s those that any stage of any layout has."""
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
+
+    @functools.cached_property
+    def pipelines(self) -> Pipelines:
+        """What their makespan reads."""
+        vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
+        return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
 
 
 def paused(costs: StageCosts, duty: Floats) -> StageCosts:
@@ -259,8 +266,11 @@ class LayerCosts:
 def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
     """Kernels of one micro-batch, (L,), priced once per distinct shape."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    shapes = np.stack([lay.tokens, lay.tp, lay.ep, lay.sp.astype(float), lay.cp, lay.expert_tp], axis=1)
-    _, first, inverse = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    shape = np.zeros(len(lay.tp), np.int64)
+    for column in ("micro_batch_size", "tp", "ep", "sequence_parallel", "cp", "etp"):
+        values = lay.layouts[column].astype(np.int64)
+        shape = shape * (values.max(initial=0) + 1) + values
+    _, first, inverse = np.unique(shape, return_index=True, return_inverse=True)
     tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
     core = attention_core(k, model, tokens, seq_length, tp)
@@ -272,7 +282,7 @@ def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts
     parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
 
     def spread(part: Pass) -> Pass:
-        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse.reshape(-1)])
+        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse])
 
     return LayerCosts(*map(spread, parts))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
-from jointopt.physics.cost_model import CostModel
+from jointopt.physics.cost_model import CostModel, iteration_times_s
 from jointopt.physics.costs import with_host_of
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
@@ -119,7 +119,7 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time
 
     By finite differences of `STEP` (see the list of steps for the unit of each); ``time_s`` (n,) is the prediction.
     """
-    columns = []
+    models = []
     for name, step in _STEPS.items():
         job = step(physics.job)
         if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
@@ -127,5 +127,5 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time
             moved.job, moved.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
         else:
             moved = CostModel(job, physics.layouts, physics.hardware.constants)
-        columns.append(np.log(moved.iteration_time_s(index, stage_clock_mhz) / time_s) / STEP)
-    return np.column_stack(columns)
+        models.append(moved)
+    return np.log(iteration_times_s(models, index, stage_clock_mhz) / time_s).T / STEP

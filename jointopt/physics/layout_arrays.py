@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
-from jointopt.spec.framework import V_SHAPED
+from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import own_split
@@ -86,7 +87,17 @@ class Split:
 
     def __init__(self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats]) -> None:
         self.which, self.schedule, self.dense, self.moe = which, schedule, dense, moe
-        self.uneven = np.array([_differ(d) or _differ(m) for d, m in zip(dense, moe, strict=True)])
+        uneven = np.array([_differ(d) or _differ(m) for d, m in zip(dense, moe, strict=True)])
+        own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
+        # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
+        self.own_passes = own & (len(dense[0]) > 1)
+        self.walked = (uneven | own) & (len(dense[0]) > 1)
+
+    def of(self, rows: Ints) -> Split:
+        """Of some of the layouts."""
+        part = copy.copy(self)
+        part.which = self.which[rows]
+        return part
 
     def of_rank(self, kind: str) -> Floats:
         """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp)."""

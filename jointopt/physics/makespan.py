@@ -2,74 +2,123 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Floats, Ints
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
-from jointopt.physics.costs import StageCosts
+from jointopt.physics.layout_arrays import Split
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 
 
-def makespan_s(costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, bound: bool) -> Floats:
+@dataclass(frozen=True)
+class Pipelines:
+    """What the makespan of L layouts of one depth depends on beside the seconds of their ranks."""
+
+    depth: int
+    split: Split
+    units_s: Floats  # (L, 3, 4), as in `costs.StageCosts`
+    p2p_s: Floats  # (L,), as there
+    num_micro_batches: Ints  # (L,)
+    vpp: Ints  # (L,)
+    schedule: Ints  # (L,), codes
+
+    @classmethod
+    def joined(cls, many: Sequence[Pipelines], rows: Ints) -> Pipelines:
+        """The layouts ``rows`` of each of many that differ in seconds alone, one after another."""
+        one, every = many[0], np.tile(rows, len(many))
+        units_s, p2p_s = (np.concatenate([getattr(p, name)[rows] for p in many]) for name in ("units_s", "p2p_s"))
+        same = one.num_micro_batches[every], one.vpp[every], one.schedule[every]
+        return cls(one.depth, one.split.of(every), units_s, p2p_s, *same)
+
+    def chunk_shares(self, rows: Ints) -> Floats:
+        """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
+
+        Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
+        share of each chunk's backward pass.
+        """
+        numbers, place = np.unique(self.split.which[rows], return_inverse=True)
+        dense, moe = (np.stack([kind[i] for i in numbers])[place] for kind in (self.split.dense, self.split.moe))
+        last = 0 if self.split.schedule[numbers[0]] in V_SHAPED else -1
+        units = self.units_s[rows].transpose(1, 2, 0)[..., None, None]
+        work = units[:, 0] * dense + units[:, 1] * moe
+        work[:, :, 0, 0] += units[:, 2, :, 0, 0]
+        work[:, :, last, -1] += units[:, 3, :, 0, 0]
+        whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / dense.shape[2])
+        np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
+        shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
+        return np.asarray(shares)
+
+    @functools.cached_property
+    def first_shares(self) -> Floats:
+        """Shares of a rank's seconds, forward and backward, that its first chunk takes, (2, L, pp)."""
+        shares = np.ones((2, len(self.p2p_s), self.depth))
+        for number in np.flatnonzero(self.split.walked).tolist():
+            rows = np.flatnonzero(self.split.which == number)
+            shares[:, rows] = self.chunk_shares(rows)[:2, ..., 0]
+        return shares
+
+
+def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, bound: bool) -> Floats:
     """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch, (n, pp).
 
     The last group of interleaved runs may be partly empty. ``bound``: where chunks differ, no more than that, and fast.
     """
-    depth, batches, which = costs.depth, costs.num_micro_batches[rows], costs.split.which[rows]
-    vpp = costs.layouts["vpp"][rows]
-    split = np.array([costs.depth > 1 and schedule in CHUNKS_OF_SCHEDULE for schedule in costs.split.schedule])
-    full = np.where((vpp > 1) & (depth > 1) & ~split[which], -(-batches // depth) * depth, batches)
-    walked = (costs.split.uneven & (depth > 1) | split)[which]
+    depth, batches, which = pipes.depth, pipes.num_micro_batches[rows], pipes.split.which[rows]
+    vpp = pipes.vpp[rows]
+    own, walked = pipes.split.own_passes[which], pipes.split.walked[which]
+    full = np.where((vpp > 1) & (depth > 1) & ~own, -(-batches // depth) * depth, batches)
     alike = slice(None) if not walked.any() else ~walked
     makespan = np.empty(len(rows))
     seconds = forward[alike], backward[alike]
     makespan[alike] = iteration_time_s(*seconds, np.full(len(seconds[0]), depth), vpp[alike], full[alike])
-    kind = costs.layouts["schedule"][rows].astype(np.int64)
+    if bound:
+        at = np.flatnonzero(walked)
+        makespan[at] = _least_s(pipes, rows[at], forward[at], backward[at], full[at])
+        walked = np.zeros_like(walked)
+    kind = pipes.schedule[rows].astype(np.int64)
     key = walked * (full << 32 | kind << 16 | vpp)
     for shape in np.unique(key[walked]).tolist():
         at = np.flatnonzero(key == shape)
         schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
-        makespan[at] = _walked_s(costs, rows[at], forward[at], backward[at], schedule, shape >> 32, bound)
+        makespan[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, shape >> 32)
     return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
 
-def _walked_s(
-    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: int, bound: bool
-) -> Floats:
+def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+    """Seconds (n,) that `_walked_s` does not go below; ranks of schedules with passes of their own end as they like."""
+    sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
+    shares = pipes.first_shares[:, rows]
+    first, back = (share * (s - sends) + sends / vpp for share, s in zip(shares, (forward, backward), strict=True))
+    first += np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
+    return path_bound_s(first, forward + backward, batches)
+
+
+def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: int) -> Floats:
     """Seconds (n,) of layouts with one schedule, vpp and number of micro-batches, chunk by chunk."""
-    forward_s, backward_s, weight_s = chunk_times_s(costs, rows, forward, backward)
+    forward_s, backward_s, weight_s = chunk_times_s(pipes, rows, forward, backward)
     if schedule in CHUNKS_OF_SCHEDULE:
-        if bound:
-            return path_bound_s(forward_s, backward_s, batches, weight_s)
         return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, batches)
-    return (path_bound_s if bound else chunked_time_s)(forward_s, backward_s, batches)
+    return chunked_time_s(forward_s, backward_s, batches)
 
 
-def chunk_times_s(costs: StageCosts, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats, Floats]:
+def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats, Floats]:
     """Seconds of every chunk, (vpp, pp, n), forward, backward and of it gradients of weights; ranks' are (n, pp).
 
-    Of layouts with one vpp and schedule. Chunks share what their rank takes as their layers, embedding and head do at
-    the top clock, and sends evenly.
+    Of layouts with one vpp and schedule. Chunks share what their rank takes as `Pipelines.chunk_shares`, and sends
+    evenly.
     """
-    numbers, place = np.unique(costs.split.which[rows], return_inverse=True)
-    dense, moe = (np.stack([kind[i] for i in numbers])[place] for kind in (costs.split.dense, costs.split.moe))
-    vpp, last = dense.shape[2], 0 if costs.split.schedule[numbers[0]] in V_SHAPED else -1
-    sends = costs.p2p_s[rows, None]
-    works = []
-    for direction in range(3):
-        units = costs.units_s[rows, direction, :, None, None]
-        work = units[:, 0] * dense + units[:, 1] * moe
-        work[:, 0, 0] += units[:, 2, 0, 0]
-        work[:, last, -1] += units[:, 3, 0, 0]
-        works.append(work)
-    found = []
-    for work, seconds in zip(works, (forward, backward), strict=False):
-        whole = work.sum(axis=2, keepdims=True)
-        share = np.divide(work, whole, out=np.full_like(work, 1.0 / vpp), where=whole > 0.0)
-        found.append(share * (seconds - sends)[:, :, None] + sends[:, :, None] / vpp)
-    of_weights = np.divide(works[2], works[1], out=np.zeros_like(works[2]), where=works[1] > 0.0)
-    found.append(np.minimum(of_weights, 1.0) * found[1])
-    forward_s, backward_s, weight_s = (np.ascontiguousarray(chunks.transpose(2, 1, 0)) for chunks in found)
+    sends, shares = pipes.p2p_s[rows, None], pipes.chunk_shares(rows)
+    even = sends[:, :, None] / shares.shape[3]
+    forward_s, backward_s = (
+        share * (seconds - sends)[:, :, None] + even
+        for share, seconds in zip(shares, (forward, backward), strict=False)
+    )
+    found = (chunks.transpose(2, 1, 0) for chunks in (forward_s, backward_s, shares[2] * backward_s))
+    forward_s, backward_s, weight_s = map(np.ascontiguousarray, found)
     return forward_s, backward_s, weight_s

@@ -171,8 +171,8 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
     if any(map(is_tight, plans)):
         least = min(plan["fit_probability"] for plan in plans)
         lines.append(
-            f"~ tight: may not fit in memory (probability {least:.2f} at least); it is here because it beats the "
-            "others even if a failed start doubles its cost."
+            f"~ tight: may not fit in memory (probability {least:.2f} at least); it ranks "
+            "behind others of its time, 10 % at even odds."
         )
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from jointopt.core.errors import UsageError
 if TYPE_CHECKING:
     import sqlalchemy
 
+MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 _LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it hears that the database is locked
 
 
@@ -85,9 +87,20 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
 
 
 def may_hold_rows(url: str) -> bool:
-    """Whether the database of a URL may hold anything; False, without a look inside, for a file that does not exist."""
+    """Whether the database of a URL may hold measurements: not an SQLite file that is absent or lacks their table.
+
+    By Python's own driver, as SQLAlchemy and pandas take longer to import than most searches last.
+    """
     path = url.removeprefix("sqlite:///")
-    return path == url or path in ("", ":memory:") or "?" in path or Path(path).exists()
+    if path == url or path in ("", ":memory:") or "?" in path:
+        return True
+    if not Path(path).exists():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as file:
+            return bool(file.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (MEASUREMENTS,)).fetchone())
+    except sqlite3.Error:  # whoever reads it next reports it
+        return True
 
 
 def without_password(url: str) -> str:

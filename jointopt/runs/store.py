@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import database_errors, make_table, open_database
+from jointopt.runs.database import MEASUREMENTS, database_errors, make_table, open_database
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
@@ -42,7 +42,7 @@ def _table(name: str, *more: sa.Column[Any]) -> sa.Table:
     )
 
 
-_MEASUREMENTS = _table("jointopt_measurements", sa.Column("content", sa.JSON, nullable=False))
+_MEASUREMENTS = _table(MEASUREMENTS, sa.Column("content", sa.JSON, nullable=False))
 _RETRACTIONS = _table("jointopt_retractions")
 
 

@@ -54,17 +54,22 @@ class _Sweep:
     layouts_done: int = 0
 
     def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> tuple[Floats, Floats]:
-        """Evaluate these plans in chunks, merge them into the front, ``keep`` them; return times and energies."""
-        parts = []
+        """Merge these plans into the front, in chunks, ``keep`` them all; return bounds of their times and energies.
+
+        Those that ``problem.bound`` already shows to be covered are not evaluated.
+        """
+        values = np.empty((2, len(layout_index)))
         for start in range(0, len(layout_index), self.chunk_size):
-            rows = slice(start, start + self.chunk_size)
-            layouts, clocks = layout_index[rows], clock_index[rows]
-            batch = self.problem.plans(layouts, clocks, np.zeros(len(layouts)))
-            parts.append(np.stack(objectives(batch)))
+            rows = np.arange(start, min(start + self.chunk_size, len(layout_index)))
+            if self.problem.bound is not None and not keep:
+                stage_clocks = self.problem.uniform_clocks(layout_index[rows], clock_index[rows])
+                values[:, rows] = self.problem.bounds(layout_index[rows], stage_clocks)
+                rows = rows[may_improve(self.front, *values[:, rows])]
+            batch = self.problem.plans(layout_index[rows], clock_index[rows], np.zeros(len(rows)))
+            values[:, rows] = objectives(batch)
             self.front = merge(self.front, batch)
             self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
-        values = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0))
         return values[0], values[1]
 
     def report(self, layouts_done: int) -> None:

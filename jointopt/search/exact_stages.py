@@ -59,19 +59,23 @@ class _Sweep:
         slowest = np.empty((len(layout), self.problem.max_pp))
         for box, (row, low, high) in enumerate(boxes.T):
             slowest[box] = table[row, low : high + 1].min(axis=0)  # NaN stays where there is no stage
-        fast = self.problem.evaluate(layout, self.problem.uniform_clocks(layout, highest))
-        slow = self.problem.evaluate(layout, slowest)
+        time_s, _ = self.problem.bounds(layout, self.problem.uniform_clocks(layout, highest))
+        slow_s, slow_j = self.problem.bounds(layout, slowest)
         self.evaluated += 2 * len(layout)
-        time_s = fast["iteration_time_s"]
-        least_j = slow["energy_j"] - self.slope_w * (slow["iteration_time_s"] - time_s)
+        least_j = slow_j - self.slope_w * (slow_s - time_s)
         return may_improve(self.front, time_s, least_j)
 
     def _evaluate(self, layouts: Ints, clocks: Ints) -> None:
         """All shares of slack of layouts at a bottleneck clock each, merged into the front."""
         if len(layouts):
             layout, clock = np.repeat(layouts, len(SLACKS)), np.repeat(clocks, len(SLACKS))
-            batch = self.problem.plans(layout, clock, np.tile(SLACKS, len(layouts)))
+            slack = np.tile(SLACKS, len(layouts))
+            clocks_mhz = self.problem.decode_clocks(layout, clock, slack)
             self.evaluated += len(layout)
+            left = np.arange(len(layout))
+            if self.problem.bound is not None:
+                left = may_improve(self.front, *self.problem.bounds(layout, clocks_mhz))
+            batch = self.problem.evaluated(layout[left], clock[left], slack[left], clocks_mhz[left])
             self.front = merge(self.front, batch)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.breeding import Seen, best_of_combinations
 from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
@@ -94,7 +94,8 @@ class LocalSearch:
         batches = self._evaluated(_slack_moves(self.genome, self.genome.encode(piped)), last)
         room = (last - self.spent) // (2 * self.problem.max_pp)
         if room > 0 and len(piped["slack"]):
-            batches.append(_single_stage_moves(self.problem, take(piped, evenly(piped, room))))
+            moved = _moved_stages(self.problem, take(piped, evenly(piped, room)))
+            batches.append(explicit(self.problem, *moved))
             self.spent += len(batches[-1]["slack"])
         return batches
 
@@ -123,8 +124,12 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
         room = (evaluations - spent) // (2 * problem.max_pp)
         if room <= 0 or not len(piped["slack"]):
             break
-        batch = _single_stage_moves(problem, take(piped, evenly(piped, min(room, STARTS))))
-        front, spent = merge(front, noticeable(front, batch)), spent + len(batch["slack"])
+        layout, clocks = _moved_stages(problem, take(piped, evenly(piped, min(room, STARTS))))
+        spent += len(layout)
+        if problem.bound is not None:
+            left = _may_be_noticed(front, *problem.bounds(layout, clocks))
+            layout, clocks = layout[left], clocks[left]
+        front = merge(front, noticeable(front, explicit(problem, layout, clocks)))
     return front, spent
 
 
@@ -138,11 +143,15 @@ def _at_clocks(genes: Ints, clocks: Ints) -> Ints:
 def noticeable(front: Columns, batch: Columns) -> Columns:
     """Plans that beat every point of the front by `RESOLUTION` in an objective, one per step of time."""
     best = front_of(batch)
-    relaxed = (values * (1.0 + RESOLUTION) for values in objectives(best))
-    best = take(best, ~is_covered(*objectives(front), *relaxed))
+    best = take(best, _may_be_noticed(front, *objectives(best)))
     step = np.floor(np.log(best["iteration_time_s"]) / RESOLUTION)
     last_of_step = np.append(step[1:] != step[:-1], True)[: len(step)]  # by time: the last costs least energy
     return take(best, last_of_step)
+
+
+def _may_be_noticed(front: Columns, time_s: Floats, energy_j: Floats) -> Bools:
+    """Which times and energies, (n,), no point of the front covers even with `RESOLUTION` added to them."""
+    return ~is_covered(*objectives(front), time_s * (1.0 + RESOLUTION), energy_j * (1.0 + RESOLUTION))
 
 
 def _slack_moves(genome: Genome, genes: Ints) -> Ints:
@@ -154,8 +163,8 @@ def _slack_moves(genome: Genome, genes: Ints) -> Ints:
     return np.unique(around[inside], axis=0)
 
 
-def _single_stage_moves(problem: Problem, plans: Columns) -> Columns:
-    """Each stage of each plan one clock of the grid up and down, the others as they are, evaluated."""
+def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats]:
+    """(layouts (n,), clocks (n, S)): each stage of each plan one clock of the grid up and down, others as they are."""
     clocks, count = plans["stage_clock_mhz"], len(plans["slack"])
     stages = clocks.shape[1]
     moved = np.repeat(clocks, 2 * stages, axis=0)
@@ -163,7 +172,7 @@ def _single_stage_moves(problem: Problem, plans: Columns) -> Columns:
     stage = np.tile(np.repeat(np.arange(stages), 2), count)
     moved[rows, stage] = _next_clock(problem.clocks_mhz, moved[rows, stage], np.tile([-1, 1], stages * count))
     real = np.isfinite(moved[rows, stage])
-    return explicit(problem, np.repeat(plans["layout_index"], 2 * stages)[real], moved[real])
+    return np.repeat(plans["layout_index"], 2 * stages)[real], moved[real]
 
 
 def _next_clock(grid: Floats, clock_mhz: Floats, direction: Ints) -> Floats:

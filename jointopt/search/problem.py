@@ -33,6 +33,8 @@ class Problem:
     ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that ``energy_j -
     energy_slope_w * iteration_time_s`` never falls as it rises. True of the static power of all GPUs, or more, as long
     as work costs no less energy at a higher clock. None = not promised.
+    ``bound``: arguments as ``evaluate``, faster: time and energy that the plans do not go below, and an ``energy_j -
+    energy_slope_w * iteration_time_s`` that is not above theirs. None = no faster than to evaluate them.
     """
 
     layouts: Columns
@@ -41,6 +43,7 @@ class Problem:
     lower_bound: LowerBound | None = None
     stage_clocks: StageClocks | None = None
     energy_slope_w: float | None = None
+    bound: Evaluate | None = None
 
     @property
     def num_layouts(self) -> int:
@@ -86,6 +89,11 @@ class Problem:
         """The plans of explicit stage clocks (n, S), evaluated in one call."""
         genes: Columns = {"layout_index": layout_index, "clock_index": clock_index, "slack": slack}
         return genes | {"stage_clock_mhz": clocks} | self.evaluate(layout_index, clocks)
+
+    def bounds(self, layout_index: Ints, clocks: Floats) -> tuple[Floats, Floats]:
+        """Time and energy, (n,) each, that plans of explicit stage clocks (n, S) do not go below."""
+        values = (self.bound or self.evaluate)(layout_index, clocks)
+        return values["iteration_time_s"], values["energy_j"]
 
     def describe(self, plans: Columns) -> Columns:
         """The same plans with their layouts' columns and the bottleneck's clock, for a table or a study."""

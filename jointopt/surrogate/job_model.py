@@ -92,13 +92,16 @@ class JobModel:
         fitted = self.job.training.framework.fitted
         return None if self.surrogate is None else Correction(self.surrogate, HERE, fitted, self.evidence)
 
-    def physics(self, layouts: Columns) -> CostModel:
+    def physics(self, layouts: Columns, peak_bytes: Floats | None = None) -> CostModel:
         """The physics alone, for these layouts."""
-        return CostModel(self.job, layouts)
+        return CostModel(self.job, layouts, peak_bytes=peak_bytes)
 
-    def cost_model(self, layouts: Columns) -> CostModel:
-        """The physics of these layouts with time, power and memory moved by what is known."""
-        physics, evidence = self.physics(layouts), self.evidence
+    def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None) -> CostModel:
+        """The physics of these layouts with time, power and memory moved by what is known.
+
+        ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already.
+        """
+        physics, evidence = self.physics(layouts, peak_bytes), self.evidence
         memory, power = self.memory.factor, evidence.power.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach

@@ -16,6 +16,7 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import cost_of_failing
 
 # What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
 FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
@@ -30,7 +31,7 @@ def beside(model: JobModel, physics: CostModel, answer: Columns, fitting: Floats
     ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which plans rank as in the front.
     """
     fastest, _ = physics.lower_bound(np.arange(len(fitting)))
-    ranking = fastest * (2.0 - fitting)
+    ranking = fastest * cost_of_failing(fitting)
     return (*_published(model, ranking, answer), *_conventional(model, physics, answer, ranking, fitting))
 
 
@@ -76,7 +77,7 @@ def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe
 
 
 def _rank(ranking: Floats, time_s: float, fits: float) -> int:
-    return 1 + int(np.count_nonzero(ranking < time_s * (2.0 - fits) * (1.0 - 1e-9)))
+    return 1 + int(np.count_nonzero(ranking < time_s * float(cost_of_failing(np.array(fits))) * (1.0 - 1e-9)))
 
 
 def _conventional(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import time
@@ -34,7 +33,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import CERTAIN
+from jointopt.surrogate.memory import CERTAIN, cost_of_failing
 from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
 
@@ -92,12 +91,12 @@ def propose(
         model = JobModel.of(job, surrogate, measured, calibration, storage)
     job = model.job
     _need_power(job)
-    space, layouts, dropped = _feasible(model, watch)
+    space, layouts, peak_bytes, dropped = _feasible(model, watch)
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
-        physics = model.cost_model(layouts)
+        physics = model.cost_model(layouts, peak_bytes)
         fitting = model.fit_probability(physics)
-        problem = _problem(job, physics, space.clocks_mhz, 2.0 - fitting)
+        problem = _problem(job, physics, space.clocks_mhz, cost_of_failing(fitting))
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
@@ -140,8 +139,10 @@ def _need_power(job: Job) -> None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[str, int]]:
-    """(space, its layouts that may fit in memory, what was dropped and why); InfeasibleError where nothing is left.
+def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, Floats, dict[str, int]]:
+    """(space, its layouts that may fit in memory, the bytes (n,) that they take by the physics, what was dropped).
+
+    The dropped ones are counted by reason; InfeasibleError where nothing is left.
 
     Tight ones stay, unless the job states a bound or they are certain not to fit.
     """
@@ -150,8 +151,14 @@ def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[s
         space = enumerate_layouts(job)
     limit_gib, listed = memory_limit_gib(job), space.size
     with watch.phase("memory", f"fitting {listed:,} layouts into {limit_gib:.0f} GiB"):
-        fits = functools.partial(_fit_probability, model)
+        peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+
+        def fits(some: Columns) -> Floats:
+            peaks.append(peak_memory_bytes(job, some))
+            return _fit_probability(model, peaks[-1])
+
         layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+        peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit = dict(space.dropped), fitting >= CERTAIN
     for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
@@ -159,12 +166,13 @@ def _feasible(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, dict[s
             dropped[reason] = int(count)
     if not fit.any():
         raise InfeasibleError(remedy(job, layouts, dropped))
-    return space, {name: values[fit & needed] for name, values in layouts.items()}, dropped
+    kept = fit & needed
+    return space, {name: values[kept] for name, values in layouts.items()}, peak_bytes[kept], dropped
 
 
-def _fit_probability(model: JobModel, layouts: Columns) -> Floats:
-    """Probability (n,) that each layout fits in memory; 0 or 1 where the job states a bound of its own."""
-    load = peak_memory_bytes(model.job, layouts) / (memory_limit_gib(model.job) * GIB)
+def _fit_probability(model: JobModel, peak_bytes: Floats) -> Floats:
+    """Probability (n,) that layouts fit in memory; 0 or 1 where the job states a bound of its own."""
+    load = peak_bytes / (memory_limit_gib(model.job) * GIB)
     if model.job.constraints.memory_fraction is not None:
         return np.asarray(model.memory.factor * load <= 1.0, np.float64)
     return model.memory.fit_probability(np.log(load))
@@ -177,19 +185,22 @@ def priced_problem(job: Job | JobModel) -> Problem:
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
-    space, layouts, _ = _feasible(model, Stopwatch())
-    physics = model.cost_model(layouts)
-    return _problem(model.job, physics, space.clocks_mhz, 2.0 - model.fit_probability(physics))
+    space, layouts, peak_bytes, _ = _feasible(model, Stopwatch())
+    physics = model.cost_model(layouts, peak_bytes)
+    return _problem(model.job, physics, space.clocks_mhz, cost_of_failing(model.fit_probability(physics)))
 
 
 def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
-    """The search problem; a layout counts ``runs`` (n,) times: one that may not fit takes a second run where it fails.
+    """The search problem; a layout counts ``runs`` (n,) times: see `surrogate.memory.cost_of_failing`.
 
     A factor on time and energy keeps what the problem promises of both.
     """
 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
+
+    def bound(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return _times(physics.evaluate(index, stage_clock_mhz, bound=True), runs[index])
 
     def lower_bound(index: Ints) -> tuple[Floats, Floats]:
         time_s, energy_j = physics.lower_bound(index)
@@ -198,7 +209,7 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     return Problem(
         layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
-        energy_slope_w=physics.energy_slope_w,
+        energy_slope_w=physics.energy_slope_w, bound=bound,
     )  # fmt: skip
 
 
@@ -209,7 +220,7 @@ def _times(plans: Columns, factor: Floats) -> Columns:
 def _once(plans: Columns, fitting: Floats) -> Columns:
     """Plans of the search with the time and energy of one run, and the probability that they fit."""
     fits = fitting[plans["layout_index"]]
-    return _times(plans, 1.0 / (2.0 - fits)) | {"fit_probability": fits}
+    return _times(plans, 1.0 / cost_of_failing(fits)) | {"fit_probability": fits}
 
 
 def _without_gambles(front: Columns, seen: Columns) -> Columns:
@@ -305,7 +316,7 @@ def _reference(physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
     fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
-    best = np.array([(fastest * (2.0 - fitting)).argmin()])
+    best = np.array([(fastest * cost_of_failing(fitting)).argmin()])
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
     plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
-from jointopt.physics.cost_model import CostModel
+from jointopt.physics.cost_model import CostModel, iteration_times_s
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.makespan import chunk_times_s
 from jointopt.physics.pipeline import iteration_time_s
@@ -49,7 +50,10 @@ def test_unequal_chunks_take_what_the_replayed_schedule_takes(plan: tuple[Floats
 @settings(max_examples=100, deadline=None)
 @given(plans())
 def test_the_bound_is_never_above_the_schedule(plan: tuple[Floats, Floats, int]) -> None:
-    assert np.all(path_bound_s(*plan) <= chunked_time_s(*plan) * (1.0 + 1e-12))
+    forward, backward, batches = plan
+    first, rank = (forward + backward)[0].T, (forward + backward).sum(axis=0).T
+    least = path_bound_s(first, rank, np.full(len(rank), batches))
+    assert np.all(least <= chunked_time_s(*plan) * (1.0 + 1e-12))
 
 
 def test_equal_chunks_take_the_closed_form() -> None:
@@ -69,7 +73,7 @@ def uneven(make_job: Callable[..., Job], gpt_model: Callable[..., Model], price:
 def test_chunks_share_their_ranks_time_and_unequal_ones_take_longer(uneven: CostModel) -> None:
     clocks = np.full((2, 2), uneven.top_mhz)
     t = uneven.times(0, np.arange(2), clocks)
-    forward, _, _ = chunk_times_s(uneven.groups[0], np.array([0]), t.forward_s[:1], t.backward_s[:1])
+    forward, _, _ = chunk_times_s(uneven.groups[0].pipelines, np.array([0]), t.forward_s[:1], t.backward_s[:1])
     np.testing.assert_allclose(forward.sum(axis=0)[:, 0], t.forward_s[0])
     assert forward[0, 0, 0] > 2.5 * forward[1, 0, 0]
     assert t.makespan_s[0] > t.makespan_s[1]
@@ -81,6 +85,17 @@ def test_no_clock_beats_the_bounds_of_unequal_chunks(uneven: CostModel) -> None:
         found = uneven.evaluate(np.arange(2), np.full((2, 2), mhz))
         assert np.all(time_s <= found["iteration_time_s"] * (1 + 1e-12))
         assert np.all(energy_j <= found["energy_j"] * (1 + 1e-12))
+
+
+def test_models_walked_at_once_take_what_each_takes_alone(uneven: CostModel) -> None:
+    index, clocks = np.array([1, 0, 0]), np.full((3, 2), uneven.top_mhz)
+    slower = replace(uneven.job.training.framework, compute_factor=1.3 * uneven.job.training.framework.compute_factor)
+    job = replace(uneven.job, training=replace(uneven.job.training, framework=slower))
+    models = [uneven, CostModel(job, uneven.layouts, uneven.hardware.constants)]
+    found = iteration_times_s(models, index, clocks)
+    assert (found[1] > found[0]).all()
+    for model, times in zip(models, found, strict=True):
+        np.testing.assert_allclose(times, model.iteration_time_s(index, clocks), rtol=1e-12)
 
 
 def test_each_rank_holds_the_dense_layers_of_its_own_chunks(

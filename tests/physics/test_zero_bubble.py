@@ -85,7 +85,8 @@ def test_the_makespan_is_that_of_a_plain_simulation_and_above_the_bound(
     found = zero_bubble_time_s(schedule, forward, inputs, weights, m)[0]
     kinds = (forward, inputs, weights, inputs + weights)
     assert found == pytest.approx(simulated_s(schedule, [a[..., 0] for a in kinds], m))
-    assert path_bound_s(forward, inputs + weights, m, weights)[0] <= found * (1 + 1e-12)
+    rank = (forward + inputs + weights).sum(axis=0)
+    assert path_bound_s(forward[0].T, rank.T, np.array([m]))[0] <= found * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 2), (4, 4), (4, 16), (8, 24)])

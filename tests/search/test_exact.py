@@ -12,7 +12,7 @@ from jointopt.search.problem import Problem
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.space import enumerate_layouts
-from tests.fake_problem import fake_problem
+from tests.fake_problem import fake_problem, loosely
 
 
 def everything(problem):
@@ -57,6 +57,16 @@ def test_the_front_of_a_pipeline_problem_is_exact(seed, feasible_share):
     found, expected = exact_front(problem).front, everything(problem)
     np.testing.assert_array_equal(found["energy_j"], expected["energy_j"])
     np.testing.assert_array_equal(found["iteration_time_s"], expected["iteration_time_s"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 20), st.integers(1, 50))
+def test_plans_that_a_quick_bound_rules_out_are_not_on_the_front(seed, num_layouts, num_clocks, chunk):
+    problem = random_problem(seed, num_layouts, num_clocks, bounded=True, promised=True)
+    bounded = replace(problem, bound=loosely(problem, np.random.default_rng(seed)))
+    found, expected = exact_front(bounded, chunk_size=chunk).front, everything(problem)
+    assert found["iteration_time_s"].tolist() == expected["iteration_time_s"].tolist()
+    assert found["energy_j"].tolist() == expected["energy_j"].tolist()
 
 
 def test_without_bounds_every_plan_is_evaluated_once():

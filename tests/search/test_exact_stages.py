@@ -10,7 +10,7 @@ from jointopt.search.exact_stages import SLACKS, exact_front_of_profiles
 from jointopt.search.pareto import front_of, is_covered, objectives
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import priced_problem
-from tests.fake_problem import fake_problem
+from tests.fake_problem import fake_problem, loosely
 
 
 def everything(problem):
@@ -32,6 +32,28 @@ def assert_same(front, other):
 def test_the_front_is_that_of_evaluating_everything(seed, clocks, share):
     problem = fake_problem(seed, 8, clocks, feasible_share=share)
     assert_same(exact_front_of_profiles(problem).front, everything(problem))
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), clocks=st.integers(1, 9), share=st.sampled_from([1.0, 0.3]))
+def test_a_quick_bound_leaves_the_front_as_it_is(seed, clocks, share):
+    problem = fake_problem(seed, 8, clocks, feasible_share=share)
+    bounded = replace(problem, bound=loosely(problem, np.random.default_rng(seed)))
+    assert_same(exact_front_of_profiles(bounded).front, everything(problem))
+
+
+@pytest.mark.parametrize("job", ["llama-3-8b-1x8-h100", "mixtral-8x22b-8x8-h100", "llama-3-405b-2048x8-h100"])
+def test_the_quick_bound_of_the_physics_has_the_work_of_the_plan_and_no_more_time(job):
+    problem, rng = priced_problem(shipped_job(job)), np.random.default_rng(0)
+    uneven = np.flatnonzero((problem.layouts["pp"] > 1) & (problem.layouts["vpp"] > 1))
+    layout = rng.choice(uneven, 200)
+    clocks = problem.decode_clocks(layout, rng.integers(0, problem.num_clocks, 200), rng.random(200))
+    time_s, energy_j = objectives(problem.evaluate(layout, clocks))
+    least_s, least_j = problem.bounds(layout, clocks)
+    assert (least_s <= time_s * (1 + 1e-12)).all()
+    assert (least_s < 0.999 * time_s).any()
+    work, least_work = energy_j - problem.energy_slope_w * time_s, least_j - problem.energy_slope_w * least_s
+    np.testing.assert_allclose(least_work, work, rtol=0, atol=1e-9 * energy_j.max())
 
 
 def test_the_front_of_a_shipped_job_is_that_of_evaluating_everything():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -6,7 +8,7 @@ from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
 from jointopt.search.local_search import RESOLUTION, LocalSearch, move_stages, noticeable
 from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
-from tests.fake_problem import fake_problem
+from tests.fake_problem import fake_problem, loosely
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,15 @@ def test_gains_below_the_resolution_do_not_bloat_the_front(problem):
     clear = middle | {"energy_j": middle["energy_j"] * (1 - RESOLUTION * 10)}
     assert len(noticeable(front, almost)["energy_j"]) == 0
     assert len(noticeable(front, clear)["energy_j"]) == 3
+
+
+def test_a_quick_bound_leaves_the_moves_of_single_stages_as_they_are(problem):
+    exact = exact_front_of_profiles(problem).front
+    bounded = replace(problem, bound=loosely(problem, np.random.default_rng(0)))
+    (plain, spent), (found, same) = (move_stages(one, exact, 50_000) for one in (problem, bounded))
+    assert spent == same
+    for name, values in plain.items():
+        np.testing.assert_array_equal(found[name], values)
 
 
 def test_moving_single_stages_leads_where_the_whole_local_search_leads_from_an_exact_front(problem):

@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_predicted_stay_blank_with_the_reason(table):
 @pytest.mark.parametrize("change", [{"status": "oom"}, {"iteration_time_s": np.nan}])
 def test_measured_rows_without_a_time_move_no_time(table, plain, change):
     predicted = predict(table, "default", table.head(5).assign(**change))
-    times = plain.columns[~plain.columns.str.contains("memory|fits")]
+    times = plain.columns[~plain.columns.str.contains("memory|fit")]
     pd.testing.assert_frame_equal(predicted[times], plain[times])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -104,3 +105,13 @@ def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
     assert _loss(_START, [twice]) == pytest.approx(_loss(_START, [most]))
     ratios = [MemoryEvidence(log_ratio=np.full(n, 0.1)) for n in (100, 200)]
     assert _loss(_START, ratios[1:]) == pytest.approx(_loss(_START, ratios[:1]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-5.0, 5.0), st.floats(0.01, 0.5), st.integers(0, 2**32 - 1))
+def test_the_table_of_fit_probabilities_is_the_sum_over_the_grid(load, plan_sd, seed):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(len(GRID)))
+    found = fit_probability(np.array([load]), weights, MemoryMargin(0.0, 0.14, plan_sd, 0.04, 0.5))[0]
+    normal = NormalDist()
+    by_hand = sum(w * normal.cdf((-load - g) / plan_sd) for w, g in zip(weights, GRID, strict=True))
+    assert found == pytest.approx(by_hand, abs=1e-12)

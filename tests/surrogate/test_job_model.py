@@ -19,6 +19,7 @@ from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.explain import explain
 from jointopt.workflows.polish import polish
 from jointopt.workflows.propose import propose
@@ -134,10 +135,8 @@ def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layou
     index = rng.integers(0, len(layouts["pp"]), 3000)
     clocks = np.where(np.arange(8) < layouts["pp"][index, None], rng.choice(job.search.clock_mhz, (3000, 1)), np.nan)
     tried = physics.evaluate(index, clocks)
-    runs = (
-        2.0 - model.fit_probability(physics)[index][:, None],
-        2.0 - front["fit_probability"],
-    )  # one that fails is paid
+    fits = model.fit_probability(physics)[index][:, None], front["fit_probability"]
+    runs = [cost_of_failing(probability) for probability in fits]
     better = [tried[n][:, None] * runs[0] < front[n] * runs[1] * (1 - 1e-6) for n in ("iteration_time_s", "energy_j")]
     assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
 

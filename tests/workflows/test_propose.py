@@ -15,8 +15,9 @@ from jointopt.core.errors import CatalogError, PlanError, UsageError
 from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import job_from_options
+from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.explain import explain
-from jointopt.workflows.propose import NO_MEMORY, priced_problem, propose
+from jointopt.workflows.propose import NEEDLESS, NO_MEMORY, priced_problem, propose
 from tests.places import DATA
 
 JOB = "opt-350m-2x4-a100"
@@ -35,7 +36,7 @@ def test_a_proposal_is_a_front_sorted_by_time_that_contains_its_reference(propos
 
 
 def test_the_count_of_layouts_adds_up(proposal: Proposal) -> None:
-    lost = proposal.infeasible.get(NO_MEMORY, 0)
+    lost = sum(proposal.infeasible.get(reason, 0) for reason in (NO_MEMORY, NEEDLESS))
     assert proposal.layouts == proposal.feasible_layouts + lost
     assert proposal.considered == proposal.layouts + sum(proposal.infeasible.values()) - lost
 
@@ -180,7 +181,7 @@ def test_a_tight_plan_is_there_only_where_it_pays_for_a_failed_start(proposal: P
     problem, front = priced_problem(proposal.job), proposal.front
     tight = front["fit_probability"] < 0.9
     for row in np.flatnonzero(tight):
-        cost = front["iteration_time_s"][row] * (2.0 - front["fit_probability"][row])
+        cost = front["iteration_time_s"][row] * cost_of_failing(front["fit_probability"][row])
         slower = front["energy_j"] <= front["energy_j"][row]
         assert (cost <= front["iteration_time_s"][slower & ~tight]).all()
     assert (front["fit_probability"] > 0.05).all()

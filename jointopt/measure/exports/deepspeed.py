@@ -63,8 +63,8 @@ def _config(intent: Intent) -> dict[str, Any]:
         found["communication_data_type"] = training.grad_reduce_dtype
     if training.dtype == "bf16":
         found["bf16"] = {"enabled": True}
-    elif training.dtype == "fp16":  # from 2^16 on, few iterations are skipped
-        found["fp16"] = {"enabled": True, "initial_scale_power": 16}
+    elif training.dtype == "fp16":  # from 2^12 on, few iterations are skipped
+        found["fp16"] = {"enabled": True, "initial_scale_power": 12}
     if intent["recompute"] == "full":
         found["activation_checkpointing"] = {"cpu_checkpointing": intent["offload"] == "activations"}
     if intent["pp"] > 1:

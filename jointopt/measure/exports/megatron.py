@@ -300,7 +300,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
     words.add(
         bf16=dtype in ("bf16", "fp8", "fp4"), fp16=dtype == "fp16",
         # from Megatron-LM's own 2^32 down to what gradients stand, the first iterations would be skipped
-        initial_loss_scale=65536 if dtype == "fp16" else None,
+        initial_loss_scale=4096 if dtype == "fp16" else None,
         fp8_format="hybrid" if dtype == "fp8" else None,
         fp8_recipe="tensorwise" if dtype == "fp8" and outputs else None,
         fp4_format="e2m1" if dtype == "fp4" else None,

@@ -14,7 +14,8 @@ from jointopt.core.facts import Failure, FailureKind
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|torch\.OutOfMemoryError|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|HIP out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc|Out Of Memory"
-    r"|CUDNN_STATUS_ALLOC_FAILED|(?:NCCL|Cuda failure).*out of memory|\bMemoryError\b",
+    r"|CUDNN_STATUS_ALLOC_FAILED|(?:NCCL|Cuda failure).*out of memory|\bMemoryError\b"
+    r"|Failed to CUDA (?:host )?(?:calloc|malloc|alloc)",  # NCCL's alloc.h
     re.IGNORECASE,
 )
 # lines of the kernel and Slurm about a process that they killed for its memory
@@ -44,7 +45,7 @@ _TORCHRUNS_OWN = re.compile(r"(?:[\w.]*\.)?(?:ChildFailedError|SignalException)\
 _TERMINATED = re.compile(
     r"^(?:terminate called after throwing .*\n\s*what\(\):\s*(?P<what>.*)"
     r"|(?P<bare>terminate called .*|Fatal Python.*)|(?:\S+: ?)*(?P<unopened>can't open file .*)"
-    r"|(?:\S+: ?)*(?P<flag>unrecognized arguments: .*))$",
+    r"|(?:\S+: ?)*(?P<flag>(?:unrecognized arguments: |argument -|the following arguments are required: ).*))$",
     re.MULTILINE,
 )
 _FLAG = re.compile(r"unrecognized arguments|unexpected keyword argument|No such option")
@@ -102,10 +103,12 @@ def _cause(log: str, code: int) -> Failure:
 
 
 def _in_words(known: Failure | None, code: int, error: str) -> Failure:
-    """A known cause, else the exit code, with the error behind it."""
+    """A known cause, the flag that the program does not know, else the exit code, with the error behind it."""
     found = known or Failure(FailureKind.EXIT_CODE, f"exit code {code}")
-    unknown_flag = found.kind is FailureKind.EXIT_CODE and _FLAG.search(error)
-    return Failure(FailureKind.UNKNOWN_FLAG if unknown_flag else found.kind, found.detail + _quoted(error))
+    if found.kind is FailureKind.EXIT_CODE and _FLAG.search(error):
+        flags = " ".join(re.findall(r"(?<!\S)--?[A-Za-z][\w-]*|(?<=')\w+(?=')", error))
+        return Failure(FailureKind.UNKNOWN_FLAG, f"unknown flag {flags}".strip() + _quoted(error))
+    return Failure(found.kind, found.detail + _quoted(error))
 
 
 def _errors(log: str) -> list[tuple[str, str]]:

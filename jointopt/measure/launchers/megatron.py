@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
-import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import LauncherError
-from jointopt.core.units import GIB
+from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.megatron import (
     ENVIRONMENT,
@@ -24,7 +21,9 @@ from jointopt.measure.exports.megatron import (
 from jointopt.measure.exports.options import NEWEST
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
-from jointopt.measure.launchers.rows import result_row
+from jointopt.measure.launchers.rows import failed_row
+from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
+from jointopt.measure.logs.megatron import read_log
 from jointopt.spec.job import Job
 
 # --- the command line -----------------------------------------------------------------------------------------------
@@ -36,65 +35,6 @@ def megatron_arguments(job: Job, plan: Mapping[str, Any], iterations: int, versi
     LauncherError for what that version of Megatron Core (0.12 and later) has no words for.
     """
     return list(megatron_words(intent_of(job, plan, iterations=iterations), version)[0])
-
-
-# --- the log --------------------------------------------------------------------------------------------------------
-
-_ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|([^\n]*)")
-_FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
-_MEMORY = re.compile(r"max reserved:\s*([\d.]+)")
-_TIME = "elapsed time per iteration (ms)"
-_ENERGY, _POWER = "energy per GPU (J/iter/GPU)", "power per GPU (W/GPU)"
-
-
-@dataclass(frozen=True)
-class MegatronLog:
-    """Figures of the iterations after the first ``dropped``; NaN where the log has none."""
-
-    iteration_s: tuple[float, ...]
-    energy_per_gpu_j: float
-    power_per_gpu_w: float
-    peak_memory_gib: float
-    last_loss: float
-    skipped: int  # iterations whose gradients were not finite
-
-
-def read_log(text: str, dropped: int) -> MegatronLog:
-    """The log of one run, of any rank or all mixed, without lines that are cut; ValueError without iterations."""
-    rows: dict[int, dict[str, float]] = {}
-    for number, rest in _ITERATION.findall(text):
-        fields = {name: float(value) for name, value in _FIELD.findall(rest)}
-        if fields.get(_TIME, math.nan) > 0:
-            rows[int(number)] = fields
-    kept = [rows[number] for number in sorted(rows)][dropped:]
-    if not kept:
-        raise ValueError(f"{len(rows)} iterations in the log, of which {dropped} only warm up")
-    return MegatronLog(
-        iteration_s=tuple(row[_TIME] / 1e3 for row in kept),
-        energy_per_gpu_j=_median(kept, _ENERGY),
-        power_per_gpu_w=_median(kept, _POWER),
-        peak_memory_gib=max((float(mb) for mb in _MEMORY.findall(text)), default=math.nan) * 2**20 / GIB,
-        last_loss=kept[-1].get("lm loss", math.nan),
-        skipped=int(kept[-1].get("number of skipped iterations", 0)),
-    )
-
-
-def _median(rows: list[dict[str, float]], name: str) -> float:
-    values = [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
-    return statistics.median(values) if values else math.nan
-
-
-def measured(log: MegatronLog, num_gpus: int) -> dict[str, Any]:
-    """The result columns of a log; energy only where Megatron-LM had a meter (0 J means that it had none)."""
-    seconds = statistics.median(log.iteration_s)
-    spread = (max(log.iteration_s) - min(log.iteration_s)) / seconds
-    notes = f"{len(log.iteration_s)} iterations, spread {spread:.1%}, loss {log.last_loss:.5g}"
-    if log.skipped:
-        notes += f", {log.skipped} skipped for gradients that were not finite"
-    energy = {"energy_j": log.energy_per_gpu_j * num_gpus, "avg_power_w": log.power_per_gpu_w}
-    if not log.energy_per_gpu_j > 0:
-        energy, notes = {}, f"{notes}, energy not measured"
-    return result_row(notes, iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
 
 
 # --- running it -----------------------------------------------------------------------------------------------------
@@ -132,8 +72,10 @@ class MegatronProgram(Program):
         """The row of a run that has ended, from its log."""
         try:
             return measured(read_log(log, self.warmup_iterations), job.cluster.num_gpus)
-        except ValueError:
-            return None
+        except ValueError as error:
+            if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
+                return None  # the failure says more
+            return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
 
     def _started(self, launcher: list[str], script: str, job: Job, plan: Mapping[str, Any]) -> list[str]:
         intent = intent_of(job, plan, iterations=self.warmup_iterations + self.iterations)

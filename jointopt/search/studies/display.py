@@ -24,7 +24,7 @@ FIT_NOTE = "peak_memory_gib", "avg_power_w"
 
 def plan_text(plans: Columns, row: int) -> str:
     """The plan as `jointopt explain --plan` takes it."""
-    layout = {name: plans[name] for name in LAYOUT_COLUMNS}
+    layout = {name: plans[name] for name in LAYOUT_COLUMNS if name in plans}
     return format_plan(layout, plans["stage_clock_mhz"], row)
 
 

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, PLAN, distributions_of, plan_key
+from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, plan_key
 
 MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
@@ -58,7 +58,7 @@ class MeasuredStudy:
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
         clock_mhz = np.nanmax(plans["stage_clock_mhz"], axis=1)
         self._distributions = distributions_of(
-            {name: plans[name] for name in LAYOUT_COLUMNS} | {"clock_mhz": clock_mhz}
+            {name: plans[name] for name in LAYOUT_COLUMNS if name in plans} | {"clock_mhz": clock_mhz}
         )
         self.objectives = objectives
         with study_errors(self._url):
@@ -110,9 +110,10 @@ class MeasuredStudy:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
         attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more, **known}
+        params = _parameters(plan)
         trial = optuna.trial.create_trial(
-            state=TrialState.RUNNING, params=_parameters(plan), distributions=self._distributions,
-            user_attrs=attributes,
+            state=TrialState.RUNNING, params=params, user_attrs=attributes,
+            distributions={name: self._distributions[name] for name in params},
         )  # fmt: skip
         with study_errors(self._url):
             return self._storage.create_new_trial(self._study_id, template_trial=trial)
@@ -197,7 +198,7 @@ class MeasuredStudy:
 
 
 def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
-    params = {name: plan[name] for name in LAYOUT_COLUMNS}
+    params = {name: plan[name] for name in LAYOUT_COLUMNS if name in plan and name not in OPEN}
     return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
 
 

@@ -97,9 +97,9 @@ def _share(shown: int, evaluated: int) -> str:
 def _mapping(plans: Columns) -> dict[str, list[Any]]:
     """The plans by column, as JSON: layouts as in a table, stage clocks as text, unknown values as null."""
     columns: dict[str, list[Any]] = {}
-    for name in (*LAYOUT_COLUMNS, *(name for name in plans if name not in _LEFT_OUT)):
+    for name in (*(n for n in LAYOUT_COLUMNS if n in plans), *(n for n in plans if n not in _LEFT_OUT)):
         columns[name] = [None if value != value else value for value in plans[name].tolist()]
-    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS}
+    columns |= {name: outside(name, plans[name]) for name in LAYOUT_COLUMNS if name in plans}
     columns["stage_clock_mhz"] = list(stage_clocks_to_text(plans["stage_clock_mhz"]))
     return columns
 

@@ -12,7 +12,8 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, RECOMPUTE_NAMES, Columns, outside
+from jointopt.core.codes import Names
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Columns, outside
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.spec.plans.parse import plan_records
 
@@ -28,9 +29,14 @@ PLAN = "plan"  # attribute: the plan as JSON text, as `jointopt explain --plan` 
 RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
 
 
+# Columns whose values no list could hold: Optuna's parameters are of lists that never change. `PLAN` has them.
+OPEN = tuple(c.name for c in COLUMNS.values() if c.codes is not None and not isinstance(c.codes, Names))
+
+
 def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     """One parameter per plan column: degrees on a log scale, clock_mhz in MHz, and slack as a share if there is one."""
-    made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in LAYOUT_COLUMNS}
+    named = [name for name in LAYOUT_COLUMNS if name in plans and name not in OPEN]
+    made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in named}
     made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
     if "slack" in plans:
         made["slack"] = FloatDistribution(0.0, 1.0)
@@ -45,12 +51,12 @@ def searched(plans: Columns) -> dict[str, BaseDistribution]:
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
     column = COLUMNS[name]
-    if column.codes is not None:
-        texts = RECOMPUTE_NAMES if name == "recompute" else tuple(outside(name, np.unique(values)))
-        return CategoricalDistribution(texts)
+    if isinstance(column.codes, Names):
+        return CategoricalDistribution(column.codes.names)
     if column.dtype == "bool":
         return CategoricalDistribution((False, True))
-    return IntDistribution(int(values.min()), int(values.max()), log=column.log)
+    shown = outside(name, (values.min(), values.max()))
+    return IntDistribution(*shown, log=column.log)
 
 
 def plan_key(plan: Mapping[str, Any]) -> str:
@@ -80,7 +86,7 @@ def trials_of(
 
 
 def _external(name: str, values: Any) -> list[Any]:
-    if name in LAYOUT_COLUMNS and COLUMNS[name].codes is not None:
+    if name in LAYOUT_COLUMNS:
         return outside(name, values)
     listed: list[Any] = (np.nan_to_num(values) if name == "slack" else values).tolist()
     return listed

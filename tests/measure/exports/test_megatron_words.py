@@ -140,11 +140,6 @@ def test_finer_points_that_are_not_there_stop_a_training_alone(intent: Any) -> N
         export(intent("opt-6.7b", "training"), "0.16.1")
 
 
-def test_fp16_starts_from_a_scale_that_skips_few_iterations(intent: Any) -> None:
-    assert options(intent("llama-3-8b", dtype="fp16"))["initial-loss-scale"] == "65536"
-    assert "initial-loss-scale" not in options(intent("llama-3-8b"))
-
-
 def test_a_checkout_states_its_version(tmp_path: Path) -> None:
     assert checkout_version(tmp_path) == NEWEST
     (tmp_path / "megatron" / "core").mkdir(parents=True)

@@ -29,6 +29,9 @@ NCCL = (
         CUDA,
         "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        f"n0:7:7 [3] NCCL WARN Failed to CUDA calloc async 25165824 bytes\n{NCCL}",
+        "Traceback (most recent call last):\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled "
+        "error\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc 2516 bytes",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
         "terminate called after throwing an instance of 'std::bad_alloc'",
         "[Fri Nov 21] Out of memory: Killed process 4711 (python) total-vm:1kB",
@@ -77,6 +80,11 @@ def test_out_of_memory_explains_a_hang_of_the_other_ranks() -> None:
         ("ModuleNotFoundError: No module named 'apex'", "a Python module is missing: ModuleNotFoundError: No module"),
         ("exitcode  : -9 (pid: 7)", "a process was killed"),
         ("Fatal: \x00\x01\x02", "exit code 7"),
+        ("[default0]:pretrain_gpt.py: error: unrecognized arguments: --foo --bar 3", "unknown flag --foo --bar: unrec"),
+        (
+            "x.py: error: argument --moe-layer-freq: invalid choice: 'x'",
+            "exit code 7: argument --moe-layer-freq: inval",
+        ),
         ("0: /usr/bin/python: can't open file '/mlm/x.py': [Errno 2] No", "exit code 7: can't open file '/mlm/x.py'"),
     ],
 )

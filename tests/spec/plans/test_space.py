@@ -1,5 +1,6 @@
 """The joint space against plain Python loops, its accounting, and each of its rules."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -53,8 +54,10 @@ def layout_tuple(plan):
     return tuple(plan[name] for name in LAYOUT_COLUMNS)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    ("framework", "search"),
+    [*((framework, SEARCHES[0]) for framework in FRAMEWORKS), *itertools.product(FRAMEWORKS[:4], SEARCHES[1:])],
+)
 def test_the_space_is_what_plain_loops_find(make_job, dense, framework, search):
     model = replace(dense, num_layers=4, num_attention_heads=4)
     job = make_job(1, 4, model, search, framework, global_batch_size=10, attention="unfused")
@@ -63,7 +66,7 @@ def test_the_space_is_what_plain_loops_find(make_job, dense, framework, search):
     assert set(found) == allowed_plans(job)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", [FRAMEWORKS[0], FRAMEWORKS[4], FRAMEWORKS[8]], ids=lambda one: one.name)
 @pytest.mark.parametrize(("experts", "search"), NEWER)
 def test_the_space_of_newer_columns_is_what_plain_loops_find(make_job, dense, moe, framework, search, experts):
     model = replace(moe if experts else dense, num_layers=4, num_attention_heads=4, num_query_groups=2)

@@ -1,0 +1,73 @@
+"""``jointopt import``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jointopt.cli import common
+
+_GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--gpu", {"help": "Catalogue id of the GPU, which no script states."}),
+    ("--nodes", {"type": click.IntRange(min=1), "help": "Nodes of the run."}),
+    ("--gpus-per-node", {"type": click.IntRange(min=1), "help": "GPUs of a node."}),
+    ("--inter-node-gbytes-per-s", {"type": float, "help": "Network bandwidth of a GPU, one direction."}),
+    ("--model", {"help": "Catalogue name, or path to a Hugging Face config.json."}),
+    ("--vocab-size", {"type": click.IntRange(min=1), "help": "Vocabulary, where only its file is named."}),
+    ("--seq-length", {"type": click.IntRange(min=1), "help": "Tokens per sequence."}),
+    ("--global-batch-size", {"type": click.IntRange(min=1), "help": "Sequences per iteration."}),
+    ("--dtype", {"help": "fp32, fp16, bf16, fp8 or fp4."}),
+    ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
+)
+
+
+def _given(command: Any) -> Any:
+    return common.options(_GIVEN, command)
+
+
+@click.command("import", short_help="Read what runs today: a script, a config, a log.")
+@click.argument("files", nargs=-1, required=True, type=common.PATH, metavar="FILE...")
+@click.option("--out", type=common.PATH, metavar="JOB.yaml", help="Write the job file.")
+@click.option(
+    "--runs", type=common.PATH, metavar="RUNS.csv", help="Write the measured rows, a table as `ingest` takes it."
+)
+@click.option("--propose", is_flag=True, help="Search, and print what could be gained over the plan that runs.")
+@click.option(
+    "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="First iterations to leave out."
+)
+@_given
+@common.model_options(default="none")
+@common.as_json
+def import_(
+    files: tuple[Path, ...], out: Path | None, runs: Path | None, propose: bool, warmup: int, basis: dict[str, Any],
+    as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Read what runs today into a job, the plan that it runs, and measured rows.
+
+    FILEs of one run, told apart by their content: a shell or sbatch script (or the arguments of a process) that starts
+    Megatron-LM, torchtitan, DeepSpeed or Accelerate; a config of NeMo, Megatron-Bridge, torchtitan, DeepSpeed, nanotron
+    or Accelerate; a log of one. Options that are not known are counted and named. Iterations that were skipped, had NaN
+    gradients, or lie beside a checkpoint or an evaluation do not count.
+
+    \b
+    Examples:
+      jointopt import train.sh run.log --gpu h100-sxm5-80gb --out job.yaml --runs runs.csv
+      jointopt import run.log --gpu h100-sxm5-80gb --propose
+    """
+    from jointopt.workflows import import_ as workflow
+
+    found = workflow.import_(files, warmup=warmup, **given)
+    if out:
+        _write(out, found.job_text(), "--out")
+    if runs:
+        _write(runs, found.frame().to_csv(index=False), "--runs")
+    common.answer(workflow.with_proposals(found, **basis) if propose else found, as_json)
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    from jointopt.core.atomic_write import write_whole
+
+    with common.writing(option):
+        write_whole(path, text)

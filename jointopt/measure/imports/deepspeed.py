@@ -1,0 +1,190 @@
+"""DeepSpeed's JSON and the config that its log lists, Accelerate's YAML, and the words of Hugging Face trainers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jointopt.measure.imports import megatron
+from jointopt.measure.imports.catalogue import catalogue_name
+from jointopt.measure.imports.taken import Options, Taken, flattened, stated, whole_of
+from jointopt.measure.logs.lines import lines_of
+
+_HARMLESS = re.compile(
+    r"(?:optimizer|scheduler|steps_per_print|wall_clock|gradient_clipping|prescale|gradient_predivide|tensorboard|wandb"
+    r"|csv_monitor|flops_profiler|comms_logger|dump_state|zero_allow|zero_force|data_types|communication_data|checkpoint"
+    r"|amp|monitor|data_efficiency|curriculum|autotuning|memory_breakdown|torch_adam|seed|timers)"
+    r"|(?:bf16|fp16)\.|zero_optimization\.(?:allgather|reduce|overlap|contiguous|sub_group|stage3_|round_robin|load"
+    r"|elastic|ignore|offload_optimizer\.(?:pin|buffer|fast|ratio|nvme)|legacy|memory_eff|use_multi_rank|zero_quant)"
+    r"|activation_checkpointing|pipeline\.(?!stages)"
+)
+_ACCELERATE_HARMLESS = re.compile(
+    r"(?:compute_environment|debug|downcast_bf16|machine_rank|main_|rdzv|same_network|tpu|use_cpu|enable_cpu|dynamo|mpirun"
+    r"|gpu_ids|deepspeed_config\.(?:deepspeed_(?:multinode|hostfile|config)|gradient_clipping|zero3)|fsdp_config\.fsdp_"
+    r"(?:auto|back|cpu|forward|state|sync|use_orig|transformer|min_num)|megatron_lm_config\.megatron_lm_gradient)"
+)
+_WORDS_HARMLESS = re.compile(
+    r"(?:output|learning|lr_|weight_decay|warmup|num_train|max_steps|logging|save|eval|report|seed|dataset|data_|train_file"
+    r"|validation|tokenizer|use_fast|overwrite|do_|num_workers|preprocessing|dataloader|ddp_|push|run_name|deepspeed"
+    r"|local_rank|gradient_clip|adam|optim|torch_dtype|tf32|project|checkpoint|trust|lora|packing|use_auth|config_name)"
+)
+_SHARDING = {
+    "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
+    "hybrid_shard_zero2": 2, "5": 2,
+}  # fmt: skip
+_OF_PLUGIN = {
+    "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size",
+    "sequence_parallelism": "sequence_parallel",
+}  # fmt: skip
+_LISTED = re.compile(r"\s*(\w+) \.{2,} ?(.*)")
+
+
+def is_deepspeed(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed JSON is a config of DeepSpeed."""
+    return bool({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys())
+
+
+def is_accelerate(config: Mapping[str, Any]) -> bool:
+    """Whether a YAML mapping is a config of Accelerate."""
+    return "distributed_type" in config or "compute_environment" in config
+
+
+def config_taken(config: Mapping[str, Any]) -> Taken:
+    """The statements of a DeepSpeed JSON; values of "auto" are not stated."""
+    options = Options({name: value for name, value in flattened(config).items() if value != "auto"})
+    steps = options.whole("gradient_accumulation_steps")
+    tp = options.whole("tensor_parallel.autotp_size", "tensor_parallel.tp_size", "autotp_size")
+    taken = Taken(
+        "DeepSpeed config", "deepspeed", accumulation=steps,
+        training=stated(global_batch_size=options.whole("train_batch_size"), dtype=_dtype(options)),
+        plan=stated(
+            micro_batch_size=options.whole("train_micro_batch_size_per_gpu"), tp=tp,
+            zero_stage=options.whole("zero_optimization.stage") or 0, pp=options.whole("pipeline.stages"),
+            offload=_offload(options.word("zero_optimization.offload_optimizer.device")), sequence_parallel=False,
+        ),
+    )  # fmt: skip
+    if config.get("activation_checkpointing"):
+        taken.plan["recompute"] = "full"
+        taken.plan |= {"offload": "activations"} if options.flag("activation_checkpointing.cpu_checkpointing") else {}
+        taken.remarks = ("activation_checkpointing is configured, and recompute=full taken for it",)
+    taken.unread, taken.without_effect = options.left(_HARMLESS)
+    return taken
+
+
+def _dtype(options: Options) -> str | None:
+    if options.flag("bf16.enabled", "bfloat16.enabled"):
+        return "bf16"
+    if options.flag("fp16.enabled"):
+        return "fp16"
+    return "fp32" if options.flag("bf16.enabled", "fp16.enabled") is False else None
+
+
+def _offload(device: str) -> str | None:
+    return "optimizer" if device in ("cpu", "nvme") else None
+
+
+def log_taken(text: str) -> Taken:
+    """The statements of the config that DeepSpeed prints at its start, and the log itself."""
+    raw = "\n".join(line.text for line in lines_of(text))
+    taken = Taken("DeepSpeed log", "deepspeed")
+    if found := re.search(r"\bjson = (?=\{)", raw):
+        with contextlib.suppress(ValueError):  # cut off, or with other lines in it
+            taken = config_taken(json.JSONDecoder().raw_decode(raw, found.end())[0])
+    taken.format, taken.log = "DeepSpeed log", text
+    listed = (re.search(r"config\.py:\d+:print\] +(.*)", line) for line in raw.splitlines())
+    values = {pair[1]: pair[2] for line in listed if line and (pair := _LISTED.match(line[1]))}
+    taken.cluster |= stated(num_gpus=whole_of(values.get("world_size")))
+    taken.training.setdefault("global_batch_size", whole_of(values.get("train_batch_size")))
+    return taken
+
+
+def accelerate_taken(config: Mapping[str, Any]) -> Taken:
+    """The statements of a config of Accelerate: FSDP, DeepSpeed or Megatron-LM, and the machines."""
+    options = Options(flattened(config))
+    kind = options.word("distributed_type")
+    machines = options.whole("num_machines") or 1
+    processes = options.whole("num_processes")
+    by_kind = {"fsdp": _fsdp, "deepspeed": _by_deepspeed, "megatron_lm": _by_megatron}
+    plan = by_kind.get(kind, _nothing)(options, machines)
+    plan |= stated(
+        tp=_degree(options, "tp"), cp=_degree(options, "cp"), dp_replicate=_degree(options, "dp_replicate"),
+    )  # fmt: skip
+    frameworks = {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron_lm": "megatron-lm"}
+    precision = {"no": "fp32"}.get(options.word("mixed_precision"), options.word("mixed_precision"))
+    shards = _degree(options, "dp_shard")
+    taken = Taken(
+        "Accelerate config", frameworks.get(kind, "generic"), plan=plan, training=stated(dtype=precision or None),
+        cluster=stated(
+            num_gpus=processes, nodes=machines, gpus_per_node=processes // machines if processes else None
+        ),
+        accumulation=options.whole("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps",
+                                    "megatron_lm_config.megatron_lm_num_micro_batches"),
+    )  # fmt: skip
+    if shards and shards > 0:
+        taken.plan["dp"] = shards * (taken.plan.get("dp_replicate") or 1)
+    weights = options.word("deepspeed_config.offload_param_device")
+    if options.flag("fsdp_config.fsdp_offload_params") or weights in ("cpu", "nvme"):
+        taken.remarks = ("weights lie in host memory too, which no plan says; that is left out",)
+    taken.unread, taken.without_effect = options.left(_ACCELERATE_HARMLESS)
+    return taken
+
+
+def _degree(options: Options, name: str) -> int | None:
+    return options.whole(f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size")
+
+
+def _nothing(options: Options, machines: int) -> dict[str, Any]:
+    return {"zero_stage": 0}
+
+
+def _fsdp(options: Options, machines: int) -> dict[str, Any]:
+    options.whole("fsdp_config.fsdp_version")
+    sharding = options.word("fsdp_config.fsdp_sharding_strategy")
+    reshard = options.word("fsdp_config.fsdp_reshard_after_forward")
+    stage = _SHARDING.get(sharding) if sharding else _SHARDING.get(reshard, 2 if reshard == "false" else 3)
+    hybrid = sharding.startswith("hybrid") or sharding in ("4", "5")
+    plan = stated(zero_stage=stage, dp_replicate=machines if hybrid and machines > 1 else None, sequence_parallel=False)
+    plan |= {"offload": "activations"} if options.flag("fsdp_config.fsdp_activation_checkpointing_offload") else {}
+    return plan | {"recompute": "full" if options.flag("fsdp_config.fsdp_activation_checkpointing") else "none"}
+
+
+def _by_deepspeed(options: Options, machines: int) -> dict[str, Any]:
+    stage = options.whole("deepspeed_config.zero_stage")
+    device = options.word("deepspeed_config.offload_optimizer_device")
+    return stated(zero_stage=stage, offload=_offload(device))
+
+
+def _by_megatron(options: Options, machines: int) -> dict[str, Any]:
+    """The plan of Accelerate's plugin, whose options are Megatron's but for three names."""
+    place, values = "megatron_lm_config.megatron_lm_", {}
+    for name in options.names(place):
+        values[_OF_PLUGIN.get(name.removeprefix(place), name.removeprefix(place))] = options.take(name)
+    plan = megatron.plan_of(Options(values))
+    return {key: value for key, value in plan.items() if key != "micro_batch_size"}
+
+
+def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
+    """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
+    options = Options(pairs)
+    name = catalogue_name(str(options.take("model_name_or_path", "model_name", "model") or ""))
+    recomputes = options.take("gradient_checkpointing")
+    taken = Taken(
+        form, model={"catalogue": name} if name else {},
+        accumulation=options.whole("gradient_accumulation_steps"),
+        training=stated(
+            seq_length=options.whole("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len",
+                                     "seq_length", "max_length"),
+            dtype="bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else None,
+            attention={"flash_attention_2": "flash2", "eager": "unfused"}.get(options.word("attn_implementation")),
+        ),
+        plan=stated(
+            micro_batch_size=options.whole("per_device_train_batch_size", "train_batch_size_per_gpu"),
+            recompute=None if recomputes is None else "full" if options.flag("gradient_checkpointing") else "none",
+        ),
+    )  # fmt: skip
+    options.flag("flash_attn", "use_flash_attention")
+    taken.unread, taken.without_effect = options.left(_WORDS_HARMLESS)
+    return taken

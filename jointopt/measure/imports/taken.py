@@ -1,0 +1,127 @@
+"""The content of one file: what it states of a job and its plan, and which of its options were not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
+
+
+class Options:
+    """Options by name, remembering which were read; None and text that is not known count as not given."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self._read: set[str] = set()
+
+    def take(self, *names: str) -> Any:
+        """The value of the first of ``names`` that is given; None without one."""
+        for name in names:
+            if name in self._values:
+                self._read.add(name)
+                value = self._values[name]
+                if value is not None and value != "None":
+                    return value
+        return None
+
+    def whole(self, *names: str) -> int | None:
+        """A whole number; one that cannot be read stays among the options not read."""
+        value = self.take(*names)
+        number = whole_of(value)
+        if value is not None and number is None:
+            self._read -= set(names)
+        return number
+
+    def number(self, *names: str) -> float | None:
+        """A number, or None."""
+        try:
+            return float(self.take(*names))
+        except (TypeError, ValueError):
+            return None
+
+    def flag(self, *names: str) -> bool | None:
+        """True or false in any spelling; None where not given, or another word."""
+        word = str(self.take(*names)).lower()
+        return True if word in _TRUE else False if word in _FALSE and word != "none" else None
+
+    def word(self, *names: str) -> str:
+        """The text of an option in small letters; blank without one."""
+        value = self.take(*names)
+        return "" if value is None else str(value).strip().lower()
+
+    def names(self, before: str) -> list[str]:
+        """Names of the options that begin so."""
+        return [name for name in self._values if name.startswith(before)]
+
+    def left(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
+        """Names of the options not read, and how many more there are that have no effect on time and energy."""
+        rest = [name for name in self._values if name not in self._read]
+        unknown = tuple(name for name in rest if not harmless.match(name))
+        return unknown, len(rest) - len(unknown)
+
+
+def whole_of(value: object) -> int | None:
+    """The whole number that a value means: 8, "8", "1_024", "4e6"; None for anything else."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        number = float(str(value).replace("_", "").strip("'\""))
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else None
+
+
+@dataclass
+class Taken:
+    """The statements of one file; each mapping holds only what it states."""
+
+    format: str  # "Megatron-LM options"
+    framework: str = ""  # a profile's name; blank: the file does not say
+    model: dict[str, Any] = field(default_factory=dict)  # keys of Model, or "catalogue": a name
+    training: dict[str, Any] = field(default_factory=dict)
+    cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
+    plan: dict[str, Any] = field(default_factory=dict)
+    accumulation: int | None = None  # micro-batches of a rank in one iteration
+    unread: tuple[str, ...] = ()
+    without_effect: int = 0  # options that change neither time nor energy
+    remarks: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of other files that it reads
+    log: str = ""  # the text, where it is a log
+    source: str = ""  # the file's name
+
+
+def stated(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted names; lists are values."""
+    out: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            out |= flattened(value, f"{before}{name}.")
+        else:
+            out[f"{before}{name}"] = value
+    return out
+
+
+def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of ``--name value``, ``--name=value`` and ``--name``, names with underscores; several make a list.
+
+    A value of True stands for none.
+    """
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if not word.startswith("--") or len(word) < 3:
+            continue
+        name, equals, value = word[2:].partition("=")
+        values = [value] if equals else []
+        while not equals and at < len(words) and not re.match(r"--?[A-Za-z]|\S+\.py$", words[at]):
+            values.append(words[at])
+            at += 1
+        yield name.replace("-", "_"), True if not values else values[0] if len(values) == 1 else values

@@ -1,0 +1,173 @@
+"""torchtitan: the TOML of its job, the options of its command line, and what its log says at the start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jointopt.measure.imports.catalogue import catalogue_name
+from jointopt.measure.imports.taken import Options, Taken, flattened, pairs_of, stated
+from jointopt.measure.logs.lines import lines_of
+from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.spec.catalog.models import load_model
+
+HARMLESS = re.compile(
+    r"(?:job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|experimental|debug|fault_tolerance|validation"
+    r"|float8|quantize|compile|validator|memory_estimation|module|config|hf_assets|tokenizer|dataloader)(?:\.|$)"
+    r"|training\.(?:steps|max_norm|dataset|seed|deterministic|gc_|compile|enable_|disable_|mixed_precision_reduce|data|debug)"
+    r"|model\.(?:tokenizer|converters|print|hf_assets|norm_type)|parallelism\.(?:enable_|disable_loss|fsdp_reshard"
+    r"|context_parallel_rotate|expert_parallel_comm|pipeline_parallel_schedule_csv)"
+    r"|activation_checkpoint\.(?:per_op|early_stop|preserve)"
+)
+_SCHEDULES = {"zbvzerobubble": "zbv", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipev"}
+_LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble")
+_V_SHAPED = ("zbvzerobubble", "dualpipev")
+_SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
+_MESH = re.compile(r"Building device mesh with parallelism: (.+)")
+_BATCH = re.compile(
+    r"local batch size (?P<local>\d+), global batch size (?P<whole>\d+), .*?sequence length (?P<seq>\d+)"
+)
+_GPU = re.compile(r"CUDA capacity: (?P<gpu>.+?) with [\d.]+GiB")
+_RECOMPUTE = re.compile(
+    r"Applied (?P<mode>full|selective|SelectiveAC|FullAC)\b.*activation checkpointing", re.IGNORECASE
+)
+
+
+def is_torchtitan(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed TOML is a job of torchtitan."""
+    return "parallelism" in config or {"training", "model"} <= config.keys()
+
+
+def words_taken(words: Sequence[str]) -> Taken:
+    """The statements of options such as ``--parallelism.tensor_parallel_degree 8``, of 0.2 or 0.3 of torchtitan."""
+    pairs = dict(pairs_of(words))
+    values = {name: value for name, value in pairs.items() if "." in name}
+    modes = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
+    values |= {"activation_checkpoint.mode": modes[-1]} if modes else {}
+    if isinstance(named := pairs.get("config"), str) and catalogue_name(named):
+        values |= {"model.name": named}
+    return config_taken(values)
+
+
+def config_taken(config: Mapping[str, Any]) -> Taken:
+    """The statements of a job of torchtitan, nested or with dotted names; defaults are those of its JobConfig."""
+    options = Options(flattened(config))
+    name, flavor = str(options.take("model.name") or ""), str(options.take("model.flavor") or "")
+    plan, degrees = _plan(options)
+    local = options.whole("training.local_batch_size", "training.batch_size") or 8
+    batch = options.whole("training.global_batch_size")
+    dp = plan.get("dp")
+    plan["micro_batch_size"] = local
+    if plan["pp"] > 1:  # a local batch is one pass of the pipeline, cut into micro-batches
+        part = options.whole("parallelism.pipeline_parallel_microbatch_size")
+        plan["micro_batch_size"] = part or 1
+    taken = Taken(
+        "torchtitan config", "torchtitan", model=_model(name, flavor), plan=plan,
+        training=stated(
+            seq_length=options.whole("training.seq_len") or 2048, dtype=_dtype(options),
+            global_batch_size=batch if batch and batch > 0 else local * dp if dp else None,
+        ),
+        cluster=stated(num_gpus=dp * degrees if dp else None),
+    )  # fmt: skip
+    each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
+    ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    if each and plan["pp"] > 1 and "catalogue" in taken.model:  # by default the embedding and the head count as layers
+        layers = load_model(taken.model["catalogue"]).num_layers + sum(1 if end is None else end for end in ends)
+        plan["vpp"] = max(-(-layers // each) // plan["pp"], 1)
+    taken.accumulation = local // plan["micro_batch_size"] if plan["pp"] > 1 else 1
+    taken.unread, taken.without_effect = options.left(HARMLESS)
+    return taken
+
+
+def _model(name: str, flavor: str) -> dict[str, Any]:
+    known = catalogue_name(f"{name}{flavor}") or {"deepseek_v3671B": "deepseek-v3"}.get(f"{name}{flavor}")
+    return {"catalogue": known} if known else {}
+
+
+def _plan(options: Options) -> tuple[dict[str, Any], int]:
+    """The plan's columns, and how many GPUs hold one copy of the model's layers: tp*pp*cp."""
+
+    def degree(name: str) -> int:
+        return options.whole(f"parallelism.{name}_degree") or 1
+
+    tp, pp, cp = (degree(f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))
+    tp = options.whole("training.tensor_parallel_degree") or tp
+    replicas = options.whole("parallelism.data_parallel_replicate_degree") or 1
+    shards = options.whole("parallelism.data_parallel_shard_degree", "training.data_parallel_degree") or -1
+    in_sequence = options.flag("parallelism.enable_sequence_parallel") is not False
+    in_sequence &= not options.flag("parallelism.no_enable_sequence_parallel")
+    plan = stated(
+        tp=tp, pp=pp, cp=cp, ep=degree("expert_parallel"),
+        etp=options.whole("parallelism.expert_tensor_parallel_degree"),
+        dp=replicas * shards if shards > 0 else None, sequence_parallel=tp > 1 and in_sequence,
+        zero_stage=0 if shards * cp == 1 else _zero_stage(options, pp), dp_replicate=replicas if replicas > 1 else None,
+    ) | _recompute(options) | _schedule(options, pp)  # fmt: skip
+    return plan, tp * pp * cp
+
+
+def _zero_stage(options: Options, pp: int) -> int:
+    """3, and 2 where the weights stay gathered after the forward pass (with pipelines by default)."""
+    policy = options.word("parallelism.fsdp_reshard_after_forward") or "default"
+    return 2 if policy == "never" or (policy == "default" and pp > 1) else 3
+
+
+def _recompute(options: Options) -> dict[str, Any]:
+    mode = options.word("activation_checkpoint.mode") or "selective"
+    options.word("activation_checkpoint.selective_ac_option")
+    return {"recompute": mode if mode in ("none", "full", "selective") else "selective"}
+
+
+def _schedule(options: Options, pp: int) -> dict[str, Any]:
+    """The schedule, and the stages per rank that it has: two by default where it loops."""
+    name = options.word("parallelism.pipeline_parallel_schedule")
+    parts = options.take("parallelism.module_fqns_per_model_part", "parallelism.pipeline_parallel_split_points")
+    if pp == 1:
+        return {"vpp": 1}
+    out: dict[str, Any] = {"schedule": _SCHEDULES[name]} if name in _SCHEDULES else {}
+    out["vpp"] = 2 if name in (*_LOOPED, *_V_SHAPED) else 1
+    if isinstance(parts, list) and all(isinstance(part, list) for part in parts):
+        out["stage_layers"] = ";".join(str(sum(str(m).startswith("layers.") for m in part)) for part in parts)
+        out["vpp"] = max(len(parts) // pp, 1)
+    return out
+
+
+def _dtype(options: Options) -> str:
+    converters = str(options.take("model.converters") or "") + str(options.take("model.quantization") or "")
+    if "float8" in converters or "mx" in converters:
+        return "fp8"
+    word = options.word("training.mixed_precision_param") or "bfloat16"
+    options.word("training.dtype")
+    return {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(word, "bf16")
+
+
+def log_taken(text: str) -> Taken:
+    """The statements of a log before its first step: mesh, batch, model, GPU, recomputation."""
+    taken = Taken("torchtitan log", "torchtitan", log=text)
+    for line in lines_of(text):
+        if mesh := _MESH.search(line.text):
+            _read_mesh(taken, dict(re.findall(r"(\w+)=(-?\d+)", mesh[1])))
+        elif batch := _BATCH.search(line.text):
+            taken.training |= {"seq_length": int(batch["seq"]), "global_batch_size": int(batch["whole"])}
+            taken.plan["micro_batch_size"] = int(batch["local"])
+        elif size := _SIZE.search(line.text):
+            taken.model = _model(size["name"], size["flavor"])
+        elif gpu := _GPU.search(line.text):
+            known = known_gpu(gpu["gpu"])
+            taken.cluster |= {"gpu": known.id} if known else {}
+        elif mode := _RECOMPUTE.search(line.text):
+            taken.plan["recompute"] = "full" if mode["mode"].lower().startswith("full") else "selective"
+    if taken.plan.get("pp", 1) > 1:  # of a pipeline the log does not state the micro-batch
+        taken.plan.pop("micro_batch_size", None)
+    return taken
+
+
+def _read_mesh(taken: Taken, degrees: Mapping[str, str]) -> None:
+    size = {name: int(value) for name, value in degrees.items()}
+    shards, replicas = size.get("dp_shard", 1), size.get("dp_replicate", 1)
+    plan: dict[str, Any] = {name: size[name] for name in ("tp", "pp", "cp", "ep", "etp") if name in size}
+    plan |= {"dp": shards * replicas, "sequence_parallel": plan.get("tp", 1) > 1}
+    plan["zero_stage"] = 0 if shards * plan.get("cp", 1) == 1 else 3 if plan.get("pp", 1) == 1 else 2
+    plan |= {"dp_replicate": replicas} if replicas > 1 else {}
+    taken.plan |= plan
+    taken.cluster["num_gpus"] = plan["dp"] * plan.get("tp", 1) * plan.get("pp", 1) * plan.get("cp", 1)

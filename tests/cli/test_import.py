@@ -1,0 +1,52 @@
+"""``jointopt import``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+
+CONFIG = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = 8
+made_up = 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_config_becomes_a_job_file_and_a_plan(config: Path, tmp_path: Path) -> None:
+    words = ["import", str(config), "--gpu", "h100-sxm5-80gb", "--out", str(tmp_path / "job.yaml"), "--json"]
+    answer = CliRunner().invoke(jointopt, words)
+    document = json.loads(answer.stdout)
+    assert answer.exit_code == 0
+    assert document["job_file"]["model"] == "llama-3-8b"
+    assert document["unread"] == {"job.toml": ["parallelism.made_up"]}
+    again = CliRunner().invoke(jointopt, ["explain", str(tmp_path / "job.yaml"), "--plan", document["plan_text"]])
+    assert again.exit_code == 0
+
+
+def test_the_text_names_what_was_not_read(config: Path) -> None:
+    answer = CliRunner().invoke(jointopt, ["import", str(config), "--gpu", "h100-sxm5-80gb"])
+    assert "job.toml: 1 not known and not read: parallelism.made_up." in answer.stdout
+    assert "The plan that runs today: dp=8 tp=1" in answer.stdout
+
+
+def test_a_missing_gpu_is_bad_usage(config: Path) -> None:
+    answer = CliRunner().invoke(jointopt, ["import", str(config)])
+    assert answer.exit_code == 2
+    assert "--gpu" in answer.stderr
