@@ -17,7 +17,7 @@ from jointopt.core.errors import JointOptError
 
 COMMANDS = (
     "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
-    "script", "import", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
+    "script", "import", "export", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
 
 

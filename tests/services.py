@@ -20,6 +20,7 @@ NEEDY = {
 ALLOWED = (
     "the recorded measurements are not beside the repository",
     "no TDP or no 16-bit peak in the catalogue",
+    "Megatron-LM's archives are not beside the repository",
     "PyTorch sees a GPU here",
     "no file system can be mounted here",
     "SCIPY_ARRAY_API is not set",

@@ -45,6 +45,10 @@ class LauncherError(JointOptError):
     """No run can be started, whatever the plan; a run that fails is a measurement and no error."""
 
 
+class ExportError(LauncherError):
+    """A framework has no words for a point of a job or a plan; the message names the point and the framework."""
+
+
 class DeviceError(LauncherError):
     """A GPU of this machine does not answer, has no meter, or cannot be set at all."""
 

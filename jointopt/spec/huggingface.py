@@ -52,7 +52,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
     if "head_dim" not in shape:
         shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])
-    return checked(Model(name=_own_name(section) or name, **shape), "")
+    return checked(Model(name=_own_name(section) or name, config=dict(config), **shape), "")
 
 
 def _name(path: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Model:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    # the Hugging Face configuration it was read from; `jointopt.spec.details` reads finer points in it
+    config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_moe(self) -> bool:

@@ -38,7 +38,10 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
         shape["moe_ffn_hidden_size"] = shape["ffn_hidden_size"]
     positions = "learned" if shape["max_position_embeddings"] else "rope"
     shape["position_embedding"] = section.choice("position_embedding", POSITION_EMBEDDINGS, positions)
-    return checked(Model(name=section.text("name", name), **shape), where)
+    config = section.values.get("config")
+    if config is not None and not isinstance(config, Mapping):
+        raise section.refuse("config", "the mapping of a Hugging Face config.json")
+    return checked(Model(name=section.text("name", name), config=config, **shape), where)
 
 
 def size(section: Section, key: str, default: int | None = None, low: int = 1) -> int:

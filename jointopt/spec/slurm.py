@@ -9,6 +9,7 @@ from jointopt.core.errors import JobError
 from jointopt.spec.check import Section, shown
 
 NO_GPU_REQUEST = "none"
+CONTAINER_RUNTIMES = ("pyxis", "apptainer")
 _DAYS_30 = 43_200  # minutes
 _DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=\S+)?")  # one option of sbatch, as one word
 
@@ -29,6 +30,9 @@ class Slurm:
     python: str | None = None  # the interpreter on the nodes; None = the one that submits
     setup: tuple[str, ...] = ()  # lines of shell before the run: module load, activate
     sbatch: tuple[str, ...] = ()  # further options of sbatch
+    container: str | None = None  # image that exported scripts train in
+    container_runtime: str = CONTAINER_RUNTIMES[0]
+    mounts: tuple[str, ...] = ()  # into the container: /data or /data:/in-it
 
 
 SLURM_KEYS = tuple(field.name for field in fields(Slurm))
@@ -53,6 +57,9 @@ def read_slurm(job: Section) -> Slurm:
         python=section.text("python") if section.has("python") else None,
         setup=_lines(section, "setup"),
         sbatch=tuple(_directive(section, "sbatch", line) for line in _lines(section, "sbatch")),
+        container=_word(section, "container") if section.has("container") else None,
+        container_runtime=section.choice("container_runtime", CONTAINER_RUNTIMES, usual.container_runtime),
+        mounts=_lines(section, "mounts"),
     )
 
 

@@ -10,15 +10,32 @@ from typing import Any
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind
+from jointopt.measure.exports.intent import intent_of
+from jointopt.measure.exports.megatron import (
+    ENVIRONMENT,
+    SCRIPT,
+    checkout_version,
+    megatron_environment,
+    megatron_words,
+)
+from jointopt.measure.exports.options import NEWEST
 from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.megatron_words import ENVIRONMENT, megatron_arguments, megatron_environment
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
 from jointopt.measure.launchers.rows import failed_row
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.megatron import read_log
 from jointopt.spec.job import Job
 
-SCRIPT = "pretrain_gpt.py"
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def megatron_arguments(job: Job, plan: Mapping[str, Any], iterations: int, version: str = NEWEST) -> list[str]:
+    """Arguments of ``pretrain_gpt.py`` for one plan: mock data, no checkpoint, every iteration logged with its energy.
+
+    LauncherError for what that version of Megatron Core (0.12 and later) has no words for.
+    """
+    return list(megatron_words(intent_of(job, plan, iterations=iterations), version)[0])
+
 
 # --- running it -----------------------------------------------------------------------------------------------------
 
@@ -40,16 +57,16 @@ class MegatronProgram(Program):
                 f"{checkout} holds no {SCRIPT}; expected a checkout of Megatron-LM, given as --checkout."
             )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
+        self.version = checkout_version(self.cwd)
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start Megatron-LM on every node."""
         script = str((self.cwd / SCRIPT).resolve())
-        return [*_env(plan), *node_torchrun(job), script, *self._arguments(job, plan)]
+        return self._started(node_torchrun(job), script, job, plan)
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start Megatron-LM on this machine alone."""
-        start = local_torchrun(job.cluster.gpus_per_node)
-        return [*_env(plan), *start, str(self.cwd / SCRIPT), *self._arguments(job, plan)]
+        return self._started(local_torchrun(job.cluster.gpus_per_node), str(self.cwd / SCRIPT), job, plan)
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         """The row of a run that has ended, from its log."""
@@ -60,15 +77,12 @@ class MegatronProgram(Program):
                 return None  # the failure says more
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
 
-    def _arguments(self, job: Job, plan: Mapping[str, Any]) -> list[str]:
-        return megatron_arguments(job, plan, self.warmup_iterations + self.iterations)
-
-
-def _env(plan: Mapping[str, Any]) -> list[str]:
-    """The words that start a command with the variables of a plan, and without those that it must not have."""
-    wanted = megatron_environment(plan)
-    unset = [word for name in ENVIRONMENT if name not in wanted for word in ("-u", name)]
-    return ["env", *unset, *(f"{name}={value}" for name, value in wanted.items())]
+    def _started(self, launcher: list[str], script: str, job: Job, plan: Mapping[str, Any]) -> list[str]:
+        intent = intent_of(job, plan, iterations=self.warmup_iterations + self.iterations)
+        wanted = megatron_environment(intent)
+        unset = [word for name in ENVIRONMENT if name not in wanted for word in ("-u", name)]
+        variables = [*unset, *(f"{name}={value}" for name, value in wanted.items())]
+        return ["env", *variables, *launcher, script, *megatron_words(intent, self.version)[0]]
 
 
 class MegatronLauncher(LocalLauncher):

@@ -55,14 +55,15 @@ def script(
     Its last line of work writes "exit code, seconds" to ``exit.txt`` in ``folder``, which a killed job leaves out.
     """
     return _TEMPLATE.format(
-        directives="\n".join(f"#SBATCH {line}" for line in _directives(name, cluster, slurm, folder, limit_s)),
+        directives="\n".join(f"#SBATCH {line}" for line in directives(name, cluster, slurm, folder / LOG, limit_s)),
         plan=plan, folder=shlex.quote(str(folder)), result=RESULT, exit=EXIT, log=LOG, setup="\n".join(slurm.setup),
         command=" ".join(map(_quoted, words)), limit_s=math.ceil(limit_s),
     )  # fmt: skip
 
 
-def _directives(name: str, cluster: Cluster, slurm: Slurm, folder: Path, limit_s: float) -> list[str]:
-    output = str(folder / LOG).replace("%", "%%")  # a per cent sign would begin a pattern of sbatch
+def directives(name: str, cluster: Cluster, slurm: Slurm, log: Path, limit_s: float) -> list[str]:
+    """Options of sbatch: one task on each node of the cluster, for at most ``limit_s`` and some slack."""
+    output = str(log).replace("%", "%%")  # a per cent sign would begin a pattern of sbatch
     minutes = slurm.time_limit_min or math.ceil(limit_s / 60) + _SLACK_MIN
     gpus = [] if slurm.gpu_request == NO_GPU_REQUEST else [slurm.gpu_request]
     return [

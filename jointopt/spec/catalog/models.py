@@ -63,4 +63,5 @@ def _names() -> dict[str, str]:
 def _published(name: str) -> PublishedModel:
     entry = read_yaml("models.yaml")[name]
     counts = entry["published_parameters"], entry.get("published_active_parameters")
-    return PublishedModel(model_from_config(entry["config"], name), *counts, entry["source"])
+    config = entry["config"] | entry.get("details", {})
+    return PublishedModel(model_from_config(config, name), *counts, entry["source"])

@@ -12,8 +12,7 @@ import pytest
 import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
-from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram
-from jointopt.measure.launchers.megatron_words import megatron_arguments
+from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, megatron_arguments
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
 from jointopt.measure.logs.iterations import measured
@@ -82,10 +81,10 @@ def test_fp16_starts_from_a_loss_scale_that_skips_no_iteration(llama: Job) -> No
 
 
 def test_what_megatron_cannot_do_is_refused(llama: Job) -> None:
-    with pytest.raises(LauncherError, match="no pipeline schedule zbv; expected 1f1b"):
-        megatron_arguments(llama, PLAN | {"schedule": "zbv"}, 20)
-    with pytest.raises(LauncherError, match="fp4"):
-        megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp4")), PLAN, 20)
+    with pytest.raises(LauncherError, match="zero_stage 3 with pp > 1"):
+        megatron_arguments(llama, PLAN | {"zero_stage": 3, "pp": 2}, 20)
+    with pytest.raises(LauncherError, match=r"0\.12 has no --fp4-format"):
+        megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp4")), PLAN, 20, "0.12")
 
 
 def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
@@ -94,7 +93,6 @@ def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
     assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
     row = measured(log, num_gpus=8)
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx((0.8123, 15940, 647.8))
-    assert row["notes"].startswith("3 iterations, spread 4.9%, ")  # 40 of 812.3 ms
 
 
 def test_a_run_that_skips_every_iteration_is_a_failure_that_says_so(llama: Job) -> None:
@@ -179,11 +177,6 @@ def test_without_a_folder_for_its_log_no_run_starts(
 def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path: Path) -> None:
     words = MegatronProgram(HERE).words(llama, PLAN, tmp_path)
     assert words[:3] == ["env", "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=1"]
-
-
-def test_fully_sharded_plans_start_without_the_variable_that_forbids_them(llama: Job, tmp_path: Path) -> None:
-    words = MegatronProgram(HERE).words(llama, PLAN | {"zero_stage": 3}, tmp_path)
-    assert words[:4] == ["env", "-u", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS=1"]
 
 
 def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import jointopt
-from jointopt.measure.launchers.megatron_words import layout_text, megatron_arguments, megatron_environment
+from jointopt.measure.exports.megatron import layer_layout
+from jointopt.measure.launchers.megatron import megatron_arguments
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
@@ -58,7 +59,7 @@ def test_a_split_is_stated_by_the_plainest_flags_that_can(mixtral: Job, split: s
 
 
 def test_chunks_of_no_and_of_one_layer_have_their_letters() -> None:
-    assert layout_text([0, 1, 2]) == "E|t|t*2L"
+    assert layer_layout((0, 1, 2)) == "E|t|t*2L"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,9 @@ def test_chunks_of_no_and_of_one_layer_have_their_letters() -> None:
          "--recompute-granularity selective --recompute-modules moe_act layernorm"),
         ({"recompute": "full", "recompute_num_layers": 3}, "--recompute-method block --recompute-num-layers 3"),
         ({"recompute": "full"}, "--recompute-method uniform --recompute-num-layers 1"),
-        ({"zero_stage": 3}, "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"),
-        ({"zero_stage": 2}, "--data-parallel-sharding-strategy optim_grads"),
+        ({"zero_stage": 3, "pp": 1, "dp": 32}, "--use-megatron-fsdp --data-parallel-sharding-strategy "
+                                                "optim_grads_params"),
+        ({"zero_stage": 2, "pp": 1, "dp": 32}, "--data-parallel-sharding-strategy optim_grads"),
         ({"dp_replicate": 2}, "--num-distributed-optimizer-instances 2"),
         ({"offload": "optimizer"}, "--optimizer-cpu-offload --use-precision-aware-optimizer"),
         ({"offload": "activations"}, "--offload-modules core_attn attn_proj moe_act"),
@@ -83,11 +85,6 @@ def test_each_choice_has_its_flags(mixtral: Job, choices: dict[str, Any], flags:
 
 def test_experts_cut_as_tensor_parallelism_cuts_need_no_word(mixtral: Job) -> None:
     assert "--expert-tensor-parallel-size" not in words(mixtral, etp=2)
-
-
-def test_only_fully_sharded_plans_go_without_the_single_connection() -> None:
-    connections = [megatron_environment({"zero_stage": stage}).get("CUDA_DEVICE_MAX_CONNECTIONS") for stage in range(4)]
-    assert connections == ["1", "1", None, None]
 
 
 @pytest.mark.skipif(not JUDGE, reason="JOINTOPT_MEGATRON_CHECK names no judge of Megatron-LM's command lines")

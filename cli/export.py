@@ -1,0 +1,47 @@
+"""``jointopt export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Write what starts a plan elsewhere.")
+@click.argument("job")
+@click.option("--plan", required=True, help="Words such as dp=4 tp=2, a JSON mapping, or an entry of a front.")
+@click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
+              "accelerate, slurm or kubernetes.")  # fmt: skip
+@click.option("--version", default="", help="Of the target; the newest known by default.")
+@click.option("--checkout", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Megatron-LM's, which states the version.")  # fmt: skip
+@click.option("--program", default="", help="What a batch system starts; the job's own framework by default.")
+@click.option("--for", "purpose", type=click.Choice(["benchmark", "training"]), default="benchmark", show_default=True,
+              help="Random data and no checkpoints, or what recipes set.")  # fmt: skip
+@click.option("--out", type=common.PATH, help="File, or folder where there are several.")
+@common.as_json
+def export(
+    job: str, plan: str, out: Path | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Write the files and words that start one plan of JOB in a training framework or on a batch system.
+
+    Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name.
+
+    \b
+    Example:
+      jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=2" --to torchtitan
+    """
+    from jointopt.report.documents import json_text
+    from jointopt.workflows.export import export as exported
+    from jointopt.workflows.export import write
+
+    found = exported(common.job_of(job), plan, **options)
+    with common.writing("--out"):
+        written = write(found, out) if out is not None else []
+    for path in written:
+        common.remark(f"Written: {path}")
+    if as_json or out is None:
+        click.echo(json_text(found.to_dict()) if as_json else found.text(), nl=as_json)

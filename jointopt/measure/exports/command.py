@@ -1,0 +1,37 @@
+"""The command of one node as words of shell, in which the node's place is the variables of `NODE`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from jointopt.measure.exports.intent import Export
+
+NODE = ("NODE_RANK", "MASTER_ADDR")
+
+
+def node_words(export: Export, nodes: int, gpus_per_node: int) -> list[str]:
+    """Quoted words that start an export on one of ``nodes``; variables of the node are left to the shell."""
+    start = list(export.launcher)
+    if start[0] in ("torchrun", "deepspeed") and (nodes > 1 or start[0] == "torchrun"):
+        # DeepSpeed's own launcher goes to other nodes by ssh; torchrun starts the same scripts where it is started
+        several = ["--nnodes", str(nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$MASTER_ADDR",
+                   "--master-port", "29500"] if nodes > 1 else []  # fmt: skip
+        start = ["torchrun", *several, "--nproc-per-node", str(gpus_per_node)]
+    program = export.program.split()
+    return [*map(_quoted, start), *program, *map(shlex.quote, export.words)]
+
+
+def folded(words: Sequence[str], indent: str = "    ") -> str:
+    """A command over several lines, one option on each."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if word.startswith("--") and len(word) > 2:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return f" \\\n{indent}".join(lines)
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"' if word[1:] in NODE and word.startswith("$") else shlex.quote(word)

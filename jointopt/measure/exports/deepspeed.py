@@ -1,0 +1,99 @@
+"""DeepSpeed: its JSON, and the words of its launcher around a training script of one's own.
+
+Sources: deepspeed/runtime/config.py, runtime/zero/config.py and docs/_pages/config-json.md of 0.19.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jointopt.measure.exports.intent import Export, Gaps, Intent
+from jointopt.measure.exports.options import version_key
+
+NAME, FILE = "deepspeed", "ds_config.json"
+
+
+def export(intent: Intent, version: str) -> Export:
+    """``ds_config.json`` and the launcher's words; what DeepSpeed leaves to the script's code is in the notes."""
+    gaps = Gaps(f"DeepSpeed {version}", intent)
+    _check(gaps, intent, version)
+    cluster = intent.job.cluster
+    launcher = ("deepspeed", "--num_nodes", str(cluster.nodes), "--num_gpus", str(cluster.gpus_per_node))
+    gaps.notes += _left_to_the_script(intent)
+    return Export(
+        NAME, version, ("--deepspeed", "--deepspeed_config", FILE), {}, int(cluster.num_gpus), "train.py", launcher,
+        {FILE: json.dumps(_config(intent), indent=2) + "\n"}, tuple(gaps.notes),
+    )  # fmt: skip
+
+
+def _check(gaps: Gaps, intent: Intent, version: str) -> None:
+    stage, pp, replicas = intent["zero_stage"], intent["pp"], intent["dp_replicate"]
+    dtype = intent.job.training.dtype
+    gaps.choices_of_megatron()
+    gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
+    gaps.never(pp > 1 and stage > 1, f"zero_stage {stage} with pp > 1")
+    gaps.never(intent["vpp"] > 1, "interleaved pipelines (vpp > 1)")
+    gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
+    gaps.never(intent["cp"] > 1, "ring attention (cp > 1)")
+    gaps.never(intent["tp"] > 1 and stage == 3, "zero_stage 3 with tp > 1")
+    gone = version_key(version) >= version_key("0.19")  # MiCS, which had it, was taken out
+    gaps.never(replicas > 1 and (gone or stage != 3), f"dp_replicate {replicas} with zero_stage {stage}")
+    gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")
+    gaps.never(not intent.even and pp > 1, f"the stage_layers {';'.join(map(str, intent.chunk_layers))}")
+    gaps.never(intent["offload"] == "optimizer" and stage == 0, "offload of an optimizer that is not sharded")
+    gaps.never(intent["offload"] == "activations" and intent["recompute"] != "full",
+               "offload of activations without full recompute")  # fmt: skip
+    gaps.never(intent.model.is_moe and intent["etp"] > 1 and intent["tp"] > 1, f"etp {intent['etp']}")
+
+
+def _config(intent: Intent) -> dict[str, Any]:
+    """The JSON; ``train_batch_size`` is the micro-batch times its accumulation times dp."""
+    training = intent.job.training
+    found: dict[str, Any] = {
+        "train_batch_size": training.global_batch_size,
+        "train_micro_batch_size_per_gpu": intent["micro_batch_size"],
+        "gradient_accumulation_steps": intent.micro_batches,
+        "steps_per_print": 10 if intent.is_training else 1,
+        "wall_clock_breakdown": not intent.is_training,
+        "gradient_clipping": 1.0,
+        "zero_optimization": _zero(intent),
+    }
+    if training.grad_reduce_dtype is not None:
+        found["communication_data_type"] = training.grad_reduce_dtype
+    if training.dtype == "bf16":
+        found["bf16"] = {"enabled": True}
+    elif training.dtype == "fp16":  # from 2^12 on, few iterations are skipped
+        found["fp16"] = {"enabled": True, "initial_scale_power": 12}
+    if intent["recompute"] == "full":
+        found["activation_checkpointing"] = {"cpu_checkpointing": intent["offload"] == "activations"}
+    if intent["pp"] > 1:
+        found["pipeline"] = {"stages": intent["pp"], "partition": "uniform"}
+    if intent["tp"] > 1:
+        found["tensor_parallel"] = {"autotp_size": intent["tp"]}
+    return found
+
+
+def _zero(intent: Intent) -> dict[str, Any]:
+    stage = intent["zero_stage"]
+    found: dict[str, Any] = {"stage": stage}
+    if stage:
+        found |= {"overlap_comm": intent.job.training.framework.dp_overlap > 0, "contiguous_gradients": True}
+    if intent["dp_replicate"] > 1:
+        found["mics_shard_size"] = intent.shards
+    if intent["offload"] == "optimizer":
+        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return found
+
+
+def _left_to_the_script(intent: Intent) -> list[str]:
+    notes = ["train.py is your script: DeepSpeed's file holds the plan, not the model."]
+    if intent["pp"] > 1:
+        notes.append(f"The script builds PipelineModule(layers, num_stages={intent['pp']}, "
+                     "partition_method='uniform').")  # fmt: skip
+    if intent["recompute"] != "none":
+        notes.append(f"The script recomputes activations ({intent['recompute']}), such as by "
+                     "model.gradient_checkpointing_enable().")  # fmt: skip
+    if intent["ep"] > 1:
+        notes.append(f"The script builds deepspeed.moe.layer.MoE(ep_size={intent['ep']}).")
+    return notes

@@ -1,0 +1,142 @@
+"""A training as frameworks must be given it, in no framework's words; and what a target makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointopt.core.errors import ExportError
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, inside
+from jointopt.spec.defaults import default_etp
+from jointopt.spec.details import Details, details_of
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+from jointopt.spec.plans.stages import own_split
+
+BENCHMARK, TRAINING = PURPOSES = ("benchmark", "training")
+_ITERATIONS = {BENCHMARK: 20, TRAINING: 10_000}
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A job by a plan, for a purpose: ``benchmark`` (random data, nothing saved or evaluated) or ``training``."""
+
+    job: Job
+    plan: Mapping[str, Any]  # every layout column as plans in JSON hold it, and its clocks
+    purpose: str
+    iterations: int
+    details: Details
+    chunk_layers: tuple[int, ...]  # of each chunk in the order of the pipeline, (pp*vpp,)
+
+    @property
+    def model(self) -> Model:
+        """The model's shape."""
+        return self.job.model
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a model is to come out of it, not a measurement."""
+        return self.purpose == TRAINING
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a data-parallel rank in one iteration."""
+        return int(self.job.training.global_batch_size // (self["dp"] * self["micro_batch_size"]))
+
+    @property
+    def even(self) -> bool:
+        """Whether all chunks have the same number of layers."""
+        return len(set(self.chunk_layers)) == 1
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards: data- and context-parallel ones of a replica."""
+        return int(self["dp"] * self["cp"] // self["dp_replicate"])
+
+    def __getitem__(self, column: str) -> Any:
+        """The value of a layout column."""
+        return self.plan[column]
+
+
+def intent_of(job: Job, plan: Mapping[str, Any], purpose: str = BENCHMARK, iterations: int | None = None) -> Intent:
+    """The intent of a plan (plan columns; newer ones may be missing). A training runs for the job's ``run_tokens``."""
+    full = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()} | dict(plan)
+    if "etp" not in plan:
+        layout = {name: inside(name, [full[name]]) for name in LAYOUT_COLUMNS}
+        full["etp"] = max(int(default_etp(job, layout)[0]), 1)
+    full = {name: full[name] for name in LAYOUT_COLUMNS} | full  # in the order of the columns
+    usual = job.training.run_iterations if purpose == TRAINING else None
+    steps = iterations or usual or _ITERATIONS[purpose]
+    return Intent(job, full, purpose, steps, details_of(job.model), _chunk_layers(job, full))
+
+
+def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:
+    """The split that is stated, else the framework's own; of interleaved chunks equal ones."""
+    stated = STAGE_LAYERS.numbers(STAGE_LAYERS.code(plan["stage_layers"]))
+    model, pp, vpp = job.model, int(plan["pp"]), int(plan["vpp"])
+    if stated:
+        return stated
+    if vpp > 1 and model.num_layers % (pp * vpp):
+        raise ExportError(
+            f"pp*vpp is {pp * vpp}, which does not divide the {model.num_layers} layers: state stage_layers."
+        )
+    return tuple(int(layers) for layers in own_split(job, pp, vpp))
+
+
+@dataclass(frozen=True)
+class Export:
+    """The start of a plan in a target: files by their names, the command's words and its environment variables."""
+
+    target: str
+    version: str
+    words: tuple[str, ...]  # after the program: its arguments; of a file alone, none
+    environment: Mapping[str, str] = field(default_factory=dict)
+    world_size: int = 1
+    program: str = ""  # the script or module that torchrun, or the target's own launcher, starts
+    launcher: tuple[str, ...] = ("torchrun",)
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what is left to set, and what the target does otherwise
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `jointopt export`."""
+        return {
+            "target": self.target, "version": self.version, "words": list(self.words),
+            "environment": dict(self.environment), "world_size": self.world_size, "program": self.program,
+            "launcher": list(self.launcher), "files": dict(self.files), "notes": list(self.notes),
+        }  # fmt: skip
+
+
+_MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather", "overlap_moe_a2a")
+
+
+class Gaps:
+    """Points of an intent that a target cannot express: refused in a training, noted in a benchmark."""
+
+    def __init__(self, target: str, intent: Intent) -> None:
+        self._target, self._intent = target, intent
+        self.notes: list[str] = []
+
+    def finer(self, missing: bool, what: str) -> None:
+        """A finer point, which the time of an iteration does not depend on."""
+        if missing and self._intent.is_training:
+            raise ExportError(
+                f"{self._target} cannot express {what} of {self._intent.model.name}; "
+                f"export it with --for benchmark, or to another target."
+            )
+        if missing:
+            self.notes.append(f"{self._target} has no {what}: fit for a benchmark, not for a training.")
+
+    def choices_of_megatron(self) -> None:
+        """Choices of the job's training that Megatron Core alone has: formats of states, how tokens go to experts."""
+        training = self._intent.job.training
+        for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", *_MEGATRON_FLAGS):
+            value = getattr(training, name)
+            self.never(value not in (None, False), f"training.{name} {value}")
+        self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
+        self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
+
+    def never(self, missing: Any, what: str) -> None:
+        """A point of the layout or of the shape: what would run is another plan."""
+        if missing:
+            raise ExportError(f"{self._target} cannot express {what}; choose another plan or target.")

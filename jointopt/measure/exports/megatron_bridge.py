@@ -1,0 +1,169 @@
+"""Megatron-Bridge: overrides of the ``ConfigContainer`` of a recipe, as words and as YAML.
+
+Names are those of the dataclasses in megatron/bridge/training/config.py and models/gpt_provider.py of 0.3.1, and of
+Megatron Core 0.16's TransformerConfig, which they extend. NeMo's own configurations (``nemo.collections.llm``) are
+other classes and are not written.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jointopt.core.schema import MODULES
+from jointopt.measure.exports.block_yaml import block_yaml
+from jointopt.measure.exports.intent import Export, Gaps, Intent
+from jointopt.measure.exports.megatron import dispatcher, layer_layout, megatron_words, offloaded_modules
+from jointopt.measure.exports.options import Words
+
+NAME, FILE = "megatron-bridge", "overrides.yaml"
+_CORE = "0.16.1"  # the Megatron Core that it brings
+_PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed"}
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def export(intent: Intent, version: str) -> Export:
+    """``model.tensor_model_parallel_size=8 ...`` over any pretraining recipe; ExportError as Megatron-LM's export."""
+    words, notes = megatron_words(intent, _CORE)  # what its Megatron Core cannot do
+    gaps = Gaps(f"Megatron-Bridge {version}", intent)
+    gaps.never(intent.job.training.dtype in ("fp4", "fp32"), f"training in {intent.job.training.dtype}")
+    sections = {
+        "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
+        "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1}, "logger": {"log_interval": _interval(intent)},
+        "dataset": {"sequence_length": intent.job.training.seq_length},
+        "mixed_precision": _PRECISION[intent.job.training.dtype],
+    }  # fmt: skip
+    training = intent.job.training
+    for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):  # which are types of PyTorch there, no text
+        gaps.never(getattr(training, name) is not None, f"training.{name} {getattr(training, name)}")
+    gaps.never(training.fp8_param_gather, "training.fp8_param_gather true")
+    if intent["offload"] == "optimizer" or training.precision_aware_optimizer:
+        sections["optimizer"] = {
+            "optimizer_cpu_offload": intent["offload"] == "optimizer", "use_precision_aware_optimizer": True,
+        }  # fmt: skip
+    if intent["zero_stage"] > 1:
+        sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
+    if not intent.is_training:
+        sections["checkpoint"] = {"save": None, **sections.get("checkpoint", {})}  # type: ignore[dict-item]
+    note = "Give the words, or the file, to the pretraining recipe of the model (scripts/training/run_recipe.py)."
+    environment = {} if intent["zero_stage"] > 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return Export(
+        NAME, version, tuple(_words(sections)), environment, int(intent.job.cluster.num_gpus),
+        "scripts/training/run_recipe.py", files={FILE: block_yaml(sections)}, notes=(note, *notes, *gaps.notes),
+    )  # fmt: skip
+
+
+def _shape(intent: Intent) -> dict[str, Any]:
+    model, details = intent.model, intent.details
+    scaling = details.rope_scaling
+    positions = "learned_absolute" if model.position_embedding == "learned" else "rope"
+    found: dict[str, Any] = {
+        "num_layers": model.num_layers, "hidden_size": model.hidden_size, "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads, "num_query_groups": model.num_query_groups,
+        "kv_channels": model.head_dim, "vocab_size": model.vocab_size, "normalization":
+        "RMSNorm" if model.rmsnorm else "LayerNorm", "layernorm_epsilon": details.norm_epsilon,
+        "init_method_std": details.init_std, "gated_linear_unit": model.gated_mlp,
+        "add_bias_linear": model.linear_bias, "add_qkv_bias": model.qkv_bias or model.linear_bias,
+        "qk_layernorm": model.qk_norm or bool(model.kv_lora_rank),
+        "share_embeddings_and_output_weights": model.tied_embeddings, "position_embedding_type": positions,
+        "seq_length": intent.job.training.seq_length, "attention_dropout": details.attention_dropout,
+        "hidden_dropout": details.hidden_dropout, "mtp_num_layers": model.mtp_num_layers or None,
+    }  # fmt: skip
+    if positions == "rope":
+        found |= {"rotary_base": int(details.rotary_base), "rotary_percent": details.rotary_percent}
+    if scaling is not None and scaling.kind == "llama3":
+        found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
+    if model.kv_lora_rank:
+        yarn = {"rotary_scaling_factor": scaling.factor, "mscale": scaling.mscale,
+                "mscale_all_dim": scaling.mscale_all_dim, "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow} if scaling is not None and scaling.kind == "yarn" else {}  # fmt: skip
+        found |= yarn | {
+            "multi_latent_attention": True, "q_lora_rank": model.q_lora_rank or None,
+            "kv_lora_rank": model.kv_lora_rank, "qk_head_dim": model.qk_nope_head_dim,
+            "qk_pos_emb_head_dim": model.qk_rope_head_dim, "v_head_dim": model.v_head_dim,
+            "rope_type": "yarn" if yarn else "rope",
+        }  # fmt: skip
+    return found
+
+
+def _experts(words: Words, intent: Intent) -> dict[str, Any]:
+    model, routing = intent.model, intent.details.routing
+    if not model.is_moe:
+        return {}
+    shared, dense = model.num_shared_experts * model.moe_ffn_hidden_size, model.num_dense_layers
+    softmax = routing.score == "softmax"
+    return {
+        "num_moe_experts": model.num_experts, "moe_router_topk": model.moe_router_topk,
+        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": shared or None, "moe_grouped_gemm": True, "moe_permute_fusion": True,
+        "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense) if dense else 1,
+        "moe_router_score_function": routing.score, "moe_router_dtype": "fp32",
+        "moe_router_pre_softmax": softmax and (not routing.normalised or routing.scaling != 1.0),
+        "moe_router_topk_scaling_factor": routing.scaling if routing.scaling != 1.0 else None,
+        "moe_router_num_groups": model.moe_router_num_groups or None,
+        "moe_router_group_topk": model.moe_router_group_topk or None,
+        "moe_router_enable_expert_bias": routing.bias,
+        "moe_router_load_balancing_type": "aux_loss" if routing.aux_loss else "none",
+        **dispatcher(words, intent), "moe_aux_loss_coeff": routing.aux_loss,
+        "moe_router_force_load_balancing": not intent.is_training,
+    }  # fmt: skip
+
+
+def _plan(intent: Intent) -> dict[str, Any]:
+    """Degrees, the split of layers as a layout wherever it is not even, recompute and offload."""
+    full, modules = intent["recompute"] == "full", MODULES.code(intent["recompute_modules"])
+    names = [name for name in MODULES.names if modules & MODULES.bit(name)]
+    layers, mtp = intent["recompute_num_layers"], intent.model.mtp_num_layers
+    found: dict[str, Any] = {
+        "tensor_model_parallel_size": intent["tp"], "pipeline_model_parallel_size": intent["pp"],
+        "context_parallel_size": intent["cp"], "expert_model_parallel_size": intent["ep"],
+        "expert_tensor_parallel_size": intent["etp"] if intent.model.is_moe else None,
+        "virtual_pipeline_model_parallel_size": intent["vpp"] if intent["vpp"] > 1 else None,
+        "sequence_parallel": bool(intent["sequence_parallel"]),
+        "pipeline_model_parallel_layout": None if intent.even else layer_layout(intent.chunk_layers, mtp),
+        "recompute_granularity": None if intent["recompute"] == "none" else intent["recompute"],
+        "recompute_method": ("block" if layers else "uniform") if full else None,
+        "recompute_num_layers": (layers or 1) if full else None,
+        "cross_entropy_loss_fusion": True,
+    }  # fmt: skip
+    if names:
+        found["recompute_modules"] = names
+    if intent["offload"] == "activations":
+        found |= {"fine_grained_activation_offloading": True, "offload_modules": list(offloaded_modules(intent))}
+    return found
+
+
+def _train(intent: Intent) -> dict[str, Any]:
+    quiet = {} if intent.is_training else {"eval_iters": 0}
+    return {
+        "train_iters": intent.iterations, "global_batch_size": intent.job.training.global_batch_size,
+        "micro_batch_size": intent["micro_batch_size"], "manual_gc": True, "manual_gc_interval": 100, **quiet,
+    }  # fmt: skip
+
+
+def _ddp(intent: Intent) -> dict[str, Any]:
+    stage = intent["zero_stage"]
+    found: dict[str, Any] = {
+        "use_distributed_optimizer": stage > 0, "overlap_grad_reduce": True, "overlap_param_gather": stage > 0,
+        "num_distributed_optimizer_instances": intent["dp_replicate"],
+        "grad_reduce_in_fp32": intent.job.training.gradient_comm_bytes != 2,
+    }  # fmt: skip
+    fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING.get(stage)}
+    return found | (fsdp if stage > 1 else {})
+
+
+def _interval(intent: Intent) -> int:
+    return 10 if intent.is_training else 1
+
+
+def _words(sections: dict[str, Any]) -> list[str]:
+    """Hydra's ``section.name=value``; null takes a recipe's value away."""
+    words = []
+    for section, values in sections.items():
+        if not isinstance(values, dict):
+            words.append(f"{section}={values}")
+            continue
+        for name, value in values.items():
+            text = value if isinstance(value, str) and "|" not in value else json.dumps(value, separators=(",", ":"))
+            words.append(f"{section}.{name}={text}")
+    return words

@@ -1,0 +1,134 @@
+"""nanotron: the YAML that ``run_train.py`` reads, of 0.4 (package registry) and of its development branch.
+
+Sources: nanotron/config/config.py, models_config.py and parallelism_config.py of both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jointopt.measure.exports.block_yaml import block_yaml
+from jointopt.measure.exports.intent import Export, Gaps, Intent
+from jointopt.measure.exports.options import version_key
+from jointopt.spec.plans.stages import layers_by_cost, token_costs
+
+NAME, FILE = "nanotron", "nanotron.yaml"
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def export(intent: Intent, version: str) -> Export:
+    """The YAML and ``run_train.py``'s words; a benchmark trains on random tokens (no dataset)."""
+    old = version_key(version) < version_key("0.5")
+    gaps = Gaps(f"nanotron {version}", intent)
+    _check_plan(gaps, intent, old)
+    _check_model(gaps, intent, old)
+    if intent.is_training:
+        gaps.notes.append("Yours to set: the dataset, the tokenizer, the learning rate, where checkpoints lie.")
+    return Export(
+        NAME, version, ("--config-file", FILE), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        int(intent.job.cluster.num_gpus), "run_train.py", files={FILE: block_yaml(_config(intent, old))},
+        notes=tuple(gaps.notes),
+    )  # fmt: skip
+
+
+def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
+    dtype, recompute = intent.job.training.dtype, intent["recompute"]
+    gaps.choices_of_megatron()
+    gaps.never(dtype not in _DTYPES, f"training in {dtype}")
+    gaps.never(intent["zero_stage"] > 1, f"zero_stage {intent['zero_stage']}")
+    gaps.never(intent["vpp"] > 1, "interleaved pipelines (vpp > 1)")
+    gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
+    gaps.never(intent["stage_layers"], "stage_layers: it gives layers out by their cost")
+    gaps.never(old and intent["cp"] > 1, "context parallelism")
+    gaps.never(recompute == "selective" or (old and recompute == "full"), f"recompute {recompute}")
+    gaps.never(intent["recompute_num_layers"], "full recompute of some layers")
+    gaps.never(intent["dp_replicate"] > 1, "dp_replicate above 1")
+    gaps.never(intent["offload"] != "none", f"offload of the {intent['offload']}")
+    own = _own_split(intent)
+    if intent["pp"] > 1 and own != intent.chunk_layers:
+        gaps.notes.append(f"nanotron gives the layers out by their cost: {';'.join(map(str, own))}.")
+
+
+def _own_split(intent: Intent) -> tuple[int, ...]:
+    model = intent.model
+    return layers_by_cost(model.num_layers, intent["pp"], *token_costs(model))
+
+
+def _check_model(gaps: Gaps, intent: Intent, old: bool) -> None:
+    model, details = intent.model, intent.details
+    gaps.never(model.is_moe, "routed experts of this kind")
+    gaps.never(model.kv_lora_rank, "multi-head latent attention")
+    gaps.never(not (model.gated_mlp and model.rmsnorm), "a model that is not of the Llama line")
+    gaps.never(model.position_embedding != "rope", f"{model.position_embedding} positions")
+    gaps.finer(model.linear_bias or (old and model.qkv_bias), "biases of projections")
+    gaps.finer(model.qk_norm, "norm of queries and keys")
+    gaps.finer(old and details.rotary_base != 10000.0, f"rotary base {details.rotary_base:g}")
+    gaps.finer(details.rope_scaling is not None, "scaling of rotary positions")
+
+
+def _config(intent: Intent, old: bool) -> dict[str, Any]:
+    training, steps = intent.job.training, intent.iterations
+    data = {"dataset": _DATASET if intent.is_training else None, "seed": 42, "num_loading_workers": 1}
+    return {
+        "general": {"project": "jointopt", "run": intent.job.name, "seed": 42},
+        "parallelism": _parallelism(intent, old),
+        "model": {
+            "model_config": _model(intent, old), "init_method": {"std": intent.details.init_std},
+            "dtype": _DTYPES[training.dtype], "make_vocab_size_divisible_by": 1, "ddp_bucket_cap_mb": 25,
+        },
+        "tokenizer": {"tokenizer_name_or_path": intent.model.name if intent.is_training else None},
+        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1000 if intent.is_training else
+                        10 * steps},
+        "logging": {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1},
+        "tokens": {
+            "sequence_length": training.seq_length, "train_steps": steps,
+            "micro_batch_size": intent["micro_batch_size"], "batch_accumulation_per_replica": intent.micro_batches,
+        },
+        "optimizer": _optimizer(intent, old),
+        **({"data": data} if old else {
+            "data_stages": [{"name": "stable", "start_training_step": 1, "data": data}]
+        }),
+    }  # fmt: skip
+
+
+_DATASET = {"hf_dataset_or_datasets": "DATASET", "hf_dataset_splits": "train", "text_column_name": "text"}
+
+
+def _parallelism(intent: Intent, old: bool) -> dict[str, Any]:
+    sharded = bool(intent["sequence_parallel"])
+    found: dict[str, Any] = {
+        "dp": intent["dp"], "pp": intent["pp"], "tp": intent["tp"], "pp_engine": "1f1b",
+        "tp_mode": "REDUCE_SCATTER" if sharded else "ALL_REDUCE",
+        "tp_linear_async_communication": sharded and intent.job.training.framework.tp_overlap > 0,
+    }  # fmt: skip
+    more = {"recompute_layer": intent["recompute"] == "full", "context_parallel_size": intent["cp"]}
+    return found | ({} if old else more)
+
+
+def _model(intent: Intent, old: bool) -> dict[str, Any]:
+    """``LlamaConfig``, or where queries, keys and values have biases ``Qwen2Config``."""
+    model, details = intent.model, intent.details
+    found: dict[str, Any] = {
+        "hidden_act": "silu", "hidden_size": model.hidden_size, "initializer_range": details.init_std,
+        "intermediate_size": model.ffn_hidden_size, "num_attention_heads": model.num_attention_heads,
+        "num_hidden_layers": model.num_layers, "num_key_value_heads": model.num_query_groups,
+        "max_position_embeddings": max(intent.job.training.seq_length, details.max_positions),
+        "rms_norm_eps": details.norm_epsilon, "tie_word_embeddings": model.tied_embeddings,
+        "vocab_size": model.vocab_size,
+    }  # fmt: skip
+    kind = "is_qwen2_config" if model.qkv_bias and not old else "is_llama_config"
+    bias = {"attention_bias": True} if kind == "is_qwen2_config" else {}
+    return {kind: True} | found | bias | ({} if old else {"rope_theta": details.rotary_base})
+
+
+def _optimizer(intent: Intent, old: bool) -> dict[str, Any]:
+    adam = {"adam_eps": 1e-8, "adam_beta1": 0.9, "adam_beta2": 0.95, "torch_adam_is_fused": True}
+    warmup = max(intent.iterations // 100, 1)
+    return {
+        "zero_stage": intent["zero_stage"], "weight_decay": 0.1, "clip_grad": 1.0, "accumulate_grad_in_fp32": True,
+        **(adam if old else {"optimizer_factory": {"name": "adamW", **adam}}),
+        "learning_rate_scheduler": {
+            "learning_rate": 3e-4, "lr_warmup_steps": warmup, "lr_warmup_style": "linear", "lr_decay_style": "cosine",
+            "lr_decay_steps": max(intent.iterations - warmup, 1), "min_decay_lr": 3e-5,
+        },
+    }  # fmt: skip

@@ -1,0 +1,60 @@
+"""Every target by its name, its versions, and which one a job's framework is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jointopt.core.errors import ExportError, UsageError, nearest
+from jointopt.measure.exports.intent import Export, Intent
+from jointopt.measure.exports.options import NEWEST
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target: its module in this package, and the version that is meant where none is stated."""
+
+    module: str
+    version: str = NEWEST
+    around: bool = False  # it starts another target's words
+
+    def export(self, intent: Intent, version: str = "", program: str = "") -> Export:
+        """The export that its module makes of an intent; ``program`` is the target that a batch system starts."""
+        module = importlib.import_module(f"jointopt.measure.exports.{self.module}")
+        made: Callable[..., Export] = module.export
+        if program and not self.around:
+            raise UsageError("--program names what a batch system starts: give it with --to slurm or kubernetes.")
+        return made(intent, version or self.version, *([program] if self.around else []))
+
+
+TARGETS = {
+    "megatron": Target("megatron"),
+    "megatron-bridge": Target("megatron_bridge", "0.3.1"),
+    "torchtitan": Target("torchtitan", "0.3.0"),
+    "deepspeed": Target("deepspeed", "0.19"),
+    "nanotron": Target("nanotron"),
+    "accelerate": Target("accelerate", "1.15"),
+    "slurm": Target("slurm", around=True),
+    "kubernetes": Target("kubernetes", "v1alpha2", around=True),
+}
+# which target runs a job of a framework profile; of all others, Megatron-LM
+_OF_PROFILE = {
+    "nemo": "megatron-bridge", "torchtitan": "torchtitan", "nanotron": "nanotron", "deepspeed": "deepspeed",
+    "fsdp": "accelerate",
+}  # fmt: skip
+
+
+def target_named(name: str) -> Target:
+    """The target of that name; UsageError names the nearest known one."""
+    if name not in TARGETS:
+        raise UsageError(f"--to must be one of {', '.join(TARGETS)}; got {name!r}{nearest(name, TARGETS)}.")
+    return TARGETS[name]
+
+
+def program_of(intent: Intent, name: str = "") -> Target:
+    """The target that a batch system starts: the named one, or that of the job's framework."""
+    found = target_named(name or _OF_PROFILE.get(intent.job.training.framework.name, "megatron"))
+    if found.around:
+        raise ExportError(f"--program must be a training framework; got {name}.")
+    return found

@@ -1,0 +1,176 @@
+"""Files and words of the other frameworks, read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import assume, given
+
+from jointopt.core.errors import ExportError
+from jointopt.measure.exports.intent import Intent, intent_of
+from jointopt.measure.exports.targets import TARGETS
+from tests.measure.exports.conftest import job_named, layouts, plan_of
+
+LLAMA = job_named("llama-3-8b", gpus=64)
+
+
+def file_of(intent: Intent, target: str, name: str, version: str = "") -> Any:
+    text = TARGETS[target].export(intent, version).files[name]
+    return json.loads(text) if name.endswith("json") else yaml.safe_load(text)
+
+
+def titan(intent: Intent) -> dict[str, Any]:
+    """The sections of torchtitan 0.2's TOML."""
+    return tomllib.loads(TARGETS["torchtitan"].export(intent, "0.2.2").files["torchtitan.toml"])
+
+
+def flags(intent: Intent) -> dict[str, str]:
+    """The options of torchtitan 0.3's command line."""
+    words = TARGETS["torchtitan"].export(intent).words
+    return dict(zip(words, (*words[1:], ""), strict=True))
+
+
+@given(layouts)
+def test_torchtitan_s_mesh_is_the_plan_s_in_both_versions(columns: dict[str, Any]) -> None:
+    tp, pp, cp = (columns[name] for name in ("tp", "pp", "cp"))
+    assume(64 % (tp * pp * cp) == 0)
+    made = intent_of(LLAMA, plan_of(LLAMA, **columns | {"zero_stage": 3}))
+    old = titan(made)["parallelism"]
+    names = (
+        "data_parallel_replicate",
+        "data_parallel_shard",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+    )
+    mesh = [1, made["dp"], tp, pp, cp]
+    assert [old[f"{name}_degree"] for name in names] == mesh
+    new = flags(made)
+    assert [int(new[f"--parallelism.{name}_degree"]) for name in names] == mesh
+
+
+@pytest.mark.parametrize(("stage", "replicate", "shard"), [(0, 8, 1), (2, 1, 8), (3, 1, 8)])
+def test_torchtitan_shards_by_the_stage(intent: Any, stage: int, replicate: int, shard: int) -> None:
+    mesh = titan(intent("llama-3-8b", zero_stage=stage))["parallelism"]
+    assert (mesh["data_parallel_replicate_degree"], mesh["data_parallel_shard_degree"]) == (replicate, shard)
+    assert mesh["fsdp_reshard_after_forward"] == ("always" if stage == 3 else "never")
+
+
+def test_a_pipeline_takes_all_micro_batches_as_one_local_batch(intent: Any) -> None:
+    piped, flat = (titan(intent("llama-3-8b", pp=pp, micro_batch_size=2)) for pp in (4, 1))
+    assert piped["training"]["local_batch_size"] == 512 // 2
+    assert piped["parallelism"]["pipeline_parallel_microbatch_size"] == 2
+    assert flat["training"]["local_batch_size"] == 2
+
+
+def test_a_split_of_its_own_names_the_modules_of_each_chunk(intent: Any) -> None:
+    made = intent("llama-3-8b", pp=2, stage_layers="15;17")
+    parts = titan(made)["parallelism"]["module_fqns_per_model_part"]
+    assert parts[0] == ["tok_embeddings", *(f"layers.{i}" for i in range(15))]
+    assert parts[1] == [*(f"layers.{i}" for i in range(15, 32)), "norm", "output"]
+    new = TARGETS["torchtitan"].export(made)
+    assert new.words[:2] == ("--module", "plan_config")
+    assert "'layers.31', 'norm', 'lm_head'" in new.files["plan_config.py"]
+
+
+def test_torchtitan_knows_a_model_by_its_shape(intent: Any) -> None:
+    assert titan(intent("llama-3-8b"))["model"] == {"name": "llama3", "flavor": "8B"}
+    with pytest.raises(ExportError, match=r"no model of the shape of opt-6\.7b; it has llama-3-8b"):
+        titan(intent("opt-6.7b"))
+
+
+def test_torchtitan_trains_in_fp8_what_it_has_so(intent: Any) -> None:
+    made = intent("deepseek-v3", gpus=64, ep=8, dtype="fp8", zero_stage=3)
+    assert "deepseek_v3_671b_float8" in TARGETS["torchtitan"].export(made).words
+    for model, dtype in (("llama-3-8b", "fp8"), ("llama-3-405b", "bf16")):
+        with pytest.raises(ExportError, match=f"cannot express training {model} in {dtype}"):
+            TARGETS["torchtitan"].export(intent(model, dtype=dtype, zero_stage=3))
+
+
+@given(layouts)
+def test_deepspeed_s_batch_is_the_product_of_its_parts(columns: dict[str, Any]) -> None:
+    columns = columns | {"cp": 1, "vpp": 1}
+    assume(64 % (columns["tp"] * columns["pp"]) == 0)
+    made = intent_of(LLAMA, plan_of(LLAMA, **columns))
+    found = file_of(made, "deepspeed", "ds_config.json")
+    parts = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
+    assert found["train_batch_size"] == parts * made["dp"] == 512
+    assert found["zero_optimization"]["stage"] == columns["zero_stage"]
+
+
+@given(layouts)
+def test_nanotron_s_degrees_and_batch_are_the_plan_s(columns: dict[str, Any]) -> None:
+    columns = columns | {"vpp": 1}
+    assume(64 % (columns["tp"] * columns["pp"] * columns["cp"]) == 0)
+    made = intent_of(LLAMA, plan_of(LLAMA, **columns))
+    found = file_of(made, "nanotron", "nanotron.yaml")
+    parallel, tokens = found["parallelism"], found["tokens"]
+    assert [parallel[name] for name in ("dp", "tp", "pp")] == [made[name] for name in ("dp", "tp", "pp")]
+    assert parallel["context_parallel_size"] == columns["cp"]
+    assert tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * parallel["dp"] == 512
+
+
+def test_nanotron_of_the_registry_has_fewer_words(intent: Any) -> None:
+    assert "rope_theta" in file_of(intent("llama-3-8b"), "nanotron", "nanotron.yaml")["model"]["model_config"]
+    assert "data" in file_of(intent("llama-3-8b"), "nanotron", "nanotron.yaml", "0.4")
+    with pytest.raises(ExportError, match=r"nanotron 0\.4 cannot express recompute full"):
+        TARGETS["nanotron"].export(intent("llama-3-8b", recompute="full"), "0.4")
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "degrees"),
+    [
+        ({"zero_stage": 3, "tp": 2}, "FSDP", {"parallelism_config_tp_size": 2, "parallelism_config_dp_shard_size": 4}),
+        ({"zero_stage": 1, "pp": 2}, "MEGATRON_LM", {"megatron_lm_pp_degree": 2, "megatron_lm_tp_degree": 1}),
+        ({}, "MULTI_GPU", {}),
+    ],
+)
+def test_accelerate_takes_the_plugin_that_has_the_plan(
+    intent: Any, columns: dict[str, Any], kind: str, degrees: dict[str, int]
+) -> None:
+    found = file_of(intent("llama-3-8b", **columns), "accelerate", "accelerate.yaml")
+    assert (found["distributed_type"], found["num_processes"]) == (kind, 8)
+    section = found.get("parallelism_config") or found.get("megatron_lm_config") or {}
+    assert degrees.items() <= section.items()
+
+
+def test_bridge_s_words_and_file_say_the_same(intent: Any) -> None:
+    made = TARGETS["megatron-bridge"].export(intent("mixtral-8x7b", tp=2, pp=2, ep=2, sequence_parallel=True))
+    said = dict(word.split("=", 1) for word in made.words)
+    for section, values in yaml.safe_load(made.files["overrides.yaml"]).items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            word = said[f"{section}.{name}"]
+            assert word == value or json.loads(word) == value
+    assert said["model.num_moe_experts"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("target", "columns", "point"),
+    [
+        ("torchtitan", {"zero_stage": 1}, "zero_stage 1"),
+        ("torchtitan", {"recompute": "full", "recompute_num_layers": 2}, "full recompute of some layers"),
+        ("deepspeed", {"cp": 2}, r"ring attention \(cp > 1\)"),
+        ("deepspeed", {"pp": 2, "zero_stage": 2}, "zero_stage 2 with pp > 1"),
+        ("nanotron", {"zero_stage": 3}, "zero_stage 3"),
+        ("nanotron", {"pp": 2, "vpp": 2}, r"interleaved pipelines \(vpp > 1\)"),
+        ("accelerate", {"pp": 2, "zero_stage": 3}, "zero_stage 3 with Megatron-LM"),
+        ("megatron-bridge", {"pp": 2, "zero_stage": 3}, "zero_stage 3 with pp > 1"),
+    ],
+)
+def test_a_target_names_what_it_cannot_express(intent: Any, target: str, columns: dict[str, Any], point: str) -> None:
+    with pytest.raises(ExportError, match=f"cannot express {point}; choose another plan or target"):
+        TARGETS[target].export(intent("llama-3-8b", **columns))
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "deepspeed", "nanotron", "accelerate", "megatron-bridge"])
+def test_formats_of_states_that_a_target_does_not_have_are_refused(intent: Any, target: str) -> None:
+    made = intent("llama-3-8b", zero_stage=0)
+    training = dataclasses.replace(made.job.training, exp_avg_dtype="bf16")
+    job = dataclasses.replace(made.job, training=training)
+    with pytest.raises(ExportError, match=r"cannot express training\.exp_avg_dtype bf16"):
+        TARGETS[target].export(intent_of(job, made.plan))
