@@ -81,7 +81,7 @@ class Training:
         """
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 8.0
-        whole = not self.precision_aware_optimizer or self.fp8_param_gather
+        whole = not self.precision_aware_optimizer or self._weights_in_8_bit
         master = 4.0 if whole else 2.0
         second = self.exp_avg_sq_dtype or self.exp_avg_dtype
         return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
@@ -109,7 +109,12 @@ class Training:
         """Bytes per parameter of gathered weights."""
         if self.dtype == "fp32":
             return 4.0
-        return 1.0 if self.fp8_param_gather else 2.0
+        return 1.0 if self._weights_in_8_bit else 2.0
+
+    @property
+    def _weights_in_8_bit(self) -> bool:
+        """Whether weights live in 8 bit: Transformer Engine has such weights in low-precision training alone."""
+        return bool(self.fp8_param_gather) and self.dtype in ("fp8", "fp4")
 
     @property
     def selective_is_none(self) -> bool:

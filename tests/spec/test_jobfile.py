@@ -450,8 +450,8 @@ def test_a_job_may_state_the_memory_of_its_gpus() -> None:
 
 
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
-    stated = {"grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
-    job = parse(SMALL | {"training": SMALL["training"] | stated})
+    stated = {"dtype": "fp8", "grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
+    job = parse(changed(SMALL, "cluster.gpu", "h100-sxm5-80gb") | {"training": SMALL["training"] | stated})
     assert (job.training.gradient_bytes, job.training.optimizer_bytes) == (2.0, 4.0 + 1.0 + 1.0)
     assert job.training.weight_gather_bytes == 1.0
     assert parse(parse_yaml(dump_job(job))) == job

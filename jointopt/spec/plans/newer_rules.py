@@ -193,7 +193,8 @@ def sharing_rules(job: Job) -> list[Rule]:
              "dp_replicate {dp_replicate} does not divide dp*cp, which is {shards}."),
         Rule("replicas", (*columns, "tp", "ep", "etp"), lambda c: uneven_experts(c) & ~uneven(c),
              "dp_replicate does not divide the ranks that share an expert",
-             "dp_replicate {dp_replicate} does not divide the ranks that share an expert, dp*cp*tp/(ep*etp)."),
+             "dp_replicate {dp_replicate} does not divide the ranks that share an expert, "
+             f"{'dp*cp*tp/(ep*etp)' if spans else 'dp*cp/ep'}."),
         Rule("replicas_all", columns, lambda c: (c["dp_replicate"] > 1) & (c["dp_replicate"] == c["dp"] * c["cp"]),
              f"dp_replicate of all ranks {DUPLICATE} as zero_stage 0",
              "dp_replicate {dp_replicate} leaves nothing to shard and is the same plan as zero_stage 0."),

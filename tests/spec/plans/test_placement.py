@@ -33,7 +33,7 @@ def fewest_in_a_domain(groups, domain):
 
 
 def place(domain, **degrees):
-    columns = {name: np.array([degrees.get(name, 1)]) for name in NAMES}
+    columns = {name: np.array([number]) for name, number in (dict.fromkeys(NAMES, 1) | degrees).items()}
     return {name: (int(g.size[0]), int(g.local[0])) for name, g in placement(columns, domain).items()}
 
 
@@ -80,7 +80,7 @@ def test_many_layouts_are_placed_as_each_is_alone(make_job, moe, domain):
     layouts = enumerate_layouts(make_job(3, 4, moe)).layouts
     groups = placement(layouts, domain)
     for i in range(0, len(layouts["dp"]), 97):
-        alone = place(domain, **{name: int(layouts[name][i]) for name in NAMES})
+        alone = place(domain, **{name: int(layouts[name][i]) for name in (*NAMES, "etp", "dp_replicate")})
         assert {name: (int(g.size[i]), int(g.local[i])) for name, g in groups.items()} == alone
 
 
