@@ -56,7 +56,7 @@ def test_the_command_line_of_megatron_is_printed(one_node: str, monkeypatch: pyt
     monkeypatch.chdir(CHECKOUT.parent)
     code, text = said("--launcher", "megatron", "--checkout", CHECKOUT.name, job=one_node)
     assert code == 0, text
-    assert text.startswith(f"cd {CHECKOUT}\nCUDA_DEVICE_MAX_CONNECTIONS=1 ")
+    assert text.startswith(f"cd {CHECKOUT}\nenv CUDA_DEVICE_MAX_CONNECTIONS=1 ")
     assert f"--nproc-per-node=4 {CHECKOUT}/pretrain_gpt.py --num-layers 24" in text
 
 

@@ -12,7 +12,7 @@ from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.megatron_words import ENVIRONMENT, megatron_arguments, megatron_environment
-from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
+from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
 from jointopt.measure.launchers.rows import failed_row
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.megatron import read_log
@@ -40,6 +40,10 @@ class MegatronProgram(Program):
                 f"{checkout} holds no {SCRIPT}; expected a checkout of Megatron-LM, given as --checkout."
             )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
+
+    def narrowed(self, job: Job) -> Job:
+        """The job without schedules that Megatron-LM does not have."""
+        return without(job, "Megatron-LM", ("schedule",))
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start Megatron-LM on every node."""
