@@ -25,7 +25,17 @@ from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.leanest import leanest
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import concat, front_of, front_order, front_rows, hypervolume, is_covered, nadir, objectives, take
+from jointopt.search.pareto import (
+    concat,
+    front_of,
+    front_order,
+    front_rows,
+    hypervolume,
+    is_covered,
+    nadir,
+    objectives,
+    take,
+)
 from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job

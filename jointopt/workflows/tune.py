@@ -58,7 +58,8 @@ def tune(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    model = JobModel.of(replace(narrowed(chosen, job), objectives=job.measured_objectives), surrogate, runs, calibration, storage)
+    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage)
     job = model.job
     listing = chosen.candidates(job)
     candidates = searched(model) if listing is None else listed(listing, job, calibration)

@@ -59,7 +59,8 @@ def validate(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    model = JobModel.of(replace(narrowed(chosen, job), objectives=job.measured_objectives), surrogate, runs, calibration, storage)
+    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
         found = listed(listing, job, calibration)

@@ -53,7 +53,7 @@ class Program(Protocol):
 
 def without(job: Job, program: str, names: Iterable[str]) -> Job:
     """The job without plans that use these layout columns. LauncherError where its search lists nothing else."""
-    kept: dict[str, tuple[Any, ...]] = {}
+    kept: dict[str, Any] = {}
     for name in names:
         column, listed = COLUMNS[name], getattr(job.search, name)
         if listed is not None and NEUTRAL[name] not in inside(name, listed):
