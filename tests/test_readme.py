@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.launchers.torchrun import check_model
+from jointopt.measure.launchers.torchrun import TorchrunProgram, check_model
 from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.explain import explain
@@ -48,7 +48,7 @@ def test_the_job_file_of_the_readme_is_a_job() -> None:
 def test_the_tiny_job_of_the_readme_is_proposed_explained_and_has_nine_plans_to_run_on_cores() -> None:
     job = parse_job(yaml.safe_load(JOBS[1]), "tiny", ROOT)
     assert (job.cluster.gpu.id, job.cluster.num_gpus, job.objectives) == ("cpu-core", 4, ("iteration_time_s",))
-    assert searched(job).size == 9
+    assert searched(TorchrunProgram().narrowed(job)).size == 9
     assert propose(job, trials=10).front["iteration_time_s"].size == 1
     assert explain(job, "dp=4 mbs=4 rc=none ZeRO=2").feasible
     check_model(job.model)

@@ -172,7 +172,7 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
         least = min(plan["fit_probability"] for plan in plans)
         lines.append(
             f"~ tight: may not fit in memory (probability {least:.2f} at least); it ranks "
-            "behind others of its time, 10 % at even odds."
+            "behind others of its time, 20 % at even odds."
         )
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WARM_UP = 5  # iterations
-_SHAPE = ("moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers")  # columns of tables beside the schema's
 
 
 def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **given: Any) -> Imported:
@@ -142,7 +141,8 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
     }  # fmt: skip
     names = [column.name for column in COLUMNS.values() if column.role == "workload" and column.name in values]
-    return {name: values[name] for name in (*names, *_SHAPE)}
+    found: dict[str, Any] = {name: values[name] for name in names}
+    return found if model.is_moe else found | {"moe_ffn_hidden_size": math.nan}
 
 
 def _layout(stated: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,17 @@ from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.leanest import leanest
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import concat, front_of, front_order, hypervolume, is_covered, nadir, objectives, take
+from jointopt.search.pareto import (
+    concat,
+    front_of,
+    front_order,
+    front_rows,
+    hypervolume,
+    is_covered,
+    nadir,
+    objectives,
+    take,
+)
 from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
@@ -48,6 +58,7 @@ NO_MEMORY = "does not fit in the GPU's memory"
 SECONDS_BETWEEN_TICKS = 1.0
 LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
 NEEDLESS = "recomputes more than it needs to fit"
+_EVEN = 0.5  # probability of fitting
 CONSTRAINED = "breaks a constraint at every clock"
 
 
@@ -104,15 +115,16 @@ def propose(
         trials = 0 if problem.is_countable else TRIALS
     searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else trials, seed, watch)
     front = _once(searched[-1].front, fitting)
-    if job.cluster.gpu.power is not None:
-        front = front_of(front)  # what only its probability kept may be beaten in one run
+    # what only its probability kept may be beaten in one run
+    rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
+    front = take(front, rows)
     reference, answer = _reference(physics, fitting), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
         front=_wanted(job, answer), reference=answered(model, physics, reference),
         covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
-        searched=_contributions(searched), seconds=watch.seconds,
+        searched=_contributions(searched, rows), seconds=watch.seconds,
         assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
         beside=beside(model, physics, answer, fitting),
     )  # fmt: skip
@@ -178,16 +190,28 @@ def _fit_probability(model: JobModel, peak_bytes: Floats) -> Floats:
     return model.memory.fit_probability(np.log(load))
 
 
-def priced_problem(job: Job | JobModel) -> Problem:
+def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
     """The search problem of a job: its layouts that fit in memory, priced by its model (of a job: the physics alone).
 
+    Tight plans rank behind their time and energy (`surrogate.memory.cost_of_failing`), or have those of one run
+    (``once``), and then those that are likelier not to fit are infeasible, unless there are no others.
     Where time is all that the job is about, the GPU's power need not be known: energies are then NaN.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
     _need_power(model.job)
     space, layouts, peak_bytes, _ = _feasible(model, Stopwatch())
     physics = model.cost_model(layouts, peak_bytes)
-    return _problem(model.job, physics, space.clocks_mhz, cost_of_failing(model.fit_probability(physics)))
+    fitting = model.fit_probability(physics)
+    if not once:
+        return _problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
+    problem = _problem(model.job, physics, space.clocks_mhz, np.ones(len(fitting)))
+    shortfall = min(_EVEN, fitting.max()) - fitting
+
+    def judged(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        plans = problem.evaluate(index, stage_clock_mhz)
+        return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
+
+    return replace(problem, evaluate=judged)
 
 
 def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
@@ -296,14 +320,19 @@ def _searched(problem: Problem, exact: ExactFront, trials: int, seed: int, watch
     return steps
 
 
-def _contributions(steps: list[_Step]) -> dict[str, dict[str, float]]:
-    """By method: plans ``evaluated``, plans ``added`` to the final front, the share of its ``hypervolume`` they add."""
+def _contributions(steps: list[_Step], rows: Ints) -> dict[str, dict[str, float]]:
+    """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
+
+    All in the values that the search ranks by, in which no method loses what another found; ``rows`` of the last front
+    are the answer.
+    """
     final = objectives(steps[-1].front)
+    shown = objectives(take(steps[-1].front, rows))
     reference = nadir(*final)
     whole, found, share, by_method = hypervolume(*final, reference), 0, 0.0, {}
     for step in steps:
         values = objectives(step.front)
-        known = len(final[0]) if step is steps[-1] else int(is_covered(*values, *final).sum())
+        known = len(rows) if step is steps[-1] else int(is_covered(*values, *shown).sum())
         reached = hypervolume(*values, reference) / whole if whole else 1.0  # one plan spans no area
         by_method[step.method] = {
             "evaluated": step.evaluated, "added": known - found, "hypervolume": round(reached - share, 9),

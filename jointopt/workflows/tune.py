@@ -15,7 +15,7 @@ import pandas as pd
 
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.measure.launchers.base import Launcher, load_launcher
+from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
@@ -58,7 +58,8 @@ def tune(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    model = JobModel.of(replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage)
+    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage)
     job = model.job
     listing = chosen.candidates(job)
     candidates = searched(model) if listing is None else listed(listing, job, calibration)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Ints, inside
-from jointopt.measure.launchers.base import Launcher, load_launcher
+from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import front_order, take
@@ -59,7 +59,8 @@ def validate(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    model = JobModel.of(replace(job, objectives=job.measured_objectives), surrogate, runs, calibration, storage)
+    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
         found = listed(listing, job, calibration)

@@ -49,7 +49,7 @@ def work(
     from jointopt.search.studies.sharing import share, space_hash
 
     model = JobModel.of(job, surrogate, measured, calibration, storage)
-    job, predicted = model.job, priced_problem(model)
+    job, predicted = model.job, priced_problem(model, once=True)
     problem = predicted if evaluate is None else _answered(job, predicted, load_function(evaluate))
     start = exact_front_of_profiles(predicted).front
     if evaluate is None and not len(start["slack"]):

@@ -18,10 +18,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 from card import Software, software_here, write_card  # type: ignore[import-not-found]  # beside this file
@@ -33,7 +34,7 @@ from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.conditions import MEASURE_S
 from jointopt.measure.devices.machine import FoundGpu, found_machine
 from jointopt.measure.devices.meter import Gpus
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.measure.launchers.torchrun import TorchrunLauncher, TorchrunProgram
 from jointopt.runs.table import read_table
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu
@@ -112,19 +113,21 @@ def jobs(space: Mapping[str, Any], gpu: Gpu) -> Iterator[Job]:
 
 
 def feasible_runs(space: Mapping[str, Any], gpu: Gpu) -> list[Run]:
-    """Every plan that fits by the physics; a model that does not fit at all is named on the terminal."""
+    """Every plan that fits by the physics, needless recomputation too; what does not fit is named on the terminal."""
     found = []
-    for job in jobs(space, gpu):
+    program = TorchrunProgram()
+    for whole, mode in itertools.product(jobs(space, gpu), space["recompute"]):
+        job = replace(whole, search=replace(whole.search, recompute=(mode,)))  # so that it is compared with no other
         try:
-            plans = searched(job)
+            plans = searched(program.narrowed(job))
         except InfeasibleError as error:
-            print(f"left out: {error}")
+            print(f"left out: recompute {mode}: {error}")
             continue
-        for index in range(plans.size):
+        for index in np.flatnonzero(plans.log_load <= plans.log_room).tolist():
             iteration_s = float(plans.predicted["iteration_time_s"][index])
             measured_s = max(space["iterations"] * iteration_s, MEASURE_S + iteration_s)
             expected_s = START_S + space["warmup_iterations"] * iteration_s + measured_s
-            found.append(Run(job, plans.question(index), expected_s))
+            found.append(Run(whole, plans.question(index), expected_s))
     return found
 
 

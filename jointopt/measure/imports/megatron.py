@@ -130,6 +130,8 @@ def _experts(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
         num_experts=experts, moe_router_topk=options.whole("moe_router_topk") or 2, moe_ffn_hidden_size=width,
         num_shared_experts=shared // width if width and shared else None,
         num_dense_layers=_dense_layers(options.take("moe_layer_freq")),
+        moe_router_num_groups=options.whole("moe_router_num_groups"),
+        moe_router_group_topk=options.whole("moe_router_group_topk"),
     )  # fmt: skip
 
 

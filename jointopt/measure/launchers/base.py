@@ -92,6 +92,15 @@ def run_all(
         yield Ended(place, row, time.monotonic() - started)
 
 
+def narrowed(launcher: Launcher, job: Job) -> Job:
+    """The job with the part of its search that ``launcher`` runs, where it says so.
+
+    Raises LauncherError where that is none of it.
+    """
+    narrow: Callable[[Job], Job] | None = getattr(launcher, "narrowed", None)
+    return job if narrow is None else narrow(job)
+
+
 def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:
     """The shell text that ``launcher`` would start for ``plan``. Raises UsageError where it starts nothing."""
     script: Callable[..., str] | None = getattr(launcher, "script", None)

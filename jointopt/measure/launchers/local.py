@@ -43,6 +43,10 @@ class LocalLauncher:
         self.program.check(job)
         return None
 
+    def narrowed(self, job: Job) -> Job:
+        """As `Program.narrowed`."""
+        return self.program.narrowed(job)
+
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """``plan`` with its measurement, or with how it failed."""
         self.check(job)

@@ -20,7 +20,12 @@ from jointopt.measure.exports.megatron import (
 )
 from jointopt.measure.exports.options import NEWEST
 from jointopt.measure.launchers.local import LocalLauncher
+<<<<<<< HEAD
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
+=======
+from jointopt.measure.launchers.megatron_words import ENVIRONMENT, megatron_arguments, megatron_environment
+from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
+>>>>>>> fixb
 from jointopt.measure.launchers.rows import failed_row
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.megatron import read_log
@@ -58,6 +63,10 @@ class MegatronProgram(Program):
             )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
         self.version = checkout_version(self.cwd)
+
+    def narrowed(self, job: Job) -> Job:
+        """The job without schedules that Megatron-LM does not have."""
+        return without(job, "Megatron-LM", ("schedule",))
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start Megatron-LM on every node."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from jointopt.core.errors import LauncherError
+from jointopt.core.schema import COLUMNS, NEUTRAL, inside
+from jointopt.measure.launchers.rows import is_blank
 from jointopt.spec.job import Job
 
 NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -25,6 +29,10 @@ class Program(Protocol):
         """Raises LauncherError for a job that the program cannot run, whatever the plan."""
         return
 
+    def narrowed(self, job: Job) -> Job:
+        """The job with the part of its search that the program runs. Raises LauncherError where it runs none."""
+        return job
+
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The command of one node, with files in ``folder``; words may hold ``${NODE_RANK}`` and `NODE_VARIABLES`."""
 
@@ -41,6 +49,30 @@ class Program(Protocol):
 
         Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
         """
+
+
+def without(job: Job, program: str, names: Iterable[str]) -> Job:
+    """The job without plans that use these layout columns. LauncherError where its search lists nothing else."""
+    kept: dict[str, Any] = {}
+    for name in names:
+        column, listed = COLUMNS[name], getattr(job.search, name)
+        if listed is not None and NEUTRAL[name] not in inside(name, listed):
+            raise LauncherError(_lacks(program, name, listed[0]))
+        kept[name] = (column.outside(NEUTRAL[name]),)
+    return replace(job, search=replace(job.search, **kept))
+
+
+def refuse(program: str, plan: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises LauncherError for a plan that uses one of these layout columns."""
+    for name in names:
+        if not is_blank(cell := plan.get(name)) and inside(name, [cell])[0] != NEUTRAL[name]:
+            raise LauncherError(_lacks(program, name, cell))
+
+
+def _lacks(program: str, name: str, value: Any) -> str:
+    usual = COLUMNS[name].outside(NEUTRAL[name])
+    expected = "blank" if usual == "" else usual
+    return f"{program} does not run plans with {name} {value}; expected {expected}, or another launcher."
 
 
 def node_torchrun(job: Job) -> list[str]:

@@ -67,6 +67,10 @@ class SlurmLauncher:
         self.program.check(job)
         return None
 
+    def narrowed(self, job: Job) -> Job:
+        """As `Program.narrowed`."""
+        return self.program.narrowed(job)
+
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The measurement of ``plan``, or how its job failed; an interrupt cancels the job."""
         self.candidates(job)

@@ -14,15 +14,17 @@ from typing import Any
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
-from jointopt.measure.launchers.rows import failed_row, result_row
+from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, refuse, without
+from jointopt.measure.launchers.rows import failed_row, is_blank, result_row
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 _SPEC, _RESULT = "spec.json", "result.json"
+_NAME = "The project's trainer"
+_NOT_BUILT = tuple(name for name in NEUTRAL if name != "etp")
 _TRAINER = ("-m", "jointopt.measure.trainer")
 # one thread per process: gloo runs would otherwise compete for cores
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -41,6 +43,10 @@ class TorchrunProgram(Program):
     def check(self, job: Job) -> None:
         """LauncherError for shapes that the trainer does not build."""
         check_model(job.model)
+
+    def narrowed(self, job: Job) -> Job:
+        """The job without what the trainer does not build: even 1F1B pipelines and whole layers are what it has."""
+        return without(job, _NAME, _NOT_BUILT)
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start the trainer on every node."""
@@ -144,7 +150,10 @@ _OF_PLAN = tuple(f.name for f in fields(TrainSpec) if f.name in LAYOUT_COLUMNS a
 def train_spec(
     job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterations: int, least_s: float = 0.0
 ) -> TrainSpec:
-    """The trainer's input for a job and a plan (plan columns)."""
+    """The trainer's input for a job and a plan (plan columns). LauncherError for a plan that it does not build."""
+    refuse(_NAME, plan, _NOT_BUILT)
+    if job.model.is_moe and not is_blank(plan.get("etp")) and int(plan["etp"]) != int(plan["tp"]):
+        raise LauncherError(f"{_NAME} cuts experts as it does layers: etp must be tp {plan['tp']}, got {plan['etp']}.")
     training, gpu = job.training, job.cluster.gpu.id
     shape: dict[str, Any] = {name: getattr(job.model, name) for name in _OF_MODEL}
     shape |= {name: int(plan[name]) for name in _OF_PLAN}

@@ -1,0 +1,44 @@
+"""What a launcher's program does not run is left out of the search, and refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import jointopt
+from jointopt.core.errors import LauncherError
+from jointopt.measure.launchers.torchrun import TorchrunProgram, train_spec
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.job import Job
+from jointopt.spec.plans.parse import parse_plan, plan_records
+from jointopt.spec.plans.space import enumerate_layouts
+
+
+@pytest.fixture
+def job() -> Job:
+    found = jointopt.load_job("opt-350m-2x4-a100")
+    return replace(found, training=replace(found.training, framework=load_framework("torchtitan")))
+
+
+def test_the_trainer_is_offered_plans_of_1f1b_that_it_can_run_alone(job: Job) -> None:
+    layouts = enumerate_layouts(TorchrunProgram().narrowed(job)).layouts
+    assert len(layouts["pp"]) < len(enumerate_layouts(job).layouts["pp"])
+    assert not layouts["schedule"].any()
+    assert set(layouts["dp_replicate"].tolist()) == {1}
+
+
+def test_a_search_that_lists_only_what_the_trainer_lacks_is_refused(job: Job) -> None:
+    wanted = replace(job, search=replace(job.search, schedule=("zbv",)))
+    with pytest.raises(LauncherError, match=r"does not run plans with schedule zbv; expected 1f1b"):
+        TorchrunProgram().narrowed(wanted)
+
+
+@pytest.mark.parametrize(("name", "value"), [("schedule", "zb-h1"), ("dp_replicate", 2), ("offload", "optimizer")])
+def test_a_plan_that_the_trainer_does_not_build_is_refused_by_name(job: Job, name: str, value: Any) -> None:
+    parsed = parse_plan("dp=4 pp=2 mbs=1", job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    assert train_spec(job, record, 1, 1).pp == 2
+    with pytest.raises(LauncherError, match=f"with {name} {value}"):
+        train_spec(job, record | {name: value}, 1, 1)
