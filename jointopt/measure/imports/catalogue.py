@@ -11,7 +11,7 @@ from jointopt.spec.catalog.models import known_model, load_model, model_names
 from jointopt.spec.model import Model
 
 # what a launch script need not state, or states in its own way
-_LOOSE = ("name", "vocab_size", "dropout", "norm_weight", "qk_norm_full", "final_norm")
+_LOOSE = ("name", "config", "vocab_size", "dropout", "norm_weight", "qk_norm_full", "final_norm")
 _PADDINGS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
 
 

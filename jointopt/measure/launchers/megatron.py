@@ -20,12 +20,7 @@ from jointopt.measure.exports.megatron import (
 )
 from jointopt.measure.exports.options import NEWEST
 from jointopt.measure.launchers.local import LocalLauncher
-<<<<<<< HEAD
-from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun
-=======
-from jointopt.measure.launchers.megatron_words import ENVIRONMENT, megatron_arguments, megatron_environment
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
->>>>>>> fixb
 from jointopt.measure.launchers.rows import failed_row
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.megatron import read_log
