@@ -9,6 +9,8 @@ from typing import Any
 from jointopt.report.plans import TIGHT
 from jointopt.report.table import TIME_UNITS, paragraphs, quantity
 
+FAR, MOST_REASONS = 0.05, 3  # behind the first row, from which on a published plan's differences are named
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -26,7 +28,8 @@ class Beside:
     violations: tuple[str, ...] = ()  # why it is no plan of the space
     published_time_s: float | None = None
     behind_low: float | None = None  # lower end of a 90 % interval of ``behind``
-    reasons: tuple[str, ...] = ()  # what of the front's fastest plan lies outside of what is published
+    # of a published plan: where it differs from the first row; else: why that lies outside of what is published
+    reasons: tuple[str, ...] = ()
 
     @property
     def _tight(self) -> str:
@@ -41,6 +44,8 @@ class Beside:
         if self.source:
             published = f"; published {quantity(self.published_time_s, TIME_UNITS)}" if self.published_time_s else ""
             why = f"; not in the space: {' '.join(self.violations)}" if self.violations else ""
+            if self.behind > FAR and self.reasons:
+                why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
             return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"
         low = f" (at least {100 * self.behind_low:+.1f} %)" if self.behind_low is not None else ""
         first = "; take it first" if self.behind_low is not None and self.behind_low <= 0.0 else ""

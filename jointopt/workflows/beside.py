@@ -67,13 +67,19 @@ def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe
     time_s, memory_gib = float(values["iteration_time_s"][0]), float(values["peak_memory_gib"][0])
     fits = float(model.fit_probability(priced)[0])
     same = recipe.dtype == job.training.dtype
+    first = plan_records({name: answer[name] for name in priced.layouts}, answer["stage_clock_mhz"], [0])[0]
     return Beside(
         source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
         text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
         energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
         rank=_rank(ranking, time_s, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
         violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
+        reasons=tuple(f"{name} {record[name]}, not {first[name]}" for name in _TELLING if record[name] != first[name]),
     )  # fmt: skip
+
+
+# what explains most of a distance in time, the strongest first
+_TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
 
 
 def _rank(ranking: Floats, time_s: float, fits: float) -> int:

@@ -111,9 +111,8 @@ def propose(
     exact = _exact(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
-    if trials is None:
-        trials = 0 if problem.is_countable else TRIALS
-    searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else trials, seed, watch)
+    wanted = (0 if problem.is_countable else TRIALS) if trials is None else trials
+    searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else wanted, seed, watch)
     front = _once(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)

@@ -81,7 +81,8 @@ def spaces() -> pd.DataFrame:
     found = []
     for name, job in jobs.items():
         space = enumerate_layouts(job)
-        kept = {f"sum_{c}": int(space.layouts[c].sum(dtype=np.int64)) for c in LAYOUT_COLUMNS}
+        columns = space.layouts | {"stage_layers": space.layouts["stage_layers"] > 0}  # whose codes are a process' own
+        kept = {f"sum_{c}": int(columns[c].sum(dtype=np.int64)) for c in LAYOUT_COLUMNS}
         found.append({"job": name, "considered": space.considered, "kept": space.size} | kept)
     return pd.DataFrame(found)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jointopt.report.beside import Beside, beside_lines
-from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.jobfile import job_from_options, shipped_job
 from jointopt.workflows.beside import outside
 from jointopt.workflows.propose import propose
 
@@ -40,3 +40,11 @@ def test_a_gain_that_may_be_none_puts_the_conventional_plan_first() -> None:
     assert "take it first" in " ".join(beside_lines([plan], 100))
     sure = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.20, behind_low=0.1, reasons=("cp 16",))
     assert "take it first" not in " ".join(beside_lines([sure], 100))
+
+
+def test_a_published_plan_far_behind_says_where_it_differs() -> None:
+    job = job_from_options("bloom-176b", "a100-sxm4-80gb", 384, 2048, 2048, framework="megatron-deepspeed")
+    published = next(plan for plan in propose(job).beside if plan.source)
+    assert published.behind > 0.2
+    assert published.reasons[0] == "recompute full, not none"
+    assert "it differs in recompute full, not none" in " ".join(beside_lines([published], 100))
