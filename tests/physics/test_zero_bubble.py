@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,9 @@ def pytorch_order(schedule: str, pp: int, m: int, rank: int) -> list[Pass]:
 
 @settings(max_examples=40, deadline=None)
 @given(SCHEDULES, st.integers(2, 8), st.integers(1, 24), st.data())
-def test_every_rank_runs_its_passes_in_pytorchs_order(schedule: str, pp: int, m: int, data: st.DataObject) -> None:
+def test_every_rank_runs_its_passes_in_pytorchs_order(
+    torch: Any, schedule: str, pp: int, m: int, data: st.DataObject
+) -> None:
     rank = data.draw(st.integers(0, pp - 1))
     m += 2 * pp * (schedule == "dualpipev")  # which starts with so many
     assert rank_order(schedule, pp, m, rank) == pytorch_order(schedule, pp, m, rank)

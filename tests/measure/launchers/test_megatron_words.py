@@ -87,7 +87,7 @@ def test_experts_cut_as_tensor_parallelism_cuts_need_no_word(mixtral: Job) -> No
     assert "--expert-tensor-parallel-size" not in words(mixtral, etp=2)
 
 
-@pytest.mark.skipif(not JUDGE, reason="JOINTOPT_MEGATRON_CHECK names no judge of Megatron-LM's command lines")
+@pytest.mark.skipif(not JUDGE, reason="Megatron-LM's archives are not beside the repository")
 @pytest.mark.parametrize("model", ["llama-3-405b", "gpt3-175b", "mixtral-8x22b", "deepseek-v3", "qwen3-235b-a22b"])
 def test_megatrons_own_parser_accepts_every_plan_of_the_space(model: str, tmp_path: Path) -> None:
     training = {"seq_length": 4096, "global_batch_size": 2048, "framework": "megatron-lm"}

@@ -162,8 +162,6 @@ def test_a_plan_without_a_choice_can_be_started_all_the_same(make_job):
     assert violations(make_job(), layouts).tolist() == [""]
 
 
-
-
 def test_a_search_for_what_the_framework_cannot_run_names_the_first_such_value(make_job):
     training = make_job(framework=Framework("f", zero_stages=(0, 1), recomputes=("none", "full"))).training
     check_abilities(Search(zero_stage=(1, 0), recompute=("full", "none"), tp=(7,)), training)
