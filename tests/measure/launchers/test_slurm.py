@@ -111,9 +111,9 @@ def test_waiting_in_the_queue_is_not_running(make: Make, job: Job, cluster: Clus
     other = cluster.run(
         "sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", f"{tmp_path}/other.sh"
     )
-    thread, row = in_background(make(limit_s=1), job)
+    thread, row = in_background(make(limit_s=5), job)
     wait_for(lambda: "PENDING" in cluster.jobs(), "the run waits")
-    thread.join(3)
+    thread.join(8)
     assert thread.is_alive()
     cluster.run("scancel", other)
     thread.join(60)
