@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, RECOMPUTE_CODES, STAGE_LAYERS, Bools, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
 from jointopt.spec.job import Job
+from jointopt.spec.plans.stages import largest_chunk
 
 COMFORTABLE = 0.9  # probability of fitting from which less memory buys nothing
 _OWN = ("recompute", "recompute_modules", "recompute_num_layers")
@@ -66,7 +67,7 @@ def _work(job: Job, layouts: Columns) -> Floats:
         np.where(layouts["recompute_modules"] & MODULES.bit(name) > 0, part, 0.0) for name, part in share.items()
     )
     usual = (layouts["recompute"] == _SELECTIVE) & (layouts["recompute_modules"] == 0)
-    part = np.divide(layouts["recompute_num_layers"], _largest_chunk(job, layouts))
+    part = np.divide(layouts["recompute_num_layers"], largest_chunk(job.model, layouts))
     full = np.where(layouts["recompute_num_layers"] > 0, part, 1.0)
     some = np.where(usual, max(job.training.framework.selective_share, 0.1), modules)
     return np.asarray(np.where(layouts["recompute"] == _FULL, full, np.where(layouts["recompute"] == 0, 0.0, some)))
@@ -78,14 +79,6 @@ def _module_shares(job: Job) -> dict[str, float]:
     shares = {"core_attn": 0.1, "layernorm": 0.01, "moe_act": 0.015, "mla_up_proj": 0.05, "shared_experts": 0.1}
     shares["mlp"] = model.dense_mlp_parameters / (model.dense_mlp_parameters + model.attention_parameters)
     return shares | {"moe": 0.7}
-
-
-def _largest_chunk(job: Job, layouts: Columns) -> Ints:
-    most = -(-job.model.num_layers // (layouts["pp"] * layouts["vpp"]))
-    for code in np.unique(layouts["stage_layers"]).tolist():
-        if code:
-            most = np.where(layouts["stage_layers"] == code, max(STAGE_LAYERS.numbers(code)), most)
-    return np.asarray(np.maximum(most, 1), np.int64)
 
 
 def _in_between(job: Job, layouts: Columns, fitting: Floats, group: Ints, least: float) -> tuple[Columns, Ints]:
@@ -104,7 +97,7 @@ def _in_between(job: Job, layouts: Columns, fitting: Floats, group: Ints, least:
 def _steps(job: Job, whole: Columns) -> list[tuple[Columns, Ints]]:
     """Per step the layouts that have it, and which of the fully recomputed ones ``whole`` each comes from."""
     found = []
-    largest = _largest_chunk(job, whole)
+    largest = largest_chunk(job.model, whole)
     if "no_recompute_layers" not in job.training.framework.rules and job.search.recompute_num_layers is None:
         counts = [-(-largest * quarter // 4) for quarter in _QUARTERS]
         for place, count in enumerate(counts):

@@ -31,7 +31,7 @@ from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
-from jointopt.spec.plans.stages import usual_split
+from jointopt.spec.plans.stages import largest_chunk, states_even, usual_split
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
 # Of several blank degrees all but the last are 1, in this order (cp, pp, tp, dp): published runs that do not mention
@@ -128,6 +128,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
     zero_stage = np.where(sharded, layouts["zero_stage"], 0)
     selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
     full = layouts["recompute"] == RECOMPUTE_CODES["full"]
+    fewer = layouts["recompute_num_layers"]
     modules = np.where(selective, layouts["recompute_modules"] & ~idle_modules(job.model), 0)
     if training.selective_is_none:  # there are no scores to drop
         modules = modules & ~MODULES.bit("core_attn")
@@ -140,10 +141,10 @@ def canonical(job: Job, layouts: Columns) -> Columns:
         "recompute": recompute,
         "etp": layouts["etp"] if job.model.is_moe else np.where(layouts["etp"] > 1, layouts["etp"], 0),
         "dp_replicate": np.where(zero_stage > 0, layouts["dp_replicate"], 1),
-        "stage_layers": np.where(piped, _stated_splits(job.model, layouts), 0),
+        "stage_layers": np.where(piped & ~states_even(job.model, layouts), layouts["stage_layers"], 0),
         "schedule": np.where(piped, layouts["schedule"], 0),
         "recompute_modules": modules,
-        "recompute_num_layers": np.where(full, _fewer_layers(job.model, layouts), 0),
+        "recompute_num_layers": np.where(full & (fewer < largest_chunk(job.model, layouts)), fewer, 0),
     }
     return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}
 
@@ -154,26 +155,6 @@ def idle_modules(model: Model) -> int:
     idle += [] if model.num_shared_experts else ["shared_experts"]
     idle += [] if model.num_plain_layers else ["mlp"]
     return sum(map(MODULES.bit, idle))
-
-
-def _stated_splits(model: Model, layouts: Columns) -> Ints:
-    """``stage_layers`` (n,), blank where it says no more than that all chunks are equal."""
-    codes = np.array(layouts["stage_layers"])
-    chunks = layouts["pp"] * layouts["vpp"]
-    for code in np.unique(codes[codes > 0]).tolist():
-        numbers = STAGE_LAYERS.numbers(code)
-        even = len(set(numbers)) == 1 and sum(numbers) == model.num_layers
-        codes[(codes == code) & even & (chunks == len(numbers))] = 0
-    return codes
-
-
-def _fewer_layers(model: Model, layouts: Columns) -> Ints:
-    """``recompute_num_layers`` (n,), 0 where no chunk has more."""
-    most = -(-model.num_layers // (layouts["pp"] * layouts["vpp"]))
-    for code in np.unique(layouts["stage_layers"]).tolist():
-        if code:
-            most = np.where(layouts["stage_layers"] == code, max(STAGE_LAYERS.numbers(code), default=0), most)
-    return np.where(layouts["recompute_num_layers"] < most, layouts["recompute_num_layers"], 0)
 
 
 def default_dtype(gpu: Gpu) -> str:

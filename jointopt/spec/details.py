@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.errors import JobError
+from jointopt.spec.huggingface import family_of_class
 from jointopt.spec.model import Model
 
 
@@ -77,8 +78,8 @@ def details_of(model: Model) -> Details:
 
 
 def _details(model: Model, config: Mapping[str, Any]) -> Details:
-    family = str(config.get("model_type") or _family_of_class(config))
-    values = _DEFAULTS.get(family, {}) | {key: value for key, value in config.items() if value is not None}
+    family = config.get("model_type") or family_of_class(config.get("architectures"))
+    values = _DEFAULTS.get(str(family), {}) | {key: value for key, value in config.items() if value is not None}
     return Details(
         True,
         activation=_ACTIVATIONS.get(str(_first(values, "hidden_act activation_function", "gelu")).lower(), "other"),
@@ -101,12 +102,6 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
 def _first(values: Mapping[str, Any], keys: str, default: Any) -> Any:
     """The value of the first of several keys that is there."""
     return next((values[key] for key in keys.split() if values.get(key) is not None), default)
-
-
-def _family_of_class(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or [""]
-    word = str(names[0]).removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
-    return next((family for family in _DEFAULTS if family.replace("_", "") == word), "")
 
 
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,11 @@ def read_text(path: Path) -> str:
         raise JobError(f"{path} is not a text file in UTF-8 (byte {error.start:,}).") from error
 
 
+def package_yaml(path: Path) -> Any:
+    """Read a YAML file of this package: trusted, so by the C parser, 8 times faster, where PyYAML has it."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def dump_yaml(mapping: Mapping[str, Any]) -> str:
     """The mapping as YAML that `parse_yaml` reads back, keys in their order."""
     style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100, "default_flow_style": None}

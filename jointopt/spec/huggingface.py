@@ -71,7 +71,7 @@ def _model_type(section: Section) -> str:
         return stated
     if stated is None:
         stated = section.values.get("architectures")
-        if found := _by_architecture(stated):
+        if found := family_of_class(stated):
             return found
     hint = nearest(stated, _FAMILIES) if isinstance(stated, str) else ""
     raise JobError(
@@ -80,7 +80,7 @@ def _model_type(section: Section) -> str:
     )
 
 
-def _by_architecture(names: object) -> str | None:
+def family_of_class(names: object) -> str | None:
     """``["Qwen2MoeForCausalLM"]`` -> ``qwen2_moe``: old files name the class only."""
     first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     word = first.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()

@@ -25,13 +25,14 @@ MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
 Z_90 = 1.645
 
 
-def beside(model: JobModel, physics: CostModel, answer: Columns, fitting: Floats) -> tuple[Beside, ...]:
+def beside(
+    model: JobModel, physics: CostModel, answer: Columns, fitting: Floats, ranking: Floats
+) -> tuple[Beside, ...]:
     """Published plans of the job, and where the front's fastest plan (``answer``, by time) is outside, one inside.
 
-    ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which plans rank as in the front.
+    ``fitting`` (L,): the probability that each layout of ``physics`` fits; ``ranking`` (L,): its seconds at the top
+    clock, times what failing costs, by which plans rank as in the front.
     """
-    fastest, _ = physics.lower_bound(np.arange(len(fitting)))
-    ranking = fastest * cost_of_failing(fitting)
     return (*_published(model, ranking, answer), *_conventional(model, physics, answer, ranking, fitting))
 
 

@@ -117,15 +117,15 @@ def propose(
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
     front = take(front, rows)
-    reference, answer = _reference(physics, fitting), answered(model, physics, front)
+    ranking = cost_of_failing(fitting) * physics.lower_bound(np.arange(len(fitting)))[0]  # by time at the top clock
+    reference, answer = _reference(physics, fitting, ranking), answered(model, physics, front)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
         front=_wanted(job, answer), reference=answered(model, physics, reference),
-        covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
+        covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched), assumed=assumptions(job),
         searched=_contributions(searched, rows), seconds=watch.seconds,
-        assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
-        beside=beside(model, physics, answer, fitting),
+        reference_breaks=physics.broken_limits(reference), beside=beside(model, physics, answer, fitting, ranking),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
@@ -340,11 +340,9 @@ def _contributions(steps: list[_Step], rows: Ints) -> dict[str, dict[str, float]
     return by_method
 
 
-def _reference(physics: CostModel, fitting: Floats) -> Columns:
+def _reference(physics: CostModel, fitting: Floats, ranking: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
-    pp = physics.layouts["pp"]
-    fastest, _ = physics.lower_bound(np.arange(len(pp)))  # which is the time at that clock
-    best = np.array([(fastest * cost_of_failing(fitting)).argmin()])
+    pp, best = physics.layouts["pp"], np.array([ranking.argmin()])
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
     plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jointopt.core.errors import ExportError, UsageError
+from jointopt.spec.files import package_yaml
 
 NEWEST = "development"
 _HIGHEST = (10**6,)
@@ -44,8 +43,7 @@ def version_key(version: str, end: bool = False) -> tuple[int, ...]:
 @functools.cache
 def option_table(framework: str) -> Mapping[str, Option]:
     """The options of a framework by their names, without dashes in front."""
-    path = Path(__file__).with_name(f"{framework}_options.yaml")
-    entries = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    entries = package_yaml(Path(__file__).with_name(f"{framework}_options.yaml"))
     return {name: Option(**(entry or {})) for name, entry in entries.items()}
 
 

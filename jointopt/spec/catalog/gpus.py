@@ -11,17 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
-from importlib import resources
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from jointopt.core.errors import CatalogError, nearest
 from jointopt.core.facts import Assumption
 from jointopt.spec.cluster import Gpu, PowerConstants
-
-# The C parser is 8 times faster; PyYAML is built without it on some platforms.
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from jointopt.spec.files import package_yaml
 
 _IDENTITY = ("id", "name", "vendor", "architecture")
 _NOT_TELLING = {"nvidia", "amd", "instinct", "tesla"}
@@ -32,8 +28,7 @@ POWER_FIGURES = tuple(f.name for f in fields(PowerConstants) if f.name != "assum
 @functools.cache
 def read_yaml(file_name: str) -> Mapping[str, Any]:
     """One YAML file of the catalogue, parsed once per process."""
-    text = resources.files("jointopt.spec.catalog").joinpath(file_name).read_text(encoding="utf-8")
-    parsed: dict[str, Any] = yaml.load(text, Loader=_YAML_LOADER)
+    parsed: dict[str, Any] = package_yaml(Path(__file__).with_name(file_name))
     return parsed
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jointopt.core.errors import CatalogError
 from jointopt.spec.catalog.models import known_model
+from jointopt.spec.files import package_yaml
 from jointopt.spec.job import Job
 
 _FILE = Path(__file__).parents[2] / "studies" / "recipes" / "recipes.yaml"
@@ -39,7 +38,7 @@ class Recipe:
 @functools.cache
 def recipes() -> tuple[Recipe, ...]:
     """Every published plan of the catalogue, in the order of the file."""
-    parts = yaml.load(_FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    parts = package_yaml(_FILE)
     return tuple(Recipe(source=part["source"], **entry) for part in parts for entry in part["recipes"])
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from jointopt.core.schema import MODULES, NEUTRAL, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns
 from jointopt.spec.defaults import idle_modules
+from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import even_domain
-from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule, by_split, literal, not_in, searched
-from jointopt.spec.plans.stages import buildable
+from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule, literal, not_in, searched
+from jointopt.spec.plans.stages import all_equal, buildable, by_split, largest_chunk, states_even
 
 
 def expert_rules(job: Job) -> list[Rule]:
@@ -70,21 +71,21 @@ def stage_rules(job: Job) -> list[Rule]:
         return by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) not in whole))
 
     def even(c: Columns) -> Any:
-        return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & _all_equal(numbers, layers))
+        return states_even(job.model, c)
 
     def piped(c: Columns) -> Any:
         return c["pp"] > 1
 
     def blank_listed(c: Columns) -> Any:  # a blank is the even split
         listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
-        chunks = [len(numbers) for numbers in listed if _all_equal(numbers, layers)]
+        chunks = [len(numbers) for numbers in listed if all_equal(numbers, layers)]
         return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks)
 
     def not_built(c: Columns) -> Any:
         return ~wrong(c) & ~even(c) & by_split(c, lambda numbers, _: not buildable(framework, numbers))
 
     codes = [SCHEDULE.code(name) for name in framework.schedules]
-    v_shaped = [SCHEDULE.code(name) for name in ("zbv", "dualpipev")]
+    v_shaped = [SCHEDULE.code(name) for name in V_SHAPED]
     return [
         Rule("further_split", ("stage_layers",), lambda c: c["stage_layers"] < 0, f"a further split {DUPLICATE}"),
         *searched(job, "stage_layers", lambda c: piped(c) & ~blank_listed(c)),
@@ -106,10 +107,6 @@ def stage_rules(job: Job) -> list[Rule]:
         Rule("one_chunk", ("schedule", "vpp"), lambda c: (c["schedule"] == SCHEDULE.code("zb-h1")) & (c["vpp"] != 1),
              "zb-h1 needs vpp 1", "schedule {schedule} does not interleave: vpp must be 1, not {vpp}."),
     ]  # fmt: skip
-
-
-def _all_equal(numbers: tuple[int, ...], layers: int) -> bool:
-    return len(set(numbers)) == 1 and sum(numbers) == layers
 
 
 def _without_effect(column: str, needs: tuple[str, ...], effect: Any, words: str) -> list[Rule]:
@@ -145,7 +142,7 @@ def recompute_rules(job: Job) -> list[Rule]:
         *searched(job, "recompute_num_layers", full),
         *_without_effect("recompute_num_layers", ("recompute",), full, "full recompute"),
         Rule("recompute_num_layers", ("pp", "vpp", "stage_layers", "recompute_num_layers"),
-             lambda c: (c["recompute_num_layers"] > 0) & (c["recompute_num_layers"] >= _largest_chunk(model, c)),
+             lambda c: (c["recompute_num_layers"] > 0) & (c["recompute_num_layers"] >= largest_chunk(model, c)),
              f"recompute_num_layers of a whole chunk {DUPLICATE} as all",
              "recompute_num_layers {recompute_num_layers} is the same plan as 0: no chunk has more layers."),
     ]  # fmt: skip
@@ -155,14 +152,6 @@ def _refused_modules(model: Model) -> int:
     """The modules that Megatron Core refuses for this model: it has no place where they could be."""
     lacking = [] if model.kv_lora_rank else ["mla_up_proj"]
     return sum(map(MODULES.bit, lacking if model.is_moe else [*lacking, "moe_act"]))
-
-
-def _largest_chunk(model: Model, c: Columns) -> Any:
-    most = -(-model.num_layers // (c["pp"] * c["vpp"]))
-    for code in np.unique(c["stage_layers"]).tolist():
-        if code:
-            most = np.where(c["stage_layers"] == code, max(STAGE_LAYERS.numbers(code)), most)
-    return most
 
 
 def sharing_rules(job: Job) -> list[Rule]:

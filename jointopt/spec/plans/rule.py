@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import MODULES, RECOMPUTE_CODES, STAGE_LAYERS, Bools, Columns, inside
+from jointopt.core.schema import MODULES, RECOMPUTE_CODES, Bools, Columns, inside
 from jointopt.spec.job import Job, Training
 
 SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
@@ -80,16 +80,6 @@ def recompute_codes(training: Training, names: tuple[str, ...]) -> list[int]:
     if training.selective_is_none and "selective" in names:
         codes.add(RECOMPUTE_CODES["none"])
     return sorted(codes)
-
-
-def by_split(c: Columns, broken: Callable[[tuple[int, ...], Any], Any]) -> Bools:
-    """Where ``broken`` holds of the numbers of stated ``stage_layers`` and pp*vpp; never of blank ones."""
-    codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
-    out = np.zeros(codes.shape, np.bool_)
-    for code in np.unique(codes[codes > 0]).tolist():
-        at = codes == code
-        out[at] = broken(STAGE_LAYERS.numbers(code), chunks[at])
-    return out
 
 
 def literal(text: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jointopt.core.errors import PlanError
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -93,6 +94,35 @@ def buildable(framework: Framework, split: Sequence[int]) -> bool:
     if "any" in framework.stage_splits:
         return all(split[1:-1])  # the first and the last chunk have embedding and head to run
     return "ends" in framework.stage_splits and split in _with_ends(sum(split), len(split))
+
+
+def by_split(c: Columns, holds: Callable[[tuple[int, ...], Any], Any]) -> Bools:
+    """Where ``holds(numbers, pp*vpp)`` is true of stated ``stage_layers``, never of blank ones; columns broadcast."""
+    codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
+    out = np.zeros(codes.shape, np.bool_)
+    for code in np.unique(codes[codes > 0]).tolist():
+        at = codes == code
+        out[at] = holds(STAGE_LAYERS.numbers(code), chunks[at])
+    return out
+
+
+def all_equal(numbers: Sequence[int], layers: int) -> bool:
+    """Whether a stated split gives every chunk the same number of the model's layers."""
+    return len(set(numbers)) == 1 and sum(numbers) == layers
+
+
+def states_even(model: Model, c: Columns) -> Bools:
+    """Where stated ``stage_layers`` say no more than that all chunks are equal, as a blank does."""
+    return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & all_equal(numbers, model.num_layers))
+
+
+def largest_chunk(model: Model, c: Columns) -> Ints:
+    """Layers of the chunk that has most: as stated, else of equal chunks, rounded up."""
+    most = -(-model.num_layers // (c["pp"] * c["vpp"]))
+    for code in np.unique(c["stage_layers"]).tolist():
+        if code:
+            most = np.where(c["stage_layers"] == code, max(STAGE_LAYERS.numbers(code), default=0), most)
+    return np.asarray(most, np.int64)
 
 
 def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:

@@ -90,29 +90,27 @@ def test_a_window_holds_two_instructions_per_rank_and_micro_batch(most: int, bat
     assert window(long, most).graph.num_micro_batches == batches
 
 
+def paced_middle(chunks: int, pace: float) -> tuple[set[float], set[float], set[float]]:
+    """Seconds of forward and backward passes in the middle of 20 micro-batches, and of those in both ends' window."""
+    long = Problem(schedule_graph(2, chunks, 20), PAIR.options)
+    part = window(long, 16 * chunks)
+    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
+    middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)  # the rest is the window's
+    backward = long.graph.backward
+    return set(seconds[middle & ~backward]), set(seconds[middle & backward]), set(seconds[~middle])
+
+
 @pytest.mark.parametrize(("pace", "pair"), [(3.0, (1.0, 2.0)), (4.0, (2.0, 2.0)), (5.9, (2.0, 2.0)), (6.0, (2.0, 4.0))])
 def test_the_middle_keeps_the_pace_at_the_least_energy(pace: float, pair: tuple[float, float]) -> None:
-    # of 20 micro-batches the first 2 and the last 2 are the window's
-    long = Problem(schedule_graph(2, 1, 20), PAIR.options)
-    part = window(long, 16)
-    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
-    middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)
-    assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
-    assert set(seconds[middle & long.graph.backward]) == {pair[1]}
-    assert set(seconds[~middle]) == {1.0, 2.0}
+    assert paced_middle(1, pace) == ({pair[0]}, {pair[1]}, {1.0, 2.0})
 
 
 @pytest.mark.parametrize(
     ("pace", "pair"), [(6.0, (1.0, 2.0)), (7.9, (1.0, 2.0)), (8.0, (2.0, 2.0)), (12.0, (2.0, 4.0))]
 )
 def test_the_pace_of_a_rank_is_that_of_all_its_chunks(pace: float, pair: tuple[float, float]) -> None:
-    # two chunks of 3 s at the fastest; of 20 micro-batches the first 2 and the last 2 are the window's
-    long = Problem(schedule_graph(2, 2, 20), PAIR.options)
-    part = window(long, 32)
-    seconds = long.durations_s(widened(part, part.fastest(), long, pace))
-    middle = (long.graph.micro_batch >= 2) & (long.graph.micro_batch < 18)
-    assert set(seconds[middle & ~long.graph.backward]) == {pair[0]}
-    assert set(seconds[middle & long.graph.backward]) == {pair[1]}
+    # two chunks of 3 s at the fastest
+    assert paced_middle(2, pace)[:2] == ({pair[0]}, {pair[1]})
 
 
 @pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])
