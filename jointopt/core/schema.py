@@ -34,6 +34,7 @@ DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 # Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
+CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
 
@@ -138,6 +139,7 @@ COLUMNS = {
         Column("fused_norm", "bool", "", "workload", "fused normalisation kernels"),
         Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),
         Column("overlap_moe_a2a", "bool", "", "workload", "all-to-alls of experts overlap another micro-batch"),
+        Column("cuda_graph", "str", "", "workload", "captured graphs: none, transformer_engine, full_iteration"),
         Column("framework", "str", "", "workload", "training framework"),
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.core.units import GIB
 from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
+from jointopt.physics.process_memory import process_bytes
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
 from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
 from jointopt.physics.zero_bubble import MOST_ROUNDS, held_chunks
@@ -205,8 +205,8 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
 
     Parts: weights, gradients, optimizer, main_gradients (what its step needs beyond the activations that are then
     gone), activations, fragmentation (the framework profile's ``activation_factor``), logits (beyond the layer at
-    work, which is not alive with them), gathered_weights (ZeRO-3), communication (NCCL's buffers), other (CUDA
-    context, workspaces of kernels, captured graphs).
+    work, which is not alive with them), gathered_weights (ZeRO-3), cuda_graphs, and what a process holds beside its
+    training: communication, workspaces, other (`jointopt.physics.process_memory`).
     """
     lay = LayoutArrays(job, layouts)
     layers = lay.layers
@@ -225,27 +225,29 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
     lost = activations * (profile.activation_factor - 1.0)
     kept = activations + np.minimum(lost, 0.0)
+    captured = _captured_bytes(job, lay, np.minimum(state["main_gradients"], kept + logits))
     state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
-    communication, other = _process_bytes(job, lay)
+    process = {name: np.broadcast_to(held[:, None], kept.shape) for name, held in process_bytes(job, lay).items()}
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
         "gathered_weights": np.where(zero == 3, working, 0.0),
-        "communication": np.broadcast_to(communication[:, None], activations.shape),
-        "other": np.broadcast_to(other[:, None], activations.shape),
+        "cuda_graphs": captured, **process,
     }  # fmt: skip
 
 
-def _process_bytes(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
-    """(NCCL's buffers, the rest) of what a process holds beside its training, (L,) bytes; the profile fits their sum.
+def _captured_bytes(job: Job, lay: LayoutArrays, step: Floats) -> Floats:
+    """Bytes that captured CUDA graphs keep and eager execution frees, (L, pp); ``step`` (L, pp): the optimizer's.
 
-    A communicator takes ``communicator_gib``: 10 MB per channel and peer connection of its simple, LL and LL128
-    buffers (NCCL's NCCL_BUFFSIZE, 4 MiB, and its siblings) over 16 to 32 channels; at most half of what was fitted.
+    Transformer Engine's graphs: of each layer and micro-batch in flight an input and the gradient of an output. Of one
+    graph over all passes: its pool, whose activations the optimizer's step cannot use. Derived here; NVIDIA's guide
+    (Megatron-Bridge, docs/training/cuda-graphs.md) says a few GB, and over 10 GB where pp > 1.
     """
-    profile, held_gib = job.training.framework, job.cluster.gpu.process_memory_gib
-    total = (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB
-    groups = sum((n > 1).astype(float) for n in (lay.tp, lay.cp, lay.dp, lay.ep, np.full_like(lay.tp, lay.pp)))
-    buffers = np.minimum(groups * profile.communicator_gib * GIB, total / 2.0)
-    return buffers, total - buffers
+    if job.training.cuda_graph == "full_iteration":
+        return step
+    if not job.training.cuda_graph:
+        return np.zeros_like(step)
+    buffers = 2.0 * layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)
+    return _held(lay, buffers, buffers)
 
 
 def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:

@@ -188,6 +188,14 @@ def named_dispatcher(text: str) -> str | None:
     return next((name for name in TOKEN_DISPATCHERS if name in lower), None)
 
 
+def named_cuda_graph(text: str) -> str:
+    """The kind of `schema.CUDA_GRAPHS` that a cell means (``transformer_engine:attn``), blank for none."""
+    lower = text.lower()
+    if "full_iteration" in lower:
+        return "full_iteration"
+    return "transformer_engine" if lower.startswith(("transformer_engine", "local")) else ""
+
+
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
 READERS: dict[str, Reader] = {
     "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,

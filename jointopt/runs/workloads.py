@@ -12,7 +12,7 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
-from jointopt.runs.cells import named_attention, named_dispatcher, named_dtype, row_codes
+from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -31,7 +31,7 @@ _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
     "attention_kind", "mtp_num_layers", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
-    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "cuda_graph", "framework", "gpu", "gpus_per_node", "num_gpus",
     "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
@@ -293,6 +293,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
         token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
+        cuda_graph=named_cuda_graph(str(row.get("cuda_graph", ""))) if framework.family == "megatron-core" else "",
         **_state_formats(row),
     )
 

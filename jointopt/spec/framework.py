@@ -83,6 +83,7 @@ class Framework:
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
     communicator_gib: float = 0.25  # of NCCL's buffers per kind of parallelism, part of that overhead
+    user_buffers: bool = False  # Transformer Engine's, for the overlap of tensor-parallel collectives
     memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
     fitted: bool = False  # to recorded runs of this framework
     source: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
+from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
 from jointopt.core.schema import DTYPES as DTYPES
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
@@ -44,6 +45,7 @@ class Training:
     attention_assumed: bool = field(default=False, compare=False)
     token_dispatcher: str = ""  # one of `TOKEN_DISPATCHERS`; blank: the framework's usual one
     overlap_moe_a2a: bool = False  # Megatron's --overlap-moe-expert-parallel-comm
+    cuda_graph: str = ""  # one of `CUDA_GRAPHS`, blank for none: what replays as captured graphs
     run_tokens: int | None = None  # of the whole training run; None = not reported
     # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's
     grad_reduce_dtype: str | None = None  # the gradient buffer, and what is reduced

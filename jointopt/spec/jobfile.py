@@ -8,45 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
-from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Column
-from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
-from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import known_model, load_model
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
-from jointopt.spec.defaults import FUSED_NORM, default_attention, default_dtype
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
-from jointopt.spec.framework import Framework
 from jointopt.spec.huggingface import read_config
-from jointopt.spec.job import (
-    ATTENTIONS,
-    DTYPES,
-    OBJECTIVES,
-    SITE_ENERGY,
-    STATE_BYTES,
-    STATE_FIELDS,
-    TIME_ALONE,
-    TOKEN_DISPATCHERS,
-    Constraints,
-    Job,
-    Search,
-    Training,
-)
+from jointopt.spec.job import OBJECTIVES, SITE_ENERGY, TIME_ALONE, Constraints, Job, Search
 from jointopt.spec.model import Model
 from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.shape import inline_model
 from jointopt.spec.slurm import Slurm, read_slurm
+from jointopt.spec.trainingfile import TRAINING_KEYS, assumed_dtype, read_training
 
 JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
-_TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
-# `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
-_PANDAS_ROW = "object"
 _MOST_GPUS = 10_000_000
 _STUDIES = Path(__file__).parents[1] / "studies"
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
@@ -89,8 +69,8 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     cluster = _cluster(section)
     allowed = section.section("search", _SEARCH_KEYS)
     clocks, assumed = read_clocks(allowed, cluster.gpu)
-    training = _training(section, cluster.gpu)
-    assumed += _assumed_dtype(section, training, cluster.gpu)
+    training = read_training(section, cluster.gpu)
+    assumed += assumed_dtype(section, training, cluster.gpu)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
     search = Search(**values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True))
@@ -105,16 +85,6 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         objectives=_objectives(section, cluster.gpu),
         slurm=read_slurm(section),
     )
-
-
-def _assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:
-    """An assumption where the job states no precision of its own and gets another than most."""
-    reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
-    if not training.dtype_assumed:
-        reason = f"dtype is not given and {gpu.id} has no bf16; {training.dtype} is assumed"
-        if section.section("training", _TRAINING_KEYS).has("dtype") or training.dtype == "bf16":
-            return ()
-    return (Assumption("dtype", training.dtype, reason),)
 
 
 def job_from_options(
@@ -176,62 +146,6 @@ def _config_path(text: str, base_dir: Path) -> Path | None:
         return path if path.is_file() or text.endswith(".json") or text.startswith((".", "/")) else None
     except OSError:
         return None
-
-
-def _training(section: Section, gpu: Gpu) -> Training:
-    training = section.section("training", _TRAINING_KEYS)
-    dtype = default_dtype(gpu)
-    if training.values.get("dtype") != _PANDAS_ROW:
-        dtype = training.choice("dtype", DTYPES, dtype)
-    if dtype not in gpu.peak_tflops:
-        raise JobError(
-            f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
-            f"expected one of {', '.join(gpu.peak_tflops)}."
-        )
-    framework = load_framework(training.choice("framework", framework_names(), "generic"))
-    return Training(
-        seq_length=training.whole("seq_length"),
-        global_batch_size=training.whole("global_batch_size"),
-        dtype=dtype,
-        dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
-        attention=_attention(training, framework, gpu, dtype),
-        attention_assumed=not training.has("attention"),
-        fused_norm=training.flag("fused_norm", FUSED_NORM),
-        framework=framework,
-        token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
-        overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
-        run_tokens=_run_tokens(training),
-        **_state_formats(training),
-    )
-
-
-def _state_formats(training: Section) -> dict[str, Any]:
-    """Formats of gradients and optimizer states that the job states."""
-    given = [name for name in STATE_FIELDS if training.has(name)]
-    dtypes = {name: training.choice(name, tuple(STATE_BYTES)) for name in given if name.endswith("_dtype")}
-    return dtypes | {name: training.flag(name, False) for name in given if name not in dtypes}
-
-
-def _run_tokens(training: Section) -> int | None:
-    """Tokens of the whole run, which people write as 15e12."""
-    if not training.has("run_tokens"):
-        return None
-    tokens = training.number("run_tokens", 1e18)
-    if not tokens.is_integer():
-        raise training.refuse("run_tokens", "a whole number of tokens")
-    return int(tokens)
-
-
-def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) -> str:
-    """The job's attention kernel, one that the GPU can run."""
-    kernel = training.choice("attention", ATTENTIONS, default_attention(framework, gpu, dtype))
-    able = attention_kernels(gpu)
-    if kernel not in able:
-        raise JobError(
-            f"{training.at('attention')}: {kernel} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
-            f"expected one of {', '.join(able)}."
-        )
-    return kernel
 
 
 def _cluster(section: Section) -> Cluster:
@@ -314,7 +228,7 @@ def dump_job(job: Job | Mapping[str, Any]) -> str:
 
 def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
-    training = {key: value for key, value in _filled(job.training).items() if key in _TRAINING_KEYS and value != ""}
+    training = {key: value for key, value in _filled(job.training).items() if key in TRAINING_KEYS and value != ""}
     if job.training.attention_assumed:
         del training["attention"]
     if any(assumption.key == "dtype" for assumption in job.cluster.assumed):

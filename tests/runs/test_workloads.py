@@ -383,6 +383,20 @@ def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> No
     assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
 
 
+@pytest.mark.parametrize(
+    ("cell", "framework", "kind"),
+    [
+        ("transformer_engine:attn+moe_router", "megatron-bridge", "transformer_engine"),
+        ("local:full_iteration", "megatron-bridge", "full_iteration"),
+        ("none", "megatron-bridge", ""),
+        ("full_iteration", "torchtitan", ""),
+    ],
+)
+def test_a_table_states_the_cuda_graphs_of_megatron_core(cell: str, framework: str, kind: str) -> None:
+    (found,), _ = workloads(table({"cuda_graph": cell, "framework": framework}))
+    assert found.job.training.cuda_graph == kind
+
+
 FINE: dict[str, Any] = {
     "num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 1408, "num_shared_experts": 2,
     "num_dense_layers": 3, "mtp_num_layers": 1, "attention_kind": "MLA",

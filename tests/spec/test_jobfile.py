@@ -449,6 +449,15 @@ def test_a_job_may_state_the_memory_of_its_gpus() -> None:
         parse(changed(CORES, "cluster.memory_gib", -1))
 
 
+def test_cuda_graphs_are_those_of_megatron_core_alone() -> None:
+    graphs = {"framework": "nemo", "cuda_graph": "transformer_engine"}
+    job = parse(SMALL | {"training": SMALL["training"] | graphs})
+    assert job.training.cuda_graph == "transformer_engine"
+    assert parse(parse_yaml(dump_job(job))) == job
+    with pytest.raises(JobError, match=r"training\.cuda_graph: the memory of torchtitan's CUDA graphs is unknown"):
+        parse(SMALL | {"training": SMALL["training"] | graphs | {"framework": "torchtitan"}})
+
+
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     stated = {"dtype": "fp8", "grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
     job = parse(changed(SMALL, "cluster.gpu", "h100-sxm5-80gb") | {"training": SMALL["training"] | stated})

@@ -42,6 +42,7 @@ def megatron_words(intent: Intent, version: str = NEWEST) -> tuple[Words, list[s
     _memory_savings(words, gaps, intent)
     _precision(words, gaps, intent)
     _kernels(words, intent)
+    _graphs(words, gaps, intent)
     _run(words, gaps, intent)
     return words, gaps.notes
 
@@ -322,6 +323,20 @@ def _kernels(words: Words, intent: Intent) -> None:
         no_create_attention_mask_in_dataloader=True, manual_gc=True, manual_gc_interval=100,
         tp_comm_overlap=overlapped and tp > 1 and bool(intent["sequence_parallel"]) and training.dtype != "fp32",
     )  # fmt: skip
+
+
+def _graphs(words: Words, gaps: Gaps, intent: Intent) -> None:
+    """CUDA graphs, under the names of each version: of whole layers, of MoE layers what has a fixed shape."""
+    kind = intent.job.training.cuda_graph
+    if not kind:
+        return
+    gaps.never(not words.has("cuda_graph_impl"), f"training.cuda_graph {kind}")
+    parts: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess") if intent.model.is_moe else ()
+    old = not words.has("cuda_graph_modules")
+    if kind == "full_iteration":
+        words.add(no_check_for_nan_in_loss_and_grad=True)
+        kind, parts = ("local", (kind,)) if old else (kind, ())
+    words.add(cuda_graph_impl=kind, **{"cuda_graph_scope" if old else "cuda_graph_modules": parts}, te_rng_tracker=True)
 
 
 def _run(words: Words, gaps: Gaps, intent: Intent) -> None:

@@ -41,6 +41,8 @@ def export(intent: Intent, version: str) -> Export:
         sections["optimizer"] = {
             "optimizer_cpu_offload": intent["offload"] == "optimizer", "use_precision_aware_optimizer": True,
         }  # fmt: skip
+    for section, values in _graphs(intent).items():
+        sections[section] = {**sections.get(section, {}), **values}  # type: ignore[dict-item]
     if intent["zero_stage"] > 1:
         sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
     if not intent.is_training:
@@ -130,6 +132,23 @@ def _plan(intent: Intent) -> dict[str, Any]:
         found["recompute_modules"] = names
     if intent["offload"] == "activations":
         found |= {"fine_grained_activation_offloading": True, "offload_modules": list(offloaded_modules(intent))}
+    return found
+
+
+def _graphs(intent: Intent) -> dict[str, dict[str, Any]]:
+    """CUDA graphs: of whole layers, of MoE layers what has a fixed shape; or of all passes, without checks for NaN."""
+    kind = intent.job.training.cuda_graph
+    if not kind:
+        return {}
+    found: dict[str, dict[str, Any]] = {"model": {"use_te_rng_tracker": True}, "rng": {"te_rng_tracker": True}}
+    if kind == "full_iteration":
+        found["model"] |= {"cuda_graph_impl": "local", "cuda_graph_scope": [kind]}
+        return found | {
+            "rerun_state_machine": {"check_for_nan_in_loss": False},
+            "ddp": {"check_for_nan_in_grad": False},
+        }
+    scope = ["attn", "moe_router", "moe_preprocess"] if intent.model.is_moe else ["attn", "mlp"]
+    found["model"] |= {"cuda_graph_impl": kind, "cuda_graph_scope": scope}
     return found
 
 

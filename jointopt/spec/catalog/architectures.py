@@ -52,6 +52,12 @@ def flash_is_usual(gpu: Gpu) -> bool:
     return bool(_row(gpu).get("flash_is_usual"))
 
 
+def workspaces_mib(gpu: Gpu) -> tuple[float, float]:
+    """MiB of cuBLAS' workspace in PyTorch, and in Transformer Engine per stream; none where no CUDA runs."""
+    torch, engine = _row(gpu)["workspace_mib"] if gpu.vendor == "NVIDIA" else (0.0, 0.0)
+    return float(torch), float(engine)
+
+
 def training_factor(gpu: Gpu) -> float:
     """Time of products within a training step over that of the same products timed alone."""
     return float(_row(gpu)["training_factor"])

@@ -154,6 +154,24 @@ def _refused_modules(model: Model) -> int:
     return sum(map(MODULES.bit, lacking if model.is_moe else [*lacking, "moe_act"]))
 
 
+def graph_rules(job: Job) -> list[Rule]:
+    """Choices that Megatron Core's TransformerConfig refuses under CUDA graphs of layers."""
+    if job.training.cuda_graph != "transformer_engine":
+        return []
+    full, moe, activations = RECOMPUTE_CODES["full"], MODULES.bit("moe"), OFFLOAD.code("activations")
+    graphs = "CUDA graphs of layers"
+    return [
+        Rule("graphs_recompute", ("recompute",), lambda c: c["recompute"] == full, f"full recompute under {graphs}",
+             f"recompute full does not run under {graphs} (training.cuda_graph)."),
+        Rule("graphs_moe", ("recompute_modules",), lambda c: (c["recompute_modules"] & moe) != 0,
+             f"recompute of moe under {graphs}",
+             f"recompute_modules {{recompute_modules}}: moe does not run under {graphs} (training.cuda_graph)."),
+        Rule("graphs_offload", ("offload",), lambda c: c["offload"] == activations,
+             f"offload of activations under {graphs}",
+             f"offload activations does not run under {graphs} (training.cuda_graph)."),
+    ]  # fmt: skip
+
+
 def sharing_rules(job: Job) -> list[Rule]:
     """Groups of ranks that shard by themselves, and what lies in host memory."""
     model, framework = job.model, job.training.framework

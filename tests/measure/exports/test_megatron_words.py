@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,28 @@ def test_no_version_is_given_a_word_that_it_does_not_know(columns: dict[str, Any
         assert all(
             table[name].known_to(version) for name in options(intent_of(LLAMA, plan_of(LLAMA, **columns)), version)
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "version", "words"),
+    [
+        ("llama-3-8b", "transformer_engine", NEWEST, {"impl": "transformer_engine"}),
+        ("mixtral-8x7b", "transformer_engine", NEWEST,
+         {"impl": "transformer_engine", "modules": "attn moe_router moe_preprocess"}),
+        ("llama-3-8b", "full_iteration", NEWEST, {"impl": "full_iteration"}),
+        ("llama-3-8b", "full_iteration", "0.16.1", {"impl": "local", "scope": "full_iteration"}),
+    ],
+)  # fmt: skip
+def test_cuda_graphs_have_the_names_of_the_version(
+    intent: Any, model: str, kind: str, version: str, words: dict[str, str]
+) -> None:
+    made = intent(model, framework="megatron-bridge")
+    made = replace(made, job=replace(made.job, training=replace(made.job.training, cuda_graph=kind)))
+    said = options(made, version)
+    assert {name[11:]: value for name, value in said.items() if name.startswith("cuda-graph-")} == words
+    assert ("no-check-for-nan-in-loss-and-grad" in said) == (kind == "full_iteration")
+    with pytest.raises(ExportError, match=f"cannot express training.cuda_graph {kind}"):
+        export(made, "0.12")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +148,17 @@ def test_bridge_s_words_and_file_say_the_same(intent: Any) -> None:
             word = said[f"{section}.{name}"]
             assert word == value or json.loads(word) == value
     assert said["model.num_moe_experts"] == "8"
+
+
+@pytest.mark.parametrize(("kind", "impl"), [("transformer_engine", "transformer_engine"), ("full_iteration", "local")])
+def test_bridge_captures_graphs_and_others_refuse_by_name(intent: Any, kind: str, impl: str) -> None:
+    made = intent("mixtral-8x7b", framework="megatron-bridge")
+    made = replace(made, job=replace(made.job, training=replace(made.job.training, cuda_graph=kind)))
+    found = yaml.safe_load(TARGETS["megatron-bridge"].export(made).files["overrides.yaml"])
+    assert (found["model"]["cuda_graph_impl"], found["rng"]["te_rng_tracker"]) == (impl, True)
+    assert ("check_for_nan_in_grad" in found["ddp"]) == (kind == "full_iteration")
+    with pytest.raises(ExportError, match=f"training.cuda_graph {kind}"):
+        TARGETS["nanotron"].export(made)
 
 
 @pytest.mark.parametrize(

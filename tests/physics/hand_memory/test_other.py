@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from jointopt.core.schema import Columns
 from jointopt.physics.cost_model import memory_limit_gib, peak_memory_bytes
 from jointopt.physics.memory import memory_parts
 from jointopt.spec.job import Constraints, Job
+from jointopt.spec.model import Model
 
 Held = Callable[..., list[float]]
-Jobs = Callable[..., Job]
-LAYER, TABLE, GIB = 10_240 + 36_864 + 128, 64_000, 2**30
+Jobs, Models = Callable[..., Job], Callable[..., Model]
+LAYER, TABLE, GIB, MIB = 10_240 + 36_864 + 128, 64_000, 2**30, 2**20
+PROCESS = ("communication", "workspaces", "other")
 
 
 @pytest.mark.parametrize(("split", "share"), [(True, 2), (False, 1)])
@@ -26,11 +29,17 @@ def test_the_last_stage_holds_logits_of_every_token_and_word(split: bool, share:
     assert found == [0, 5 * 6 * 128 / 2 * 1000 / share]
 
 
-def test_every_rank_holds_what_its_process_takes(held: Held) -> None:
-    framework = {"memory_overhead_gib": 1.5, "communicator_gib": 0.25}
+@pytest.mark.parametrize(
+    ("engine", "experts", "mib"), [(False, False, 8.125), (True, False, 12.125), (True, True, 24.125)]
+)
+def test_every_rank_holds_what_its_process_takes(
+    engine: bool, experts: bool, mib: float, held: Held, llama: Models, moe: Models
+) -> None:
+    # an A100: PyTorch's cuBLAS workspace, and 4 MiB of Transformer Engine's, on four streams where there are experts
+    framework = {"memory_overhead_gib": 1.5, "communicator_gib": 0.25, "quantized_inputs": engine}
     cells = {"pp": 2, "tp": 2}  # two kinds of groups
-    assert held("communication", cells, framework=framework) == [0.5 * GIB] * 2
-    assert held("other", cells, framework=framework) == [1.0 * GIB] * 2
+    found = {part: held(part, cells, (moe if experts else llama)(), framework=framework)[0] for part in PROCESS}
+    assert found == {"communication": 0.5 * GIB, "workspaces": mib * MIB, "other": 1.0 * GIB - mib * MIB}
 
 
 def test_what_a_process_was_seen_to_hold_stands_in_for_the_overhead(
@@ -38,7 +47,43 @@ def test_what_a_process_was_seen_to_hold_stands_in_for_the_overhead(
 ) -> None:
     job = hand_job(framework={"memory_overhead_gib": 1.5, "logits_bytes": 0.0})
     seen = replace(job.cluster, gpu=replace(job.cluster.gpu, process_memory_gib=0.75))
-    assert memory_parts(replace(job, cluster=seen), layouts_of())["other"].tolist() == [[0.75 * GIB]]
+    found = memory_parts(replace(job, cluster=seen), layouts_of())
+    assert found["workspaces"] + found["other"] == 0.75 * GIB
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("bf16", 2.0), ("fp8", 1.5)])
+@pytest.mark.parametrize(("cells", "used"), [({}, 1), ({"sequence_parallel": False}, 0), ({"tp": 1}, 0)])
+def test_user_buffers_hold_a_micro_batch_for_ten_products(
+    dtype: str, each: float, cells: dict[str, Any], used: int, held: Held
+) -> None:
+    # 3 sequences of 128 tokens over cp 2, 64 wide; half of the buffers gather, in 8 bit where products read 8 bit
+    plan = {"tp": 2, "cp": 2, "sequence_parallel": True, "micro_batch_size": 3} | cells
+    found = [held("workspaces", plan, dtype=dtype, framework={"user_buffers": on})[0] for on in (True, False)]
+    assert found[0] - found[1] == used * 10 * each * 3 * 128 / 2 * 64
+
+
+@pytest.mark.parametrize(("pp", "in_flight"), [(1, [1]), (2, [2, 1])])
+def test_graphs_of_layers_hold_an_input_and_a_gradient_of_each_layer_in_flight(
+    pp: int, in_flight: list[int], held: Held
+) -> None:
+    layers, both = 4 // pp, 2 * 2 * 128 * 64  # 16-bit values of 128 tokens
+    found = held("cuda_graphs", {"pp": pp}, cuda_graph="transformer_engine")
+    assert found == [layers * both * batches for batches in in_flight]
+
+
+def test_one_graph_of_all_passes_keeps_its_memory_from_the_optimizer(held: Held) -> None:
+    # 16-bit gradients that the optimizer widens: in eager mode where the activations were
+    job = {"framework": {"gradient_bytes": 2}, "main_grads_dtype": "fp32"}
+    eager, captured = (
+        [held(part, {}, cuda_graph=graph, **job)[0] for part in ("main_gradients", "cuda_graphs")]
+        for graph in ("", "full_iteration")
+    )
+    assert (eager[0], eager[1]) == (captured[0], 0)
+    assert sum(captured) == 4 * (4 * LAYER + 2 * TABLE)
+
+
+def test_without_graphs_nothing_is_kept_for_them(held: Held) -> None:
+    assert held("cuda_graphs", {"pp": 2, "zero_stage": 1, "dp": 2}) == [0, 0]
 
 
 @pytest.mark.parametrize(("stage", "gathered"), [(2, 0), (3, 2)])

@@ -61,6 +61,18 @@ def test_a_broken_rule_is_one_sentence_with_its_figures(make_job, change, senten
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"recompute": "full"}, {"recompute": "selective", "recompute_modules": "mlp;moe"}, {"offload": "activations"}],
+)
+def test_graphs_of_layers_exclude_what_megatron_core_refuses_under_them(make_job, change):
+    refused = []
+    for kind in ("", "transformer_engine", "full_iteration"):
+        job = make_job(framework=load_framework("megatron-bridge"), cuda_graph=kind)
+        refused.append(sum("CUDA graphs" in line for line in check_plan(job, GOOD | change)))
+    assert refused == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
     ("framework", "change", "sentence"),
     [
         (

@@ -1,0 +1,98 @@
+"""The ``training`` section of a job file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jointopt.core.errors import JobError
+from jointopt.core.facts import Assumption
+from jointopt.spec.catalog.architectures import attention_kernels
+from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.check import Section
+from jointopt.spec.cluster import Gpu
+from jointopt.spec.defaults import FUSED_NORM, default_attention, default_dtype
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import ATTENTIONS, CUDA_GRAPHS, DTYPES, STATE_BYTES, STATE_FIELDS, TOKEN_DISPATCHERS, Training
+
+TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
+# `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
+_PANDAS_ROW = "object"
+
+
+def read_training(section: Section, gpu: Gpu) -> Training:
+    """The training of a job file for that GPU; JobError names the key that makes no sense."""
+    training = section.section("training", TRAINING_KEYS)
+    dtype = default_dtype(gpu)
+    if training.values.get("dtype") != _PANDAS_ROW:
+        dtype = training.choice("dtype", DTYPES, dtype)
+    if dtype not in gpu.peak_tflops:
+        raise JobError(
+            f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
+            f"expected one of {', '.join(gpu.peak_tflops)}."
+        )
+    framework = load_framework(training.choice("framework", framework_names(), "generic"))
+    return Training(
+        seq_length=training.whole("seq_length"),
+        global_batch_size=training.whole("global_batch_size"),
+        dtype=dtype,
+        dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
+        attention=_attention(training, framework, gpu, dtype),
+        attention_assumed=not training.has("attention"),
+        fused_norm=training.flag("fused_norm", FUSED_NORM),
+        framework=framework,
+        token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
+        overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
+        cuda_graph=_cuda_graph(training, framework),
+        run_tokens=_run_tokens(training),
+        **_state_formats(training),
+    )
+
+
+def _cuda_graph(training: Section, framework: Framework) -> str:
+    """The kind of CUDA graphs, which is known of Megatron Core and what is built on it alone."""
+    named = training.choice("cuda_graph", CUDA_GRAPHS, "none")
+    if named != "none" and framework.family != "megatron-core":
+        raise JobError(
+            f"{training.at('cuda_graph')}: the memory of {framework.name}'s CUDA graphs is unknown; expected none."
+        )
+    return "" if named == "none" else named
+
+
+def _state_formats(training: Section) -> dict[str, Any]:
+    """Formats of gradients and optimizer states that the job states."""
+    given = [name for name in STATE_FIELDS if training.has(name)]
+    dtypes = {name: training.choice(name, tuple(STATE_BYTES)) for name in given if name.endswith("_dtype")}
+    return dtypes | {name: training.flag(name, False) for name in given if name not in dtypes}
+
+
+def _run_tokens(training: Section) -> int | None:
+    """Tokens of the whole run, which people write as 15e12."""
+    if not training.has("run_tokens"):
+        return None
+    tokens = training.number("run_tokens", 1e18)
+    if not tokens.is_integer():
+        raise training.refuse("run_tokens", "a whole number of tokens")
+    return int(tokens)
+
+
+def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) -> str:
+    """The job's attention kernel, one that the GPU can run."""
+    kernel = training.choice("attention", ATTENTIONS, default_attention(framework, gpu, dtype))
+    able = attention_kernels(gpu)
+    if kernel not in able:
+        raise JobError(
+            f"{training.at('attention')}: {kernel} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
+            f"expected one of {', '.join(able)}."
+        )
+    return kernel
+
+
+def assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:
+    """An assumption where the job states no precision of its own and gets another than most."""
+    reason = f"dtype: {_PANDAS_ROW!r} is pandas' word for a whole row, not a precision; {training.dtype} is assumed"
+    if not training.dtype_assumed:
+        reason = f"dtype is not given and {gpu.id} has no bf16; {training.dtype} is assumed"
+        if section.section("training", TRAINING_KEYS).has("dtype") or training.dtype == "bf16":
+            return ()
+    return (Assumption("dtype", training.dtype, reason),)
