@@ -144,6 +144,7 @@ COLUMNS = {
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),
         Column("num_gpus", "int", "", "workload", "GPUs of the job"),
+        Column("inter_node_gbytes_per_s", "float", "GB/s", "workload", "fabric between nodes, per GPU and direction"),
         Column("status", "str", "", "result", "ok, oom, failed or timeout"),
         Column("iteration_time_s", "float", "s", "result", "wall time of one iteration", low=0, high=10**6),
         Column("energy_j", "float", "J", "result", "energy of all GPUs for one iteration", low=0, high=10**12),

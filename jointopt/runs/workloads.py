@@ -32,7 +32,7 @@ _WORKLOAD = (
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
     "attention_kind", "mtp_num_layers", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
     "fused_norm", "token_dispatcher", "overlap_moe_a2a", "cuda_graph", "framework", "gpu", "gpus_per_node", "num_gpus",
-    "power_limit_w", "shape_from_catalogue", "heads_from_kin",
+    "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
@@ -247,7 +247,9 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
         assumed.append("gpus_per_node")
     per_node = min(int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus)
     where: dict[str, Any] = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
-    if gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
+    if "inter_node_gbytes_per_s" in row:
+        where["inter_node_gbytes_per_s"] = float(row["inter_node_gbytes_per_s"])
+    elif gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
         where["inter_node_gbytes_per_s"] = _PLAIN_NETWORK_GBYTES_PER_S
         assumed.append("inter_node_gbytes_per_s")
     if "power_limit_w" in row:

@@ -383,6 +383,13 @@ def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> No
     assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
 
 
+def test_rows_under_different_fabrics_are_different_workloads() -> None:
+    rows = pd.concat([table({"inter_node_gbytes_per_s": figure}) for figure in (6.25, np.nan)], ignore_index=True)
+    found, _ = workloads(rows)
+    usual = load_gpu("a100-sxm4-80gb").usual_inter_node_gbytes_per_s
+    assert [one.job.cluster.inter_node_gbytes_per_s for one in found] == [6.25, usual]
+
+
 @pytest.mark.parametrize(
     ("cell", "framework", "kind"),
     [
