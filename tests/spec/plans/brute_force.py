@@ -34,7 +34,8 @@ def allowed_plans(job):
     for first in itertools.product(*counts, *choices):
         for degree in degrees:
             begun = dict(zip(LAYOUT_COLUMNS, degree + first, strict=False))
-            if _tensor(job, begun) and _data(job, begun):  # most fall here, whatever the newer columns are
+            # most fall here, whatever the newer columns are
+            if _tensor(job, begun) and _data(job, begun) and _state(job, begun):
                 rest = itertools.product(widths, *newer)
                 found |= {tuple(plan.values()) for plan in _plans(begun, rest) if is_allowed(job, plan)}
     return found
