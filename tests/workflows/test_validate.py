@@ -37,11 +37,6 @@ class Simulated:
         return dict(end)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'runs.db'}"
-
-
 @pytest.fixture(scope="module")
 def small() -> Job:
     """A shipped job with few clocks."""

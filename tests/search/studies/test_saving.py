@@ -28,11 +28,6 @@ def plans():
     return table | {"avg_power_w": 300.0 + rank, "in_domain": rank % 2 == 0, "unknown": np.full(len(rank), np.nan)}
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/studies.db"
-
-
 def save(plans, url, **changes):
     return save_study(
         plans, url, **({"name": "tiny", "job_hash": "0123456789abcdef", "seed": 0, "max_trials": 8} | changes)
