@@ -54,6 +54,7 @@ CELLS = {
 }  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=4), st.integers(0, 6))
 def test_files_are_those_of_pandas_to_the_byte(tmp_path_factory, data, kinds: list[str], rows: int) -> None:
     cells = [data.draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in kinds]
@@ -257,7 +258,7 @@ def test_a_row_with_several_problems_is_one_line() -> None:
     assert "column status: " in lines[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_what_passes_once_passes_again_unchanged(data: st.DataObject) -> None:
     cell = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=4)

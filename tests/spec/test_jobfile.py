@@ -277,7 +277,7 @@ ANY_JOB = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(ANY_JOB)
 def test_a_job_that_is_saved_and_loaded_is_the_same_job(mapping: dict[str, Any]) -> None:
     job = parse(mapping)

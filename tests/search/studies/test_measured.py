@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-import pytest
 from optuna.trial import TrialState
 
 from jointopt.core.schema import LAYOUT_COLUMNS
