@@ -32,8 +32,8 @@ from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.predict import predict
 from tests.slurm_cluster import cluster as cluster
 
-# a busy machine is slow to draw examples, and no test judges seconds
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# a busy machine is slow to draw examples, and no test judges seconds; tests that need more examples say so
+settings.register_profile("any machine", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
 
@@ -205,7 +205,15 @@ def _synthetic(
 @pytest.fixture(scope="session")
 def synthetic_runs() -> Callable[..., pd.DataFrame]:
     """Maker of measurement tables whose truth is known: physics times a factor times noise."""
-    return _synthetic
+    made: dict[str, pd.DataFrame] = {}  # many tests begin with the same table, and physics takes its time
+
+    def runs(*words: Any, **columns: Any) -> pd.DataFrame:
+        key = repr((words, columns))
+        if key not in made:
+            made[key] = _synthetic(*words, **columns)
+        return made[key].copy()
+
+    return runs
 
 
 @pytest.fixture(scope="session")
