@@ -19,7 +19,7 @@ test: .venv/.dev-installed
 # The other tests: real trainings, and Slurm, PostgreSQL and Chromium started by them, for which they often wait: one
 # worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
 test-services: .venv/.services-installed
-	$(PYTEST) -n 3 --dist worksteal -m services
+	$(PYTEST) -n 3 -m services
 
 test-all: test test-services
 
