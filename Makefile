@@ -5,6 +5,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 DEMO_JOB ?= opt-350m-2x4-a100
 # Compiled code is kept: the programs that tests start, and the next tests, read it again.
 export PYTHONDONTWRITEBYTECODE :=
+# Every test worker has a core of its own; threads of one would wait for those of another.
+test test-services: export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-services test-all golden check lint types layers wheel clean
 

@@ -8,6 +8,7 @@ import importlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sqlalchemy
 from hypothesis import HealthCheck, settings
 
 from jointopt.core.schema import Columns, outside
@@ -28,11 +30,10 @@ from jointopt.spec.jobfile import load_job
 from jointopt.spec.model import Model
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.predict import predict
-from jointopt.workflows.retrain import retrain
 from tests.slurm_cluster import cluster as cluster
 
-# a busy machine is slow to draw examples, and no test judges seconds
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# a busy machine is slow to draw examples, and no test judges seconds; tests that need more examples say so
+settings.register_profile("any machine", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
 
@@ -43,6 +44,29 @@ def _signals_are_heard() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@sqlalchemy.event.listens_for(sqlalchemy.Engine, "connect")
+def _no_wait_for_the_disk(connection: Any, _: object) -> None:
+    """No database of a test outlives the machine, so that none need be on its disk after each transaction."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
+
+
+@pytest.fixture(scope="session")
+def _empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with Optuna's tables, which take long to make."""
+    import optuna
+
+    file = tmp_path_factory.mktemp("empty") / "runs.db"
+    optuna.storages.RDBStorage(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def url(_empty_database: Path, tmp_path: Path) -> str:
+    """URL of an SQLite database of the test's own, with Optuna's tables and nothing in them."""
+    return f"sqlite:///{shutil.copy(_empty_database, tmp_path / 'runs.db')}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -181,7 +205,15 @@ def _synthetic(
 @pytest.fixture(scope="session")
 def synthetic_runs() -> Callable[..., pd.DataFrame]:
     """Maker of measurement tables whose truth is known: physics times a factor times noise."""
-    return _synthetic
+    made: dict[str, pd.DataFrame] = {}  # many tests begin with the same table, and physics takes its time
+
+    def runs(*words: Any, **columns: Any) -> pd.DataFrame:
+        key = repr((words, columns))
+        if key not in made:
+            made[key] = _synthetic(*words, **columns)
+        return made[key].copy()
+
+    return runs
 
 
 @pytest.fixture(scope="session")
@@ -198,6 +230,8 @@ def three_sources() -> pd.DataFrame:
 @pytest.fixture(scope="session")
 def trained(three_sources: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a surrogate trained on three synthetic sources, and the table ``runs.csv`` beside it."""
+    from jointopt.workflows.retrain import retrain  # imports learners
+
     folder = tmp_path_factory.mktemp("trained")
     three_sources.to_csv(folder / "runs.csv", index=False)
     retrain(tables=[folder / "runs.csv"], out=folder / "surrogate", licences=["a100: made up"])

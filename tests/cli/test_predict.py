@@ -61,7 +61,7 @@ def test_measured_runs_bring_the_error_down(table):
     assert error("after.csv") < 0.05
 
 
-@pytest.mark.parametrize("options", [(), ("--surrogate", "none"), ("--measured", "runs.csv")])
+@pytest.mark.parametrize("options", [(), ("--measured", "runs.csv")])
 def test_power_and_energy_of_hardware_without_a_power_model_stay_blank(table, options):
     table.assign(gpu="cpu-core").drop(columns="iteration_time_s").to_csv("cores.csv", index=False)
     result = run("cores.csv", *options, "--out", "out.csv")

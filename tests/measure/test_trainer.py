@@ -53,7 +53,6 @@ FOUR_EXPERTS: dict[str, dict[str, Any]] = {
 EIGHT: dict[str, dict[str, Any]] = {
     "three dimensions": {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1, "sequence_parallel": True},
     "four dimensions less one": {"dp": 2, "cp": 2, "tp": 2, "zero_stage": 3, "recompute": "full"},
-    "deep": {"dp": 2, "pp": 4, "zero_stage": 1},
 }
 
 

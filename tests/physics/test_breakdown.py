@@ -33,7 +33,7 @@ def apart(physics: CostModel, layout: int, seed: int) -> tuple[Breakdown, Column
     return breakdown(physics, layout, clocks), physics.evaluate(np.array([layout]), clocks[None, :])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=taken_apart())
 def test_the_parts_add_up_to_the_totals_and_none_is_negative_but_the_leakage_of_a_cool_gpu(
     drawn: tuple[int, int, int], shipped_physics: Physics
@@ -52,7 +52,7 @@ def test_the_parts_add_up_to_the_totals_and_none_is_negative_but_the_leakage_of_
     assert (parts.idle_s >= -1e-9 * whole).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(drawn=taken_apart())
 def test_stages_have_their_own_clock_power_and_layers_and_every_level_of_the_energy_adds_up_to_the_one_above(
     drawn: tuple[int, int, int], shipped_physics: Physics

@@ -95,7 +95,7 @@ def test_framework_and_kernel_are_categories_and_may_be_unknown(shipped_physics,
     assert unknown["attention=unknown"].all()
 
 
-@pytest.mark.parametrize("job", range(7))
+@pytest.mark.parametrize("job", [0, 1, 3, 5])  # dense, walked schedules, ZeRO-3, experts
 def test_steps_after_pricing_move_time_as_much_as_layouts_priced_anew(job, shipped_physics, one_clock):
     physics = shipped_physics(job)
     index = np.arange(len(physics.layouts["pp"]))

@@ -32,7 +32,7 @@ def cells(names: set[str]) -> dict[str, int]:
     return {"recompute": int(bool(names)), "recompute_modules": MODULES.code(";".join(names))}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(MODELS), WHERE, NAMES, NAMES, st.sampled_from(("flash2", "fused", "unfused")))
 def test_more_modules_never_need_more_memory_nor_less_time(
     model: Model, where: dict[str, Any], some: set[str], others: set[str], attention: str
@@ -42,7 +42,7 @@ def test_more_modules_never_need_more_memory_nor_less_time(
     assert more[1] >= fewer[1] * (1 - 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(MODELS), WHERE, st.integers(1, 5), st.integers(1, 5))
 def test_more_layers_never_need_more_memory_nor_less_time(
     model: Model, where: dict[str, Any], first: int, second: int

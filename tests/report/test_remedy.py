@@ -26,6 +26,7 @@ JOB: dict[str, Any] = {
     "training": {"seq_length": 4096, "global_batch_size": 64},
     "cluster": {"gpu": "a100-sxm4-40gb", "nodes": 1, "gpus_per_node": 8},
 }
+FEW = {"tp": [2], "pp": [1, 4], "recompute": ["full"], "micro_batch_size": [1]}  # a small space holds the same ideas
 Propose = Callable[..., Proposal]
 
 
@@ -92,17 +93,17 @@ def test_keys_that_only_help_together_are_named_together(proposed: Propose) -> N
 @pytest.mark.parametrize("name", ["iteration_time_s", "energy_j", "avg_power_w", "cluster_power_kw"])
 def test_a_bound_out_of_reach_is_named_with_the_least_that_is_within(name: str, proposed: Propose) -> None:
     least = figure(rf"constraints\.{name} is 0\.001 and no plan needs less than about ([\d.e+]+)",
-                   refusal(proposed, constraints={name: 0.001}))  # fmt: skip
-    assert len(proposed(constraints={name: least * 1.001}).front["pp"])
-    refusal(proposed, constraints={name: least * 0.9})
+                   refusal(proposed, search=FEW, constraints={name: 0.001}))  # fmt: skip
+    assert len(proposed(search=FEW, constraints={name: least * 1.001}).front["pp"])
+    refusal(proposed, search=FEW, constraints={name: least * 0.9})
 
 
 def test_bounds_that_exclude_each_other_say_how_far_one_must_give(proposed: Propose) -> None:
     bounds = {"iteration_time_s": 11.0, "avg_power_w": 150.0}
-    message = refusal(proposed, constraints=bounds)
+    message = refusal(proposed, search=FEW, constraints=bounds)
     assert "met alone, not all together" in message
     seconds = figure(r"constraints\.iteration_time_s to about ([\d.e+]+)", message)
-    assert len(proposed(constraints=bounds | {"iteration_time_s": seconds}).front["pp"])
+    assert len(proposed(search=FEW, constraints=bounds | {"iteration_time_s": seconds}).front["pp"])
 
 
 def test_a_batch_that_the_pinned_degrees_do_not_divide_gets_one_that_they_do(proposed: Propose) -> None:

@@ -13,7 +13,7 @@ from jointopt.runs.cells import READERS, read_columns, row_codes
 CELL = st.sampled_from(["1410", "1410;1395", " full ", "true", "2.0", "x", "", None])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(CELL, min_size=1, max_size=12), st.sampled_from(["tp", "stage_clock_mhz", "gated_mlp", "recompute"]))
 def test_a_cell_is_read_alike_alone_and_in_a_column(cells: list[str | None], name: str) -> None:
     column, faults = read_columns(pd.DataFrame({name: pd.Series(cells, dtype=object)}), [name], READERS)

@@ -188,7 +188,7 @@ def test_a_writer_waits_for_the_lock_of_another(url: str, tmp_path: Path) -> Non
         other.execute("begin immediate")
         waiting = child(WRITER, url, 100, 105)
         with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(4)
+            waiting.wait(2.5)
         other.execute("rollback")
     assert waiting.communicate(timeout=60)[0] == "10\n"
     assert len(Store(url).read()) == 11
@@ -219,7 +219,7 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
 CELLS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "notes"]), CELLS, min_size=1), min_size=1, max_size=6))
 def test_unknown_cells_of_any_kind_come_back_as_the_same_rows(rows: list[dict[str, Any]]) -> None:
     store = Store("sqlite://")

@@ -54,6 +54,7 @@ CELLS = {
 }  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=4), st.integers(0, 6))
 def test_files_are_those_of_pandas_to_the_byte(tmp_path_factory, data, kinds: list[str], rows: int) -> None:
     cells = [data.draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in kinds]
@@ -73,15 +74,12 @@ def test_a_return_within_a_cell_stays_within_it(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (b"", "the file is empty"),
-        (b"\xef\xbb\xbf \r\n", "the file is empty"),
         (b"dp,tp\n", "no rows"),
         (b"\xff\xfe\x00", "it is UTF-16"),
         (b"dp\x00,tp\n1,2\n", "zero, as in a binary file"),
         (b"\x1f\x8b\x08\x00broken", "cannot be read"),
         (gzip.compress(b"dp,tp\n1,2\n", mtime=0)[:-9], "cannot be read"),
-        (b'dp,tp\n1,2\n"3', "cannot be read as CSV"),
         (b"dp,tp,dp\n1,2,3\n", "'dp' more than once"),
-        (b"dp,note,note\n1,2,3\n", "'note' more than once"),
     ],
 )
 @pytest.mark.parametrize("read", [read_table, read_measurements])
@@ -257,7 +255,7 @@ def test_a_row_with_several_problems_is_one_line() -> None:
     assert "column status: " in lines[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_what_passes_once_passes_again_unchanged(data: st.DataObject) -> None:
     cell = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=4)

@@ -4,8 +4,8 @@ import pytest
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def shared_url(request, tmp_path):
+def shared_url(request):
     """An empty database that several processes may write to."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/shared.db"
+        return request.getfixturevalue("url")
     return request.getfixturevalue("postgres_url")

@@ -50,10 +50,8 @@ def test_a_clock_that_the_gpu_lacks_names_its_neighbours(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [[], True, "fast", [None], -1, 0, float("nan"), float("inf"), [[1410]], {"min": 1410, "max": 210}, {"step": 0},
-     {"step": 1e-300}, {"stp": 15}, {"min": "low"}],
-)  # fmt: skip
+    "value", [[], True, "fast", -1, float("nan"), [[1410]], {"min": 1410, "max": 210}, {"step": 1e-300}, {"stp": 15}]
+)
 def test_nonsense_is_refused_by_its_key(value: object) -> None:
     with pytest.raises(JobError, match="clock_mhz"):
         clocks(value)

@@ -45,15 +45,12 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"num_attention_heads": 15}, "15 attention heads do not divide"),
         ({"num_query_groups": 3}, r"num_query_groups \(3\) must divide"),
         ({"num_experts": 4, "moe_router_topk": 5}, "moe_router_topk must be from 1 to num_experts"),
-        ({"num_experts": 4}, "moe_router_topk must be from 1"),
         ({"moe_router_topk": 2}, "need num_experts above 0"),
         ({"num_experts": 4, "moe_router_topk": 1, "num_dense_layers": 24}, "must be less than num_layers"),
         ({"position_embedding": "learned"}, "needs max_position_embeddings"),
         ({"kv_lora_rank": 8}, "together"),
         ({"gated_mlp": 1}, "gated_mlp must be true or false"),
-        ({"hidden_size": True}, "hidden_size must be a whole number"),
         ({"vocab_size": 1e4}, "vocab_size must be a whole number"),
-        ({"hiden_size": 8}, "did you mean 'hidden_size'"),
     ],
 )
 def test_a_contradiction_is_one_sentence(change: dict[str, object], sentence: str) -> None:

@@ -141,8 +141,7 @@ def test_the_exact_search_keeps_its_promise_on_corrected_physics(job: Job, layou
     assert not (better[0] & better[1] & (tried["violation"] <= 0)[:, None]).any()
 
 
-def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, tmp_path: pathlib.Path) -> None:
-    url = f"sqlite:///{tmp_path}/runs.db"
+def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, url: str) -> None:
     Store(url).add(measured_runs(job, 1.3), "mine")
     found = propose(job, storage=url, trials=0)
     assert found.informed_by == {url: len(PLANS)}

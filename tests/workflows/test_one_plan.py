@@ -40,7 +40,7 @@ def both(framework, gpu, model, plan):
     return job, pd.DataFrame([row])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(framework_names()), st.sampled_from(GPUS), st.sampled_from(["llama-2-13b", "mixtral-8x7b"]),
     blank_plans(),
@@ -59,7 +59,7 @@ def test_a_plan_with_blanks_is_the_same_plan_everywhere(framework, gpu, model, p
     assert {*work.assumed[0].split()} & {*LAYOUT_COLUMNS} - implied == {*parsed.assumed} & {*LAYOUT_COLUMNS} - implied
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(framework_names()), st.sampled_from(GPUS[:3]), blank_plans())
 def test_a_plan_with_blanks_has_one_prediction(framework, gpu, plan):
     job, table = both(framework, gpu, "llama-2-13b", plan)

@@ -26,11 +26,6 @@ JOB = {
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'runs.db'}"
-
-
-@pytest.fixture
 def study(make_runs, url: str) -> Study:
     """Name of a study of the five recorded runs that succeed; keyword arguments replace their columns."""
 

@@ -97,9 +97,9 @@ def test_energy_counts_only_where_it_is_measured(make_runs, job: Job) -> None:
     assert tune(job, "replay", 3, table=both).objectives == job.objectives
 
 
-def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(make_runs, job: Job, tmp_path: Path) -> None:
+def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(make_runs, job: Job, url: str) -> None:
     thrifty = replace(job, objectives=("energy_j",))
-    tuned = tune(thrifty, "replay", 4, table=make_runs(), storage=f"sqlite:///{tmp_path / 'runs.db'}")
+    tuned = tune(thrifty, "replay", 4, table=make_runs(), storage=url)
     assert tuned.objectives == ("iteration_time_s",)
     assert [tuned.runs[i].result("iteration_time_s") for i in tuned.front] == [
         min(run.result("iteration_time_s") for run in tuned.runs if run.status == "ok")
@@ -115,8 +115,7 @@ def test_a_constraint_that_no_run_can_be_held_to_is_said_once(make_runs, timed: 
     assert (len(told), len(tuned.front)) == (1, 1)
 
 
-def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) -> None:
-    url = f"sqlite:///{tmp_path / 'runs.db'}"
+def test_every_run_is_stored_before_the_next(make_runs, timed: Job, url: str) -> None:
     tuned = tune(timed, Interrupted(make_runs()), 9, storage=url)
     stored = Store(url).read()
     assert tuned.stopped == "interrupted"
@@ -124,8 +123,7 @@ def test_every_run_is_stored_before_the_next(make_runs, timed: Job, tmp_path) ->
     assert stored["iteration_time_s"].tolist() == [run.result("iteration_time_s") for run in tuned.runs]
 
 
-def test_plans_that_the_store_has_measured_are_known_and_not_run_again(make_runs, timed: Job, tmp_path) -> None:
-    url = f"sqlite:///{tmp_path / 'runs.db'}"
+def test_plans_that_the_store_has_measured_are_known_and_not_run_again(make_runs, timed: Job, url: str) -> None:
     tune(timed, "replay", 2, table=make_runs(), storage=url)
     again = tune(timed, "replay", 2, table=make_runs(), storage=url)
     plans = [tuple(run.plan[name] for name in LAYOUT_COLUMNS) for run in again.runs]

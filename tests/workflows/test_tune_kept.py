@@ -47,11 +47,6 @@ def timed(job: Job) -> Job:
     return replace(job, objectives=("iteration_time_s",))
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'runs.db'}"
-
-
 class Ending(ReplayLauncher):
     """Raises ``error`` in the run after ``good`` ones, and does ``meanwhile`` in each."""
 
@@ -246,15 +241,13 @@ def test_runs_on_their_way_are_told_even_where_one_could_not_be_stored(
     assert [note.partition(" is not stored")[0] for note in tuned.notes] == ["Run 2", "Run 1"]
 
 
-def test_a_study_that_cannot_be_written_ends_no_tune(make_runs, timed: Job, tmp_path: Path) -> None:
-    file = tmp_path / "runs.db"
-
+def test_a_study_that_cannot_be_written_ends_no_tune(make_runs, timed: Job, url: str) -> None:
     def spoil() -> None:
-        with sqlite3.connect(file) as connection:
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
             connection.execute("DROP TABLE IF EXISTS trial_user_attributes")
 
-    tuned = tune(timed, Ending(make_runs(), 3, KeyboardInterrupt(), spoil), 2, storage=f"sqlite:///{file}")
-    assert (tuned.stopped, len(Store(f"sqlite:///{file}").read())) == ("budget", 2)
+    tuned = tune(timed, Ending(make_runs(), 3, KeyboardInterrupt(), spoil), 2, storage=url)
+    assert (tuned.stopped, len(Store(url).read())) == ("budget", 2)
     assert "The study shows no further runs" in tuned.notes[0]
 
 

@@ -29,12 +29,12 @@ word = 3
 
 
 @pytest.fixture
-def url(tmp_path, monkeypatch):
+def url(url, tmp_path, monkeypatch):
     """A database in a working directory that has a module with functions that evaluate plans."""
     (tmp_path / "a_simulator.py").write_text(SIMULATOR)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    return f"sqlite:///{tmp_path}/shared.db"
+    return url
 
 
 def test_the_physics_answers_unless_told_otherwise(url):

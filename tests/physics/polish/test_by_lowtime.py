@@ -22,15 +22,15 @@ def test_without_lowtime_one_sentence_says_how_to_install_it(monkeypatch: pytest
         need_lowtime()
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(problems())
 def test_it_goes_from_the_slowest_schedule_to_about_the_fastest_and_saves_as_the_linear_programme(
     problem: Problem,
 ) -> None:
-    schedules = [problem.within(seconds) for seconds in shortened(problem, 0.05)]
+    schedules = [problem.within(seconds) for seconds in shortened(problem, 0.1)]
     slow, fast = problem.makespan_s(problem.slowest()), problem.makespan_s(problem.fastest())
-    assert problem.makespan_s(schedules[0]) == pytest.approx(slow, rel=0.05)
-    assert problem.makespan_s(schedules[-1]) <= fast + 0.05 * len(problem.graph)
+    assert problem.makespan_s(schedules[0]) == pytest.approx(slow, rel=0.1)
+    assert problem.makespan_s(schedules[-1]) <= fast + 0.1 * len(problem.graph)
     middle = schedules[len(schedules) // 2]
     found = least_energy(problem, problem.makespan_s(middle))
     assert found is not None

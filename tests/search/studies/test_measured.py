@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-import pytest
 from optuna.trial import TrialState
 
 from jointopt.core.schema import LAYOUT_COLUMNS
@@ -24,11 +23,6 @@ PLAN: dict[str, Any] = {
 OK = {"status": "ok", "iteration_time_s": 2.5, "energy_j": 900.0, "notes": "10 iterations"}
 PREDICTED = {"iteration_time_s": 2.0, "iteration_time_s_low": 1.5, "iteration_time_s_high": 2.4, "energy_j": math.nan}
 BOTH = ("iteration_time_s", "energy_j")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'runs.db'}"
 
 
 def opened(url: str, objectives: tuple[str, ...] = BOTH) -> MeasuredStudy:
@@ -103,7 +97,7 @@ def test_the_same_job_continues_its_study_and_other_objectives_make_another(url:
     assert not again.holds({**PLAN, "tp": 1})
 
 
-def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_known(url: str, tmp_path: Path) -> None:
+def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_known(url: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
         "s.go({'spent': 3}); s.begin(t.PLAN, {}); import os; os.kill(os.getpid(), 9)"
@@ -117,7 +111,7 @@ def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_kno
     assert study.going["spent"] == 3
 
 
-def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_again(url: str, tmp_path: Path) -> None:
+def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_again(url: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
         "s.begin(t.PLAN, {}, origin='tune'); s.lose(s.begin({**t.PLAN, 'tp': 1}, {}, origin='tune'), 'why');"

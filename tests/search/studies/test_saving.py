@@ -28,15 +28,17 @@ def plans():
     return table | {"avg_power_w": 300.0 + rank, "in_domain": rank % 2 == 0, "unknown": np.full(len(rank), np.nan)}
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/studies.db"
-
-
 def save(plans, url, **changes):
     return save_study(
         plans, url, **({"name": "tiny", "job_hash": "0123456789abcdef", "seed": 0, "max_trials": 8} | changes)
     )
+
+
+@pytest.fixture(scope="module")
+def shown(plans, tmp_path_factory):
+    """URL and name of a study with a long note, for tests that only look at it."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('shown')}/studies.db"
+    return url, save(plans, url, note="# Tiny\n" + "long " * 1000, attributes={"jointopt": "0.1"})
 
 
 def noted(url, study, trial=None):
@@ -90,8 +92,9 @@ def test_all_of_a_front_can_be_chosen_from_however_few_trials_are_shown(plans, u
     assert fastest["stage_clock_mhz"] == stage_clocks_to_text(front["stage_clock_mhz"])[0]
 
 
-def test_plans_of_the_front_are_explained(plans, url):
-    study = optuna.load_study(study_name=save(plans, url, note="# Tiny"), storage=url)
+def test_plans_of_the_front_are_explained(shown):
+    url, name = shown
+    study = optuna.load_study(study_name=name, storage=url)
     assert noted(url, study).startswith("# Tiny")
     assert "| time s | energy J |" in noted(url, study)
     best = min(study.best_trials, key=lambda trial: trial.values)
@@ -106,8 +109,8 @@ def test_optunas_best_trials_are_the_front(plans, url):
     assert study.metric_names == ["iteration_time_s", "energy_j"]
 
 
-def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, url):
-    trial = optuna.load_study(study_name=save(plans, url), storage=url).trials[0]
+def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, shown):
+    trial = optuna.load_study(study_name=shown[1], storage=shown[0]).trials[0]
     row = choose(plans, 8, 0)[0]
     [plan] = plan_records(plans, plans["stage_clock_mhz"], [row])
     assert json.loads(trial.user_attrs["plan"]) == plan
@@ -116,8 +119,8 @@ def test_a_trial_knows_its_plan_its_predictions_and_its_constraint(plans, url):
     assert list(trial.constraints.values()) == trial.system_attrs["constraints"] == [plans["violation"][row]]
 
 
-def test_timestamps_are_spread(plans, url):
-    trials = optuna.load_study(study_name=save(plans, url), storage=url).trials
+def test_timestamps_are_spread(shown):
+    trials = optuna.load_study(study_name=shown[1], storage=shown[0]).trials
     starts = [trial.datetime_start for trial in trials]
     assert starts == sorted(set(starts))
     assert all(trial.duration.total_seconds() == 1 for trial in trials)
@@ -236,16 +239,16 @@ def call(app, path):
     return json.loads(body, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_optuna_dashboard_shows_the_study(plans, url):
+def test_optuna_dashboard_shows_the_study(shown):
     dashboard = pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
-    name = save(plans, url, note="# Hello\n" + "long " * 1000, attributes={"jointopt": "0.1"})
+    url, name = shown
     app = dashboard.wsgi(optuna.storages.RDBStorage(url))
     [study] = call(app, "/api/studies")["study_summaries"]
     assert study["study_name"] == name
     detail = call(app, f"/api/studies/{study['study_id']}")
     assert len(detail["trials"]) == 8
-    assert detail["note"]["body"].startswith("# Hello")
-    assert "## The front" in detail["note"]["body"][5008:]
+    assert detail["note"]["body"].startswith("# Tiny")
+    assert "## The front" in detail["note"]["body"][5007:]
     assert detail["plotly_graph_objects"][0]["id"] == "front"
     assert {len(trial["constraints"]) for trial in detail["trials"]} == {1}
     assert detail["objective_names"] == ["iteration_time_s", "energy_j"]

@@ -22,27 +22,33 @@ def allowed_plans(job):
     counts = [range(1, n + 1) for n in (experts, job.model.num_layers, job.training.global_batch_size)]
     choices = [(False, True), ("none", "selective", "full"), range(4)]
     widths = range(1, job.model.num_attention_heads + 1) if job.model.is_moe else (1,)
-    newer = [dict.fromkeys((usual, *(getattr(job.search, name) or ()))) for name, usual in USUAL.items()]
+    newer = {"etp": widths}
+    newer |= {name: dict.fromkeys((usual, *(getattr(job.search, name) or ()))) for name, usual in USUAL.items()}
     if job.search.schedule is None:
-        newer[2] = dict.fromkeys(job.training.framework.schedules)
+        newer["schedule"] = dict.fromkeys(job.training.framework.schedules)
     if job.search.dp_replicate is None:
-        newer[0] = dict.fromkeys(range(1, gpus + 1))
+        newer["dp_replicate"] = dict.fromkeys(range(1, gpus + 1))
     if job.search.stage_layers is None:
         every = [(pp, vpp) for pp in range(1, gpus + 1) for vpp in counts[1]]
-        newer[1] = dict.fromkeys(_text(split) for pair in every for split in offered_splits(job, *pair))
+        newer["stage_layers"] = dict.fromkeys(_text(split) for pair in every for split in offered_splits(job, *pair))
     found = set()
     for first in itertools.product(*counts, *choices):
         for degree in degrees:
             begun = dict(zip(LAYOUT_COLUMNS, degree + first, strict=False))
-            if _tensor(job, begun) and _data(job, begun):  # most fall here, whatever the newer columns are
-                rest = itertools.product(widths, *newer)
-                found |= {tuple(plan.values()) for plan in _plans(begun, rest) if is_allowed(job, plan)}
+            # most fall here, whatever the newer columns are
+            if _tensor(job, begun) and _data(job, begun) and _state(job, begun):
+                found |= {tuple(plan.values()) for plan in _plans(job, begun, newer) if is_allowed(job, plan)}
     return found
 
 
-def _plans(begun, rest):
-    names = LAYOUT_COLUMNS[len(begun) :]
-    return (begun | dict(zip(names, values, strict=True)) for values in rest)
+def _plans(job, begun, newer):
+    """Plans that begin so, but for values that a rule refuses whatever the other newer columns are."""
+    alone = {"etp": _experts, "schedule": _pipeline}
+    values = [
+        [one for one in values if name not in alone or alone[name](job, begun | {name: one})]
+        for name, values in newer.items()
+    ]
+    return (begun | dict(zip(newer, rest, strict=True)) for rest in itertools.product(*values))
 
 
 def _text(numbers):
