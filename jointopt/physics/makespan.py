@@ -1,10 +1,14 @@
-"""Makespan of the pipelines of priced layouts: closed forms where chunks are alike, else chunk by chunk."""
+"""Makespan of the pipelines of priced layouts: closed forms where chunks are alike, else chunk by chunk.
+
+And the gradient traffic that sticks out of it.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +18,9 @@ from jointopt.physics.layout_arrays import Split
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
+
+if TYPE_CHECKING:
+    from jointopt.physics.costs import StageCosts
 
 
 @dataclass(frozen=True)
@@ -122,3 +129,29 @@ def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Float
     found = (chunks.transpose(2, 1, 0) for chunks in (forward_s, backward_s, shares[2] * backward_s))
     forward_s, backward_s, weight_s = map(np.ascontiguousarray, found)
     return forward_s, backward_s, weight_s
+
+
+def dp_exposed_s(
+    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: float
+) -> Floats:
+    """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
+
+    At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
+    """
+    if "reduce_s" not in costs.present:
+        return np.zeros(len(rows))
+    reduce = costs.reduce_s.take(rows, 0)
+    zero = costs.layouts["zero_stage"][rows, None]
+    vpp = costs.layouts["vpp"][rows, None]
+    # time of a stage, per micro-batch, outside its forward pass: backward, and waiting for the slowest stage
+    free = (forward + backward).max(axis=1, keepdims=True) - forward
+    # what is at hand is the last backward pass (interleaved, its chunks keep the pace of the slowest stage);
+    # ZeRO-2/3 scatter after every micro-batch and may hide under all of them
+    window = np.where((vpp > 1) & (zero < 2), free, backward)
+    window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
+    # the distributed optimizer gathers weights under the next iteration's first forward pass
+    window = window + np.where(zero == 1, forward, 0.0)
+    left = reduce - np.minimum(overlap * reduce, window)
+    # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
+    drained = (np.cumsum(backward, axis=1) - backward) / vpp
+    return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
