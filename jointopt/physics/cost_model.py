@@ -29,23 +29,24 @@ from jointopt.spec.kernels import KernelConstants
 
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 HEAT = ("peak_power_w", "temperature_c")
-_CHUNK = 20_000  # layouts priced in one pass
+_PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     """Memory of the heaviest rank of every layout, (n,) bytes."""
     out = np.empty(len(layouts["pp"]))
-    for rows, group in _by_depth(layouts):
-        out[rows] = np.sum(list(memory_parts(job, group).values()), axis=0).max(axis=1)
+    for rows, group in _by_depth(layouts, _CELLS):
+        out[rows] = pc.summed(memory_parts(job, group).values()).max(axis=1)
     return out
 
 
-def _by_depth(layouts: Columns) -> Iterator[tuple[Ints, Columns]]:
-    for depth in np.unique(layouts["pp"]):
-        rows = np.flatnonzero(layouts["pp"] == depth)
-        for start in range(0, len(rows), _CHUNK):
-            part = rows[start : start + _CHUNK]
+def _by_depth(layouts: Columns, cells: int) -> Iterator[tuple[Ints, Columns]]:
+    """Rows of one depth and their columns, of about so many layouts x stages."""
+    for depth in np.unique(layouts["pp"]).tolist():
+        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // depth, 1)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
             yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
 
 
@@ -109,7 +110,7 @@ class CostModel:
         priced = np.flatnonzero(self.group_of >= 0)
         if len(priced) < len(new):
             new = np.union1d(priced, new)
-        for at, part in _by_depth({name: values[new] for name, values in self.layouts.items()}):
+        for at, part in _by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
             rows = new[at]
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             costs = pc.stage_costs(self.job, self.hardware, part)

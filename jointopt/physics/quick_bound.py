@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,46 +25,83 @@ from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import even_domain, placement
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of layer: how many the model has, and of one micro-batch in one of them kernels and collectives."""
+
+    count: int
+    work: Pass  # (L,), what is recomputed included
+    moved: Traffic  # (L,)
+
+    @property
+    def forward_s(self) -> Floats:
+        """Seconds forward, (L,)."""
+        return self.work.forward.time_s + self.moved.forward_s
+
+    @property
+    def backward_s(self) -> Floats:
+        """Seconds backward, (L,)."""
+        return self.work.backward.time_s + self.moved.backward_s
+
+
 def quick_bound(
     job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, cooler: Cooler
 ) -> tuple[Floats, Floats]:
     """(seconds, joules of all GPUs), (L,) each, that the physics of layouts of any depths goes below at no clocks.
 
-    Derived here. A pipeline takes at least the work of its slowest rank, and that is at least the mean over ranks: the
-    kernels and exposed collectives of all layers, embedding and head over pp. Bubble, sends, gradients, ZeRO-3's
-    gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same work at
-    the lowest voltage, and of GPUs that idle for that time: `slack.energy_floor_j` with fewer parts.
+    Derived here. The time is that of `_pipeline_s` for kernels and exposed collectives alone: sends, gradients,
+    ZeRO-3's gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same
+    work at the lowest voltage, and of GPUs that idle for that time: `slack.energy_floor_j` with fewer parts.
     """
-    lay, profile = LayoutArrays(job, layouts), job.training.framework
+    lay = LayoutArrays(job, layouts)
     layer = layer_costs(job, hw, lay)
-    groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
-    moved = _all_traffic(job, layer_traffic(job, hw, lay, groups, layer))
-    work = _all_work(job, hw, lay, layer)
-    forward, backward, batches = work.forward, work.backward, lay.micro_batches
-    rank_s = (forward.time_s + backward.time_s + moved.forward_s + moved.backward_s) / layouts["pp"]
-    time_s = batches * (rank_s + profile.micro_batch_overhead_s) + profile.iteration_overhead_s
-    time_s += _bubble_s(job, lay, layer)
-    flops = (forward.flops + backward.flops) * hw.kernels.flop_energy
-    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * (forward.sm_s + backward.sm_s)
-    fixed_j = power.pj_per_hbm_byte * PICO * (forward.hbm_bytes + backward.hbm_bytes) + moved.joules
-    floor_j = pipeline_floor_j(batches * clocked_j, batches * fixed_j, time_s * layouts["pp"], power, cooler)
+    kinds = _kinds(job, hw, lay, layer)
+    time_s = _pipeline_s(job, lay, layer, kinds) + job.training.framework.iteration_overhead_s
+    whole = [one.work.times(one.count) for one in kinds]
+    work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head])
+    joules = sum((one.count * one.moved.joules for one in kinds), np.zeros(len(time_s)))
+    flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
+    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * (work.forward.sm_s + work.backward.sm_s)
+    fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
+    clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
+    floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * layouts["pp"], power, cooler)
     return time_s, floor_j * (layouts["dp"] * layouts["tp"] * layouts["cp"])
 
 
-def _bubble_s(job: Job, lay: LayoutArrays, layer: LayerCosts) -> Floats:
-    """Seconds (L,) before and after a rank's work, the mean over ranks, in which the first chunks of others run.
+def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:
+    """Those kinds of layers that the model has."""
+    groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
+    traffic = list(layer_traffic(job, hw, lay, groups, layer).values())
+    every = job.model.num_layers + job.model.mtp_num_layers
+    dense = job.model.num_dense_layers if job.model.is_moe else every
+    found = []
+    for place, (name, count, one) in enumerate((("dense", dense, layer.dense), ("moe", every - dense, layer.moe))):
+        if count:
+            moved = [of_kinds[place] for of_kinds in traffic if of_kinds[place] is not None]
+            work = with_recompute(job, hw, one, layer.core, lay, name)
+            found.append(_Kind(count, work, functools.reduce(operator.add, moved)))
+    return found
 
-    The path of `chunks.path_bound_s` through rank j takes the first chunks of the ranks before it, (pp - 1) / 2 of them
-    in the mean over j. A chunk takes at least the kernels of as few layers as any has, of the faster kind; schedules
-    with passes of their own at least those forward. None is counted where a last group of micro-batches is not full.
+
+def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kind]) -> Floats:
+    """Seconds (L,) that no pipeline goes below, by two paths of `chunks.path_bound_s`.
+
+    The path through rank j takes the first chunks of the ranks before it and all work of its own. In the mean over j
+    that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the head,
+    which schedules with passes of their own may have elsewhere. A chunk has at least as many layers as the smallest,
+    of the faster kind, and forward passes alone where a schedule has passes of its own. Where a last group of
+    micro-batches is not full no chunk is counted: each rank's own work still is (`makespan.makespan_s`).
     """
-    pp, vpp = lay.layouts["pp"], lay.layouts["vpp"]
-    kinds = [layer.dense] * (not job.model.is_moe or job.model.num_dense_layers > 0) + [layer.moe] * job.model.is_moe
-    forward_s = np.minimum.reduce([one.forward.time_s for one in kinds])
-    backward_s = np.minimum.reduce([one.backward.time_s for one in kinds])
+    pp, vpp, batches = lay.layouts["pp"], lay.layouts["vpp"], lay.micro_batches
+    ends = [layer.embedding.forward, layer.embedding.backward, layer.head.forward, layer.head.backward]
+    work_s = sum((one.count * (one.forward_s + one.backward_s) for one in kinds), sum(part.time_s for part in ends))
+    fewest = _fewest_layers(job, lay)
     own = np.isin(lay.layouts["schedule"], [SCHEDULE.code(name) for name in CHUNKS_OF_SCHEDULE])
-    chunk_s = _fewest_layers(job, lay) * (forward_s + np.where(own, 0.0, backward_s))
-    return np.where((vpp == 1) | (lay.micro_batches % pp == 0), (pp - 1) / 2.0 * chunk_s, 0.0)
+    first_s = fewest * np.minimum.reduce([one.forward_s + np.where(own, 0.0, one.backward_s) for one in kinds])
+    before_s = np.where((vpp == 1) | (batches % pp == 0), (pp - 1) * first_s, 0.0)
+    last_s = vpp * first_s + np.where(own, 0.0, layer.head.forward.time_s + layer.head.backward.time_s)
+    path_s = np.maximum(batches * work_s / pp + before_s / 2.0, batches * last_s + before_s)
+    return np.asarray(path_s + batches * job.training.framework.micro_batch_overhead_s)
 
 
 def _fewest_layers(job: Job, lay: LayoutArrays) -> Floats:
@@ -71,33 +109,4 @@ def _fewest_layers(job: Job, lay: LayoutArrays) -> Floats:
     pp, vpp, stated = (lay.layouts[name].astype(np.int64) for name in ("pp", "vpp", "stage_layers"))
     keys, which = np.unique(pp << 48 | vpp << 32 | stated, return_inverse=True)
     shapes = [(key >> 48, key >> 32 & 0xFFFF, key & 0xFFFFFFFF) for key in keys.tolist()]
-    return np.array([min(split_of(job, *shape)) for shape in shapes])[which]
-
-
-def _layers(job: Job) -> tuple[int, int]:
-    """Dense and MoE layers of the model, those that predict further tokens among them."""
-    whole = job.model.num_layers + job.model.mtp_num_layers
-    dense = job.model.num_dense_layers if job.model.is_moe else whole
-    return dense, whole - dense
-
-
-def _all_work(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> Pass:
-    """Kernels of one micro-batch on all stages together, (L,): the sum of `costs.work_per_stage`."""
-    kinds = ((layer.dense, "dense"), (layer.moe, "moe"))
-    parts = [layer.embedding, layer.head]
-    for count, (one, kind) in zip(_layers(job), kinds, strict=True):
-        if count:
-            again = with_recompute(job, hw, one, layer.core, lay, kind)
-            parts.append(Pass(again.forward.times(count), again.backward.times(count)))
-    return functools.reduce(operator.add, parts)
-
-
-def _all_traffic(job: Job, per_layer: dict[str, tuple[Traffic | None, Traffic | None]]) -> Traffic:
-    """Collectives of one micro-batch on all stages together, (L,), exposed seconds and joules."""
-    parts = [
-        Traffic(*(count * np.asarray(x) for x in (one.forward_s, one.backward_s, one.joules)))
-        for of_kinds in per_layer.values()
-        for count, one in zip(_layers(job), of_kinds, strict=True)
-        if one is not None
-    ]
-    return functools.reduce(operator.add, parts)
+    return np.array([min(split_of(job, *shape)) for shape in shapes], float)[which]
