@@ -71,13 +71,13 @@ def quick_bound(
 def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:
     """Those kinds of layers that the model has."""
     groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
-    traffic = list(layer_traffic(job, hw, lay, groups, layer).values())
+    per_layer = layer_traffic(job, hw, lay, groups, layer).values()
     every = job.model.num_layers + job.model.mtp_num_layers
     dense = job.model.num_dense_layers if job.model.is_moe else every
     found = []
     for place, (name, count, one) in enumerate((("dense", dense, layer.dense), ("moe", every - dense, layer.moe))):
         if count:
-            moved = [of_kinds[place] for of_kinds in traffic if of_kinds[place] is not None]
+            moved = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
             work = with_recompute(job, hw, one, layer.core, lay, name)
             found.append(_Kind(count, work, functools.reduce(operator.add, moved)))
     return found
@@ -87,10 +87,10 @@ def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kin
     """Seconds (L,) that no pipeline goes below, by two paths of `chunks.path_bound_s`.
 
     The path through rank j takes the first chunks of the ranks before it and all work of its own. In the mean over j
-    that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the head,
-    which schedules with passes of their own may have elsewhere. A chunk has at least as many layers as the smallest,
-    of the faster kind, and forward passes alone where a schedule has passes of its own. Where a last group of
-    micro-batches is not full no chunk is counted: each rank's own work still is (`makespan.makespan_s`).
+    that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the
+    head, which schedules with passes of their own may have elsewhere. A chunk has at least as many layers as the
+    smallest, of the faster kind, and forward passes alone where a schedule has passes of its own. Where a last group
+    of micro-batches is not full no chunk is counted: each rank's own work still is (`makespan.makespan_s`).
     """
     pp, vpp, batches = lay.layouts["pp"], lay.layouts["vpp"], lay.micro_batches
     ends = [layer.embedding.forward, layer.embedding.backward, layer.head.forward, layer.head.backward]
