@@ -20,7 +20,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.pareto import concat, is_covered, merge, objectives
 from jointopt.search.problem import LowerBound, Problem, Progress
 
-SEED_LAYOUTS = 256
+SEED_LAYOUTS = 64
 SEED_CLOCKS = 8
 BLOCKS = 12  # layouts go through in about so many blocks, so that early fronts rule out later layouts
 SMALLEST_BLOCK = 2048  # layouts; of smaller blocks the calls cost more than what an early front spares
