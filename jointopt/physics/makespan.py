@@ -89,11 +89,11 @@ def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, 
         makespan[at] = _least_s(pipes, rows[at], forward[at], backward[at], full[at])
         walked = np.zeros_like(walked)
     kind = pipes.schedule[rows].astype(np.int64)
-    key = walked * (full << 32 | kind << 16 | vpp)
+    key = walked * (np.where(own, full, 1) << 32 | kind << 16 | vpp)
     for shape in np.unique(key[walked]).tolist():
         at = np.flatnonzero(key == shape)
         schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
-        makespan[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, shape >> 32)
+        makespan[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, full[at])
     return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
 
@@ -106,11 +106,11 @@ def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, ba
     return path_bound_s(first, forward + backward, batches)
 
 
-def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: int) -> Floats:
-    """Seconds (n,) of layouts with one schedule, vpp and number of micro-batches, chunk by chunk."""
+def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: Ints) -> Floats:
+    """Seconds (n,) of layouts with one schedule and vpp, chunk by chunk; with own passes, of one number of batches."""
     forward_s, backward_s, weight_s = chunk_times_s(pipes, rows, forward, backward)
     if schedule in CHUNKS_OF_SCHEDULE:
-        return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, batches)
+        return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, int(batches[0]))
     return chunked_time_s(forward_s, backward_s, batches)
 
 

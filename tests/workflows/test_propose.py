@@ -136,7 +136,7 @@ def test_a_storage_that_cannot_be_written_is_refused_before_the_search(monkeypat
         propose(jointopt.load_job(JOB), storage="sqlite:////no/such/folder/x.db")
 
 
-def test_a_study_has_the_name_given_and_its_best_trials_are_of_the_front_with_both_its_ends(tmp_path: pathlib.Path) -> None:
+def test_a_study_has_the_name_given_and_its_best_trials_span_the_front(tmp_path: pathlib.Path) -> None:
     url = f"sqlite:///{tmp_path}/studies.db"
     found = propose(jointopt.load_job(JOB), trials=100, storage=url, study="mine")
     best = optuna.load_study(study_name="mine", storage=url).best_trials
