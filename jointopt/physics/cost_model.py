@@ -208,10 +208,7 @@ class CostModel:
         return self._floors[g]
 
     def quick_bound(self, index: Ints) -> tuple[Floats, Floats]:
-        """Time and energy, (n,) each, that `lower_bound` does not go below but by rounding, without pricing a layout.
-
-        The same as that where all layouts are priced.
-        """
+        """Time and energy, (n,) each, that `lower_bound` is not below but by rounding; it where all are priced."""
         if (self.group_of >= 0).all():
             return self.lower_bound(index)
         time, energy = self._quick

@@ -118,17 +118,15 @@ def propose(
     front = _once(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
-    front = take(front, rows)
-    reference = _reference(problem, physics, fitting)
-    shown = answered(model, physics, concat([front, reference]))  # at once: every call prices layouts several times
+    front, reference = take(front, rows), _reference(problem, physics, fitting)
+    shown = answered(model, physics, concat([front, reference]))
     answer = take(shown, slice(0, -1))
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_wanted(job, answer), reference=take(shown, slice(-1, None)),
-        covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched),
-        searched=_contributions(searched, rows), seconds=watch.seconds,
-        assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
+        front=_wanted(job, answer), reference=take(shown, slice(-1, None)), covered_plans=exact.covered,
+        evaluated_plans=sum(step.evaluated for step in searched), searched=_contributions(searched, rows),
+        seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
         beside=beside(model, problem, physics, answer, fitting),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
