@@ -15,18 +15,18 @@ BLOCK_TIMES = 8192  # plans per block times pp: the state of one block stays in 
 _ALIKE = 1e-12  # relative; two advances that differ by rounding
 
 
-def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int) -> Floats:
+def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints | int) -> Floats:
     """Makespan in s, (n,), for seconds (vpp, pp, n) of one micro-batch on each chunk, blocking receives included.
 
-    ``num_micro_batches`` is a multiple of pp, vpp and pp at least 2. The schedule is that of `schedule.schedule_order`.
+    ``num_micro_batches`` (n,) are multiples of pp, vpp and pp at least 2. The schedule is `schedule.schedule_order`'s.
     """
     _, p, n = forward_s.shape
     step = max(BLOCK_TIMES // p, 16)
-    time_s = np.empty(n)
-    for start in range(0, n, step):
-        block = slice(start, start + step)
-        f, b = (np.ascontiguousarray(a[:, :, block], dtype=np.float64) for a in (forward_s, backward_s))
-        time_s[block] = _block_time_s(f, b, num_micro_batches // p)
+    time_s, groups = np.empty(n), np.broadcast_to(num_micro_batches, n) // p
+    for some in (np.flatnonzero(groups == 1), np.flatnonzero(groups > 1)):
+        for block in (some[start : start + step] for start in range(0, len(some), step)):
+            f, b = (np.ascontiguousarray(a[:, :, block], dtype=np.float64) for a in (forward_s, backward_s))
+            time_s[block] = _block_time_s(f, b, groups[block])
     return time_s
 
 
@@ -41,35 +41,40 @@ def path_bound_s(first_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Fl
     return np.asarray((ahead + num_micro_batches[:, None] * rank_s).max(axis=1))
 
 
-def _block_time_s(f: Floats, b: Floats, groups: int) -> Floats:
+def _block_time_s(f: Floats, b: Floats, groups: Ints) -> Floats:
     """Makespan (n,) of one block of plans; whole groups of pp micro-batches that only repeat are not walked through.
 
     Once all that the next step reads has moved on by one constant within a group, so it will in each further group: the
-    step takes maxima of sums, which a common constant passes through.
+    step takes maxima of sums, which a common constant passes through. Until then plans of 2 groups and more walk side
+    by side however many they have: only the last steps differ. ``groups`` (n,): all 1, or all above.
     """
     v, p, n = f.shape
-    period, steady = p * v, (groups - 1) * p * v - p + 2  # of the latter steps all ranks run both passes
-    state = _State(f, b, groups)
-    state.run(-(period + p - 2), min(steady, 0))
-    done, left = min(steady, 0), max(steady, 0) // period  # steps and groups
-    parts: list[tuple[Ints, _State, int]] = []
-    alive = np.arange(n)
-    while left > 1 and len(alive):
+    period = p * v
+    steady = (groups - 1) * period - p + 2  # of the latter steps all ranks run both passes
+    state, done, left = _State(f, b, int(groups.max())), min(int(steady[0]), 0), np.maximum(steady, 0) // period
+    state.run(-(period + p - 2), done)
+    time_s, alive = np.empty(n), np.arange(n)
+    while len(alive):
+        last = left[alive] <= 1
+        for count in np.unique(groups[alive[last]]).tolist():
+            some = last & (groups[alive] == count)
+            time_s[alive[some]] = state.of(some).end_s(done, count)
+        if last.all():
+            return time_s
+        if last.any():
+            alive, state = alive[~last], state.of(~last)
         before = state.values()
         state.run(done, done + period)
-        done, left = done + period, left - 1
+        left[alive] -= 1
         advance = state.values() - before
         least, most = advance.min(axis=(0, 1)), advance.max(axis=(0, 1))
         repeats = most - least <= _ALIKE * state.free.max(axis=0)
         if repeats.any():
-            parts.append((alive[repeats], state.of(repeats).moved(left * most[repeats]), done + left * period))
+            some = alive[repeats]
+            rest = state.of(repeats).moved(left[some] * most[repeats])
+            time_s[some] = rest.end_s(done + period, int(groups[some[0]] - left[some[0]]))  # one number for all alive
             alive, state = alive[~repeats], state.of(~repeats)
-    if len(alive):
-        parts.append((alive, state, done))
-    time_s = np.empty(n)
-    for rows, rest, at in parts:
-        rest.run(at, groups * period)
-        time_s[rows] = rest.free.max(axis=0)
+        done += period
     return time_s
 
 
@@ -98,6 +103,13 @@ class _State:
         for values in (self.free, self.down, self.up):
             values += seconds
         return self
+
+    def end_s(self, start: int, groups: int) -> Floats:
+        """Seconds, (n,), at the end of so many groups, from step ``start`` on."""
+        v, p, _ = self.f.shape
+        self.groups = groups
+        self.run(start, groups * p * v)
+        return np.asarray(self.free.max(axis=0))
 
     def run(self, start: int, stop: int) -> None:
         """Walk through the steps ``start`` to ``stop`` - 1."""

@@ -59,6 +59,10 @@ class Pass:
         """Both passes after ``of``."""
         return Pass(self.forward.map(of), self.backward.map(of))
 
+    def times(self, factor: float) -> Pass:
+        """Both passes so many times."""
+        return self.map(lambda x: x * factor)
+
 
 @dataclass(frozen=True)
 class Kernels:

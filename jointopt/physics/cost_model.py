@@ -17,8 +17,9 @@ from jointopt.core.units import GIB
 from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
-from jointopt.physics.makespan import Pipelines, makespan_s
+from jointopt.physics.makespan import Pipelines, dp_exposed_s, makespan_s
 from jointopt.physics.memory import memory_parts
+from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.cluster import PowerConstants
@@ -28,23 +29,24 @@ from jointopt.spec.kernels import KernelConstants
 
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 HEAT = ("peak_power_w", "temperature_c")
-_CHUNK = 20_000  # layouts priced in one pass
+_PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     """Memory of the heaviest rank of every layout, (n,) bytes."""
     out = np.empty(len(layouts["pp"]))
-    for rows, group in _by_depth(layouts):
-        out[rows] = np.sum(list(memory_parts(job, group).values()), axis=0).max(axis=1)
+    for rows, group in _by_depth(layouts, _CELLS):
+        out[rows] = pc.summed(memory_parts(job, group).values()).max(axis=1)
     return out
 
 
-def _by_depth(layouts: Columns) -> Iterator[tuple[Ints, Columns]]:
-    for depth in np.unique(layouts["pp"]):
-        rows = np.flatnonzero(layouts["pp"] == depth)
-        for start in range(0, len(rows), _CHUNK):
-            part = rows[start : start + _CHUNK]
+def _by_depth(layouts: Columns, cells: int) -> Iterator[tuple[Ints, Columns]]:
+    """Rows of one depth and their columns, of about so many layouts x stages."""
+    for depth in np.unique(layouts["pp"]).tolist():
+        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // depth, 1)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
             yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
 
 
@@ -70,12 +72,14 @@ class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
     ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
-    the layouts, by default worked out where it is read.
+    the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
+    which a search that rules most of them out by `quick_bound` never does.
     """
 
     def __init__(
-        self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None
-    ) -> None:
+        self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None,
+        *, lazily: bool = False,
+    ) -> None:  # fmt: skip
         self.job, self._peak_bytes = job, peak_bytes
         self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
@@ -89,13 +93,29 @@ class CostModel:
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor = self.power_factor = 1.0
         self.memory_reach = 1.0  # predicted memory may exceed the limit by this factor
-        self.group_of = np.empty(len(layouts["pp"]), np.int64)
-        self.row_of = np.empty(len(layouts["pp"]), np.int64)
-        for rows, part in _by_depth(layouts):
+        self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
+        self.row_of = np.zeros(len(layouts["pp"]), np.int64)
+        self._floors: dict[int, tuple[Floats, Floats]] = {}  # by group, see `lower_bound`
+        if not lazily:
+            self._price(np.arange(len(layouts["pp"])))
+
+    def _price(self, index: Ints) -> None:
+        """Price those of the layouts ``index`` that are not priced yet; smaller lots before it are priced anew with it.
+
+        Every group costs the same whenever plans are evaluated, however few layouts it has.
+        """
+        new = np.unique(index[self.group_of[index] < 0])
+        if not len(new):
+            return
+        priced = np.flatnonzero(self.group_of >= 0)
+        if len(priced) < len(new):
+            new = np.union1d(priced, new)
+        for at, part in _by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
+            rows = new[at]
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
-            costs = pc.stage_costs(job, self.hardware, part)
-            limit_w = power_limit_w(job.cluster, layouts, rows, costs.depth)
-            limit_w = kernel_limit_w(limit_w, self.cooler, job.cluster, self.power.static_w)
+            costs = pc.stage_costs(self.job, self.hardware, part)
+            limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
+            limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
             ceiling, duty = self._ceiling(costs, limit_w)
             self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
@@ -111,8 +131,7 @@ class CostModel:
         out = copy.copy(self)
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
         out.memory_factor, out.power_factor = memory_factor, power_factor
-        for cached in ("_bounds", "memory_bytes"):
-            out.__dict__.pop(cached, None)
+        out.__dict__.pop("memory_bytes", None)
         return out
 
     @property
@@ -144,6 +163,7 @@ class CostModel:
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
+        self._price(index)
         group_of = self.group_of[index]
         for g in np.unique(group_of).tolist():
             members = np.flatnonzero(group_of == g)
@@ -168,21 +188,35 @@ class CostModel:
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Time in s and energy in J, (n,) each, that layout rows go below at no clocks."""
-        time, energy = self._bounds
-        return time[index], energy[index]
+        self._price(index)
+        time, energy = np.empty(len(index)), np.empty(len(index))
+        group_of = self.group_of[index]
+        for g in np.unique(group_of).tolist():
+            at = np.flatnonzero(group_of == g)
+            time[at], energy[at] = (values[self.row_of[index[at]]] for values in self._floor(g))
+        return time * self.time_factor[index], energy * self.time_factor[index] * self.power_factor
 
-    @functools.cached_property
-    def _bounds(self) -> tuple[Floats, Floats]:
-        time, energy = np.empty(len(self.group_of)), np.empty(len(self.group_of))
-        for g, costs in enumerate(self.groups):
+    def _floor(self, g: int) -> tuple[Floats, Floats]:
+        """`lower_bound` of all layouts of group ``g``, uncorrected."""
+        if g not in self._floors:
+            costs = self.groups[g]
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
             fastest = self.times(g, rows, top, bound=True).total_s
-            at = np.flatnonzero(self.group_of == g)
-            time[at] = fastest[self.row_of[at]]
             floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
-            energy[at] = floor_j[self.row_of[at]]
-        return time * self.time_factor, energy * self.time_factor * self.power_factor
+            self._floors[g] = fastest, floor_j
+        return self._floors[g]
+
+    def quick_bound(self, index: Ints) -> tuple[Floats, Floats]:
+        """Time and energy, (n,) each, that `lower_bound` is not below but by rounding; it where all are priced."""
+        if (self.group_of >= 0).all():
+            return self.lower_bound(index)
+        time, energy = self._quick
+        return time[index] * self.time_factor[index], energy[index] * self.time_factor[index] * self.power_factor
+
+    @functools.cached_property
+    def _quick(self) -> tuple[Floats, Floats]:
+        return quick_bound(self.job, self.hardware, self.layouts, self.power, self.cooler)
 
     @property
     def energy_slope_w(self) -> float:
@@ -194,6 +228,7 @@ class CostModel:
         out = np.full((len(index), int(self.layouts["pp"].max())), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
         overlap = self.job.training.framework.dp_overlap
+        self._price(index)
         group_of = self.group_of[index]
         for g in np.unique(group_of):
             at = np.flatnonzero(group_of == g)
@@ -251,35 +286,11 @@ class CostModel:
 
     def _whole(self, g: int, rows: Ints, stages: _Stages, makespan: Floats) -> StageTimes:
         costs, (_, forward, backward, *_) = self.groups[g], stages
-        exposed = self.dp_exposed_s(costs, rows, forward, backward, costs.num_micro_batches[rows])
+        profile, batches = self.job.training.framework, costs.num_micro_batches[rows]
+        exposed = dp_exposed_s(costs, rows, forward, backward, batches, profile.dp_overlap)
         step = costs.slowest_step_s[rows]
-        total = makespan + exposed + step + self.job.training.framework.iteration_overhead_s
+        total = makespan + exposed + step + profile.iteration_overhead_s
         return StageTimes(*stages, makespan, exposed, step, total)
-
-    def dp_exposed_s(
-        self, costs: pc.StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints
-    ) -> Floats:
-        """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
-
-        At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
-        """
-        if "reduce_s" not in costs.present:
-            return np.zeros(len(rows))
-        reduce = costs.reduce_s.take(rows, 0)
-        zero = costs.layouts["zero_stage"][rows, None]
-        vpp = costs.layouts["vpp"][rows, None]
-        # time of a stage, per micro-batch, outside its forward pass: backward, and waiting for the slowest stage
-        free = (forward + backward).max(axis=1, keepdims=True) - forward
-        # what is at hand is the last backward pass (interleaved, its chunks keep the pace of the slowest stage);
-        # ZeRO-2/3 scatter after every micro-batch and may hide under all of them
-        window = np.where((vpp > 1) & (zero < 2), free, backward)
-        window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
-        # the distributed optimizer gathers weights under the next iteration's first forward pass
-        window = window + np.where(zero == 1, forward, 0.0)
-        left = reduce - np.minimum(self.job.training.framework.dp_overlap * reduce, window)
-        # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
-        drained = (np.cumsum(backward, axis=1) - backward) / vpp
-        return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
 
     def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy.

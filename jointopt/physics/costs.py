@@ -124,7 +124,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
     layer = layer_costs(job, hw, lay)
     work = work_per_stage(job, hw, layers, lay, layer)
-    per_layer = _layer_traffic(job, hw, lay, groups, layer)
+    per_layer = layer_traffic(job, hw, lay, groups, layer)
     exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
     if lay.offloads_activations.any():
         exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
@@ -161,7 +161,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     )  # fmt: skip
 
 
-def _layer_traffic(
+def layer_traffic(
     job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
 ) -> dict[str, _PerLayer]:
     """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
@@ -196,7 +196,7 @@ def _units_s(
     """
     units = np.zeros((len(lay.tp), 3, 4))
     kinds = (layer.dense, "dense"), (layer.moe, "moe")
-    parts = [_with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
+    parts = [with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
     for column, part in enumerate((*parts, layer.embedding, layer.head)):
         units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
     for column, one in enumerate((layer.dense, layer.moe)):
@@ -300,8 +300,8 @@ def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutAr
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
     dense_layers, depth = lay.dense_layers, lay.pp
     first, last = np.eye(1, depth), lay.ends
-    dense = _with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
-    moe = _with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
+    dense = with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
+    moe = with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
@@ -310,7 +310,7 @@ def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutAr
     return functools.reduce(operator.add, (outer(*part) for part in parts))
 
 
-def _with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay: LayoutArrays, kind: str) -> Pass:
+def with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay: LayoutArrays, kind: str) -> Pass:
     """The layer with forward work repeated before its backward pass: all of it (full), its core or a share (selective).
 
     Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -108,6 +109,12 @@ def _differ(chunks: Floats) -> bool:
     return bool((chunks != chunks[:, :1]).any())
 
 
+def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
+    """Layers of every chunk in the order of the pipeline: as the ``code`` of a split states, else the framework's."""
+    stated = STAGE_LAYERS.numbers(code)
+    return stated if len(stated) == pp * vpp else own_split(job, pp, vpp)
+
+
 def chunk_layers(job: Job, layouts: Columns) -> Split:
     """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
 
@@ -121,8 +128,7 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     schedules, dense, moe = [], list[Floats](), list[Floats]()
     for vpp, schedule, code in ((key >> 40, key >> 32 & 0xFF, key & 0xFFFFFFFF) for key in keys.tolist()):
         schedules.append(SCHEDULE.text(schedule))
-        stated = STAGE_LAYERS.numbers(code)
-        layers = np.array(stated if len(stated) == pp * vpp else own_split(job, pp, vpp), dtype=float)
+        layers = np.array(split_of(job, pp, vpp, code), dtype=float)
         if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
             layers[-1] += model.mtp_num_layers
         before = np.cumsum(layers) - layers

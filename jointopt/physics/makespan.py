@@ -1,10 +1,14 @@
-"""Makespan of the pipelines of priced layouts: closed forms where chunks are alike, else chunk by chunk."""
+"""Makespan of the pipelines of priced layouts: closed forms where chunks are alike, else chunk by chunk.
+
+And the gradient traffic that sticks out of it.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +18,9 @@ from jointopt.physics.layout_arrays import Split
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
+
+if TYPE_CHECKING:
+    from jointopt.physics.costs import StageCosts
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,11 @@ def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, 
         makespan[at] = _least_s(pipes, rows[at], forward[at], backward[at], full[at])
         walked = np.zeros_like(walked)
     kind = pipes.schedule[rows].astype(np.int64)
-    key = walked * (full << 32 | kind << 16 | vpp)
+    key = walked * (np.where(own, full, 1) << 32 | kind << 16 | vpp)
     for shape in np.unique(key[walked]).tolist():
         at = np.flatnonzero(key == shape)
         schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
-        makespan[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, shape >> 32)
+        makespan[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, full[at])
     return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
 
@@ -99,11 +106,11 @@ def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, ba
     return path_bound_s(first, forward + backward, batches)
 
 
-def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: int) -> Floats:
-    """Seconds (n,) of layouts with one schedule, vpp and number of micro-batches, chunk by chunk."""
+def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: Ints) -> Floats:
+    """Seconds (n,) of layouts with one schedule and vpp, chunk by chunk; with own passes, of one number of batches."""
     forward_s, backward_s, weight_s = chunk_times_s(pipes, rows, forward, backward)
     if schedule in CHUNKS_OF_SCHEDULE:
-        return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, batches)
+        return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, int(batches[0]))
     return chunked_time_s(forward_s, backward_s, batches)
 
 
@@ -122,3 +129,29 @@ def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Float
     found = (chunks.transpose(2, 1, 0) for chunks in (forward_s, backward_s, shares[2] * backward_s))
     forward_s, backward_s, weight_s = map(np.ascontiguousarray, found)
     return forward_s, backward_s, weight_s
+
+
+def dp_exposed_s(
+    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: float
+) -> Floats:
+    """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
+
+    At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
+    """
+    if "reduce_s" not in costs.present:
+        return np.zeros(len(rows))
+    reduce = costs.reduce_s.take(rows, 0)
+    zero = costs.layouts["zero_stage"][rows, None]
+    vpp = costs.layouts["vpp"][rows, None]
+    # time of a stage, per micro-batch, outside its forward pass: backward, and waiting for the slowest stage
+    free = (forward + backward).max(axis=1, keepdims=True) - forward
+    # what is at hand is the last backward pass (interleaved, its chunks keep the pace of the slowest stage);
+    # ZeRO-2/3 scatter after every micro-batch and may hide under all of them
+    window = np.where((vpp > 1) & (zero < 2), free, backward)
+    window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
+    # the distributed optimizer gathers weights under the next iteration's first forward pass
+    window = window + np.where(zero == 1, forward, 0.0)
+    left = reduce - np.minimum(overlap * reduce, window)
+    # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
+    drained = (np.cumsum(backward, axis=1) - backward) / vpp
+    return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))

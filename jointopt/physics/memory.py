@@ -280,7 +280,9 @@ def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
         layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds])
         if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
             layers = layers.max(axis=1, keepdims=True)
-        for count in np.unique(layers, axis=1).swapaxes(0, 1):
+        if layers.shape[1] > 1:
+            layers = np.unique(layers, axis=1)
+        for count in layers.swapaxes(0, 1):
             held[rows] = np.maximum(held[rows], dense[rows] * count[0] + moe[rows] * count[1])
     return held
 

@@ -46,11 +46,18 @@ def energy_floor_j(
     Derived here from `clock_law.energy_parts_j`: static power and cold leakage over the fastest time, dynamic work at
     the lowest voltage, all bytes and links.
     """
+    clocked_j = terms.clocked_j.sum(axis=1)
+    return costs.replicas * pipeline_floor_j(clocked_j, terms.fixed_j, fastest_s * costs.depth, constants, cooler)
+
+
+def pipeline_floor_j(
+    clocked_j: Floats, fixed_j: Floats, rank_s: Floats, constants: PowerConstants, cooler: Cooler
+) -> Floats:
+    """`energy_floor_j` of one GPU per stage, (L,): work that follows V², work that does not, seconds of all stages."""
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
-    work = lowest * terms.clocked_j.sum(axis=1) + terms.fixed_j
     cold_w, gain = cooler.leakage_line
     idle_w = max((1.0 + gain) * constants.static_w + cold_w, 0.0)
-    return np.asarray(((1.0 + gain) * work + idle_w * fastest_s * costs.depth) * costs.replicas)
+    return np.asarray((1.0 + gain) * (lowest * clocked_j + fixed_j) + idle_w * rank_s)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:

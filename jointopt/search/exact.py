@@ -18,11 +18,12 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.pareto import concat, is_covered, merge, objectives
-from jointopt.search.problem import Problem, Progress
+from jointopt.search.problem import LowerBound, Problem, Progress
 
-SEED_LAYOUTS = 256
+SEED_LAYOUTS = 64
 SEED_CLOCKS = 8
-BLOCKS = 12  # layouts go through in this many blocks at least, so that early fronts rule out later layouts
+BLOCKS = 12  # layouts go through in about so many blocks, so that early fronts rule out later layouts
+SMALLEST_BLOCK = 2048  # layouts; of smaller blocks the calls cost more than what an early front spares
 STAGE_CELLS_PER_CHUNK = 4_000_000  # 32 MB of stage clocks; the evaluation holds some ten times as much
 ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the truth by rounding
 
@@ -106,10 +107,14 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
 
 def _sweep_blocks(sweep: _Sweep) -> int:
     """Settle all layouts in blocks, the most promising first; returns the plans that this evaluated."""
-    order, time_lb_s, energy_lb_j = ordered_bounds(sweep.problem, np.arange(sweep.problem.num_layouts))
+    problem, every = sweep.problem, np.arange(sweep.problem.num_layouts)
+    order, time_lb_s, energy_lb_j = _ordered(every, problem.quick_bound or problem.lower_bound)
     _seed(sweep, order[:SEED_LAYOUTS])
     after_seed = sweep.evaluated
-    block = max(1, min(sweep.chunk_size // 2, -(-len(order) // BLOCKS)))
+    if problem.quick_bound is not None:
+        order, time_lb_s, energy_lb_j = promising(problem, sweep.front, every)
+        sweep.report(len(every) - len(order))
+    block = max(1, min(sweep.chunk_size // 2, max(-(-len(order) // BLOCKS), SMALLEST_BLOCK)))
     for start in range(0, len(order), block):
         rows = slice(start, start + block)
         alive = order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])]
@@ -121,12 +126,19 @@ def _sweep_blocks(sweep: _Sweep) -> int:
     return sweep.evaluated - after_seed
 
 
-def ordered_bounds(problem: Problem, layouts: Ints) -> tuple[Ints, Floats, Floats]:
-    """The layouts with their lower bounds (-inf where none is known), the smallest product of both first."""
-    if problem.lower_bound is None:
+def promising(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[Ints, Floats, Floats]:
+    """Layouts whose quick bound the front does not cover, with their lower bounds, the smallest product first."""
+    if problem.quick_bound is not None:
+        layouts = layouts[may_improve(front, *problem.quick_bound(layouts))]
+    return _ordered(layouts, problem.lower_bound)
+
+
+def _ordered(layouts: Ints, bound: LowerBound | None) -> tuple[Ints, Floats, Floats]:
+    """The layouts with their bounds (-inf where none is known), the smallest product of both first."""
+    if bound is None:
         unknown = np.full(len(layouts), -np.inf)
         return layouts, unknown, unknown
-    time_lb_s, energy_lb_j = problem.lower_bound(layouts)
+    time_lb_s, energy_lb_j = bound(layouts)
     order = np.argsort(time_lb_s * energy_lb_j, kind="stable")
     return layouts[order].astype(np.int64), time_lb_s[order], energy_lb_j[order]
 

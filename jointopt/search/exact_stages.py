@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.exact import STAGE_CELLS_PER_CHUNK, ExactFront, exact_front, may_improve, ordered_bounds
+from jointopt.search.exact import STAGE_CELLS_PER_CHUNK, ExactFront, exact_front, may_improve, promising
 from jointopt.search.genome import SLACK_LEVELS
 from jointopt.search.pareto import merge
 from jointopt.search.problem import Problem, Progress
@@ -91,7 +91,7 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     sweep = _Sweep(problem, problem.energy_slope_w, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
     step = max(1, STAGE_CELLS_PER_CHUNK // (problem.max_pp * problem.num_clocks))
-    order, time_lb_s, energy_lb_j = ordered_bounds(problem, pipelines)
+    order, time_lb_s, energy_lb_j = promising(problem, sweep.front, pipelines)
     left = may_improve(sweep.front, time_lb_s, energy_lb_j)  # the front of one clock leaves few, so chunks are few
     for start in range(0, len(left), step):
         rows = left[start : start + step]

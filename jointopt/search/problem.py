@@ -27,6 +27,7 @@ class Problem:
     ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns (n,) with at least ``iteration_time_s``,
     ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a layout's pp.
     ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
+    ``quick_bound``: the same, lower and for far less. None = no faster than ``lower_bound``.
     ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and the share of
     slack to use (0: one clock everywhere; 1: other stages as slow as they can be without becoming the bottleneck);
     more slack never raises a clock. None = one clock for all stages.
@@ -44,6 +45,7 @@ class Problem:
     stage_clocks: StageClocks | None = None
     energy_slope_w: float | None = None
     bound: Evaluate | None = None
+    quick_bound: LowerBound | None = None
 
     @property
     def num_layouts(self) -> int:

@@ -92,16 +92,17 @@ class JobModel:
         fitted = self.job.training.framework.fitted
         return None if self.surrogate is None else Correction(self.surrogate, HERE, fitted, self.evidence)
 
-    def physics(self, layouts: Columns, peak_bytes: Floats | None = None) -> CostModel:
+    def physics(self, layouts: Columns) -> CostModel:
         """The physics alone, for these layouts."""
-        return CostModel(self.job, layouts, peak_bytes=peak_bytes)
+        return CostModel(self.job, layouts)
 
-    def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None) -> CostModel:
+    def cost_model(self, layouts: Columns, peak_bytes: Floats | None = None, *, lazily: bool = False) -> CostModel:
         """The physics of these layouts with time, power and memory moved by what is known.
 
-        ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already.
+        ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
+        `CostModel`.
         """
-        physics, evidence = self.physics(layouts, peak_bytes), self.evidence
+        physics, evidence = CostModel(self.job, layouts, peak_bytes=peak_bytes, lazily=lazily), self.evidence
         memory, power = self.memory.factor, evidence.power.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach

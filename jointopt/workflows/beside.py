@@ -10,6 +10,8 @@ from jointopt.core.errors import UsageError
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
+from jointopt.search.fastest import count_faster, fastest
+from jointopt.search.problem import Problem
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
@@ -26,14 +28,13 @@ Z_90 = 1.645
 
 
 def beside(
-    model: JobModel, physics: CostModel, answer: Columns, fitting: Floats, ranking: Floats
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
 ) -> tuple[Beside, ...]:
     """Published plans of the job, and where the front's fastest plan (``answer``, by time) is outside, one inside.
 
-    ``fitting`` (L,): the probability that each layout of ``physics`` fits; ``ranking`` (L,): its seconds at the top
-    clock, times what failing costs, by which plans rank as in the front.
+    ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which the ``problem`` ranks them.
     """
-    return (*_published(model, ranking, answer), *_conventional(model, physics, answer, ranking, fitting))
+    return (*_published(model, problem, answer), *_conventional(model, problem, physics, answer, fitting))
 
 
 def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
@@ -48,18 +49,18 @@ def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
     }
 
 
-def _published(model: JobModel, ranking: Floats, answer: Columns) -> Iterator[Beside]:
+def _published(model: JobModel, problem: Problem, answer: Columns) -> Iterator[Beside]:
     found: dict[str, Beside] = {}
     for recipe in recipes_for(model.job):
         try:
-            one = _of_recipe(model, ranking, answer, recipe)
+            one = _of_recipe(model, problem, answer, recipe)
         except UsageError:  # of a recipe that this framework cannot even lay out
             continue
         found.setdefault(one.text, one)
     yield from found.values()
 
 
-def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe) -> Beside:
+def _of_recipe(model: JobModel, problem: Problem, answer: Columns, recipe: Recipe) -> Beside:
     job = model.job
     parsed = parse_plan(recipe.plan, job)
     priced = model.cost_model(parsed.layouts)
@@ -73,7 +74,7 @@ def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe
         source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
         text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
         energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
-        rank=_rank(ranking, time_s, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
+        rank=_rank(problem, time_s, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
         violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
         reasons=tuple(f"{name} {record[name]}, not {first[name]}" for name in _TELLING if record[name] != first[name]),
     )  # fmt: skip
@@ -83,21 +84,21 @@ def _of_recipe(model: JobModel, ranking: Floats, answer: Columns, recipe: Recipe
 _TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
 
 
-def _rank(ranking: Floats, time_s: float, fits: float) -> int:
-    return 1 + int(np.count_nonzero(ranking < time_s * float(cost_of_failing(np.array(fits))) * (1.0 - 1e-9)))
+def _rank(problem: Problem, time_s: float, fits: float) -> int:
+    return 1 + count_faster(problem, time_s * float(cost_of_failing(np.array(fits))) * (1.0 - 1e-9))
 
 
 def _conventional(
-    model: JobModel, physics: CostModel, answer: Columns, ranking: Floats, fitting: Floats
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
 ) -> Iterator[Beside]:
     """The fastest layout inside, where the front's first plan lies outside."""
     job = model.job
     first = {name: answer[name][:1] for name in physics.layouts}
     reasons = tuple(reason for reason, where in outside(job, first).items() if where[0])
-    inside = ~np.logical_or.reduce(list(outside(job, physics.layouts).values()))
-    if not reasons or not inside.any():
+    inside = np.flatnonzero(~np.logical_or.reduce(list(outside(job, physics.layouts).values())))
+    if not reasons or not len(inside):
         return
-    best = np.array([int(np.where(inside, ranking, np.inf).argmin())])
+    best = np.array([fastest(problem, inside)])
     fits = float(fitting[best[0]])
     layout = {name: values[best] for name, values in physics.layouts.items()}
     clocks = uniform_stage_clocks(layout["pp"], physics.top_mhz)
@@ -108,7 +109,7 @@ def _conventional(
         source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
         iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
         peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
-        rank=_rank(ranking, time_s, fits), behind=behind,
+        rank=_rank(problem, time_s, fits), behind=behind,
         behind_low=_lower(behind, answer), reasons=reasons,
     )  # fmt: skip
 

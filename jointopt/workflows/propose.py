@@ -23,6 +23,7 @@ from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.fastest import fastest
 from jointopt.search.leanest import leanest
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import (
@@ -57,6 +58,7 @@ _log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
 SECONDS_BETWEEN_TICKS = 1.0
 LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
+PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 NEEDLESS = "recomputes more than it needs to fit"
 _EVEN = 0.5  # probability of fitting
 CONSTRAINED = "breaks a constraint at every clock"
@@ -105,7 +107,7 @@ def propose(
     space, layouts, peak_bytes, dropped = _feasible(model, watch)
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
-        physics = model.cost_model(layouts, peak_bytes)
+        physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
         problem = _problem(job, physics, space.clocks_mhz, cost_of_failing(fitting))
     exact = _exact(job, problem, watch)
@@ -116,16 +118,16 @@ def propose(
     front = _once(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
-    front = take(front, rows)
-    ranking = cost_of_failing(fitting) * physics.lower_bound(np.arange(len(fitting)))[0]  # by time at the top clock
-    reference, answer = _reference(physics, fitting, ranking), answered(model, physics, front)
+    front, reference = take(front, rows), _reference(problem, physics, fitting)
+    shown = answered(model, physics, concat([front, reference]))
+    answer = take(shown, slice(0, -1))
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
-        front=_wanted(job, answer), reference=answered(model, physics, reference),
-        covered_plans=exact.covered, evaluated_plans=sum(step.evaluated for step in searched), assumed=assumptions(job),
-        searched=_contributions(searched, rows), seconds=watch.seconds,
-        reference_breaks=physics.broken_limits(reference), beside=beside(model, physics, answer, fitting, ranking),
+        front=_wanted(job, answer), reference=take(shown, slice(-1, None)), covered_plans=exact.covered,
+        evaluated_plans=sum(step.evaluated for step in searched), searched=_contributions(searched, rows),
+        seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
+        beside=beside(model, problem, physics, answer, fitting),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
@@ -229,10 +231,14 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
         time_s, energy_j = physics.lower_bound(index)
         return time_s * runs[index], energy_j * runs[index]
 
+    def quick_bound(index: Ints) -> tuple[Floats, Floats]:
+        time_s, energy_j = physics.quick_bound(index)
+        return time_s * runs[index], energy_j * runs[index]
+
     return Problem(
         layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
-        energy_slope_w=physics.energy_slope_w, bound=bound,
+        energy_slope_w=physics.energy_slope_w, bound=bound, quick_bound=quick_bound,
     )  # fmt: skip
 
 
@@ -340,9 +346,10 @@ def _contributions(steps: list[_Step], rows: Ints) -> dict[str, dict[str, float]
     return by_method
 
 
-def _reference(physics: CostModel, fitting: Floats, ranking: Floats) -> Columns:
+def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
-    pp, best = physics.layouts["pp"], np.array([ranking.argmin()])
+    pp = physics.layouts["pp"]
+    best = np.array([fastest(problem, np.arange(len(pp)))])  # its bound is the time at that clock
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
     plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}

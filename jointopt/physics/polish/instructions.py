@@ -10,6 +10,7 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.makespan import dp_exposed_s
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,11 @@ def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Float
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
     batches: Ints = costs.num_micro_batches[rows]
-    fixed_s = float(costs.slowest_step_s[rows[0]]) + physics.job.training.framework.iteration_overhead_s
+    profile = physics.job.training.framework
+    fixed_s, overlap = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s, profile.dp_overlap
 
     def seconds(first_forward_s: Floats, last_backward_s: Floats) -> float:
-        exposed = physics.dp_exposed_s(costs, rows, first_forward_s[None], last_backward_s[None], batches)
+        exposed = dp_exposed_s(costs, rows, first_forward_s[None], last_backward_s[None], batches, overlap)
         return float(exposed[0]) + fixed_s
 
     return seconds

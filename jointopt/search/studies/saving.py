@@ -26,7 +26,7 @@ from jointopt.spec.plans.clocks import stage_clocks_to_text
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
-MAX_TRIALS = 40  # Optuna takes 36 SQL statements for each, some 8 ms of CPU on a free core
+MAX_TRIALS = 20  # Optuna takes some 30 SQL statements for each, 8 to 15 ms of CPU on a free core
 FRONT_SHARE = 0.75  # of the trials: at most so many are the front's, evenly along it
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 COMPLETE = "complete"  # attribute: a hash of what the study holds, written when all of it is there

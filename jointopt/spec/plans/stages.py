@@ -44,9 +44,14 @@ def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
     if job.training.framework.layers_by_cost:
         ranks: tuple[float, ...] = layers_by_cost(job.model.num_layers, pp, *token_costs(job.model))
     else:
-        one = (np.array([pp]), np.array([vpp]))
-        ranks = tuple(layers_per_stage(job.model.num_layers, *one, head_layers=tail_layers(job.model))[0].tolist())
+        ranks = _usual_ranks(job.model.num_layers, pp, vpp, tail_layers(job.model))
     return tuple(layers / vpp for layers in ranks) * vpp
+
+
+@functools.lru_cache(maxsize=4096)
+def _usual_ranks(num_layers: int, pp: int, vpp: int, head_layers: float) -> tuple[float, ...]:
+    layers = layers_per_stage(num_layers, np.array([pp]), np.array([vpp]), head_layers=head_layers)
+    return tuple(layers[0].tolist())
 
 
 def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:

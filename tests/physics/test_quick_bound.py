@@ -1,0 +1,62 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jointopt.core.schema import Floats
+from jointopt.physics.cost_model import CostModel
+from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job, shipped_jobs
+from jointopt.spec.plans.space import enumerate_layouts
+
+SOME = 400
+
+
+def lazy(job: Job) -> CostModel:
+    """Some layouts of the job, none of them priced."""
+    layouts = enumerate_layouts(job).layouts
+    some = np.random.default_rng(0).choice(len(layouts["pp"]), min(SOME, len(layouts["pp"])), replace=False)
+    return CostModel(job, {name: values[some] for name, values in layouts.items()}, lazily=True)
+
+
+def assert_below(physics: CostModel) -> None:
+    index = np.arange(len(physics.layouts["pp"]))
+    quick = physics.quick_bound(index)
+    assert (physics.group_of < 0).all()
+    for below, bound in zip(quick, physics.lower_bound(index), strict=True):
+        assert (below <= bound * (1.0 + 1e-9)).all()
+        assert np.median(below / bound) > 0.5
+
+
+@pytest.mark.parametrize("name", shipped_jobs())
+def test_the_quick_bound_of_a_shipped_job_is_near_the_bound_of_priced_layouts_and_never_above(name: str) -> None:
+    assert_below(lazy(shipped_job(name)))
+
+
+@pytest.mark.parametrize("framework", framework_names())
+def test_no_framework_s_splits_and_schedules_fall_below_the_quick_bound(framework: str) -> None:
+    job = shipped_job("llama-3-8b-1x8-h100")
+    training = replace(job.training, framework=load_framework(framework), global_batch_size=48)
+    assert_below(lazy(replace(job, model=replace(job.model, num_layers=30), training=training)))
+
+
+def test_the_quick_bound_moves_with_the_corrections() -> None:
+    physics = lazy(shipped_job("mixtral-8x22b-8x8-h100"))
+    index, factor = np.arange(SOME), np.linspace(0.5, 2.0, SOME)
+    time_s, energy_j = physics.quick_bound(index)
+    moved = physics.corrected(factor, power_factor=3.0)
+    assert moved.quick_bound(index)[0] == pytest.approx(time_s * factor)
+    assert moved.quick_bound(index)[1] == pytest.approx(energy_j * factor * 3.0)
+
+
+def test_layouts_priced_when_read_cost_what_layouts_priced_at_once_do(one_clock: Callable[..., Floats]) -> None:
+    late = lazy(shipped_job("mixtral-8x22b-8x8-h100"))
+    at_once = CostModel(late.job, late.layouts)
+    clocks, order = one_clock(late, late.top_mhz), np.random.default_rng(1).permutation(SOME)
+    expected = at_once.evaluate(np.arange(SOME), clocks)
+    for some in np.split(order, [20, 60, 350]):  # more than before are priced with those before, fewer apart
+        found = late.evaluate(some, clocks[some])
+        for name, values in found.items():
+            np.testing.assert_allclose(values, expected[name][some], rtol=1e-12)

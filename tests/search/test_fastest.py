@@ -1,0 +1,45 @@
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.search.exact import exact_front
+from jointopt.search.fastest import count_faster, fastest
+from tests.fake_problem import fake_problem
+
+
+def quick(seed):
+    """A problem, and the same with a loose quick bound."""
+    problem = fake_problem(seed, 32, 8)
+    share = np.random.default_rng(seed).uniform(0.5, 1.0, problem.num_layouts)
+    loose = replace(problem, quick_bound=lambda i: tuple(values * share[i] for values in problem.lower_bound(i)))
+    return problem, loose
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_fastest_of_some_layouts_has_the_least_bound_whatever_the_quick_bound_leaves(seed):
+    problem, loose = quick(seed)
+    some = np.flatnonzero(np.random.default_rng(seed).random(problem.num_layouts) < 0.7)
+    if len(some):
+        assert fastest(loose, some) == some[problem.lower_bound(some)[0].argmin()]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.0, 1.0))
+def test_as_many_layouts_are_faster_as_have_a_lower_bound(seed, share):
+    problem, loose = quick(seed)
+    times, _ = problem.lower_bound(np.arange(problem.num_layouts))
+    limit = float(np.quantile(times, share))
+    assert count_faster(loose, limit) == count_faster(problem, limit) == (times < limit).sum()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_quick_bound_leaves_the_front_exact_and_settles_layouts_unseen(seed):
+    problem, loose = quick(seed)
+    found, expected = exact_front(loose), exact_front(problem)
+    for name in ("iteration_time_s", "energy_j"):
+        np.testing.assert_array_equal(found.front[name], expected.front[name])
+    assert found.covered == expected.covered
