@@ -53,6 +53,10 @@ class DeviceError(LauncherError):
     """A GPU of this machine does not answer, has no meter, or cannot be set at all."""
 
 
+class RankOrderError(DeviceError):
+    """A program runs other stages on its ranks than the plan whose clocks were to be set."""
+
+
 class DevicePermissionError(DeviceError):
     """Clocks and power limits are not this user's to set."""
 
