@@ -22,13 +22,18 @@ _CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
 _SIGNALLED = 128  # exit codes above it name a signal
 
 
-def metered_words(words: Sequence[str], job: Job, folder: Path, default_clocks: bool) -> list[str]:
-    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter."""
+def metered_words(
+    words: Sequence[str], job: Job, folder: Path, default_clocks: bool, shows_ranks: bool = True
+) -> list[str]:
+    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter.
+
+    Not ``shows_ranks``: clocks are set at once, since nothing will show which stages the program's ranks run.
+    """
     python = job.slurm.python or sys.executable
     return [
         python, "-m", "jointopt", "exec", "--plan", str(folder / _PLAN), f"--gpus-per-node={job.cluster.gpus_per_node}",
         "--node=${NODE_RANK}", f"--reading={_reading(folder, '${NODE_RANK}')}",
-        *(["--default-clocks"] if default_clocks else []), "--", *words,
+        *(["--default-clocks"] if default_clocks else []), *([] if shows_ranks else ["--check-s=0"]), "--", *words,
     ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def _mentions(words: Sequence[str], folder: Path, pattern: re.Pattern[str]) -> b
 
 
 def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Stated], by_stage: bool = True) -> None:
-    """RankOrderError where a command states other degrees than the plan, or another order and clocks differ by stage."""
+    """RankOrderError where a command states other degrees than the plan, or, if clocks differ, another order."""
     for one in found:
         for name, value in one.degrees.items():
             if (planned := int(plan.get(name) or 1)) != value:

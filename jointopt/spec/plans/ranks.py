@@ -28,8 +28,8 @@ def check_order(order: str) -> str:
     found = order.lower().split("-")
     if sorted(set(found) - {"ep"}) != sorted(_AXES) or len(set(found)) != len(found):
         raise UsageError(
-            f"An order of ranks holds each of tp, cp, dp and pp once, and perhaps ep, from the innermost outwards, as in"
-            f" {DEFAULT_ORDER}; got {order!r}."
+            "An order of ranks holds each of tp, cp, dp and pp once, and perhaps ep, from the innermost outwards, as "
+            f"in {DEFAULT_ORDER}; got {order!r}."
         )
     return order.lower()
 
