@@ -15,11 +15,13 @@ from jointopt.measure.exports.intent import Export, intent_of
 from jointopt.measure.exports.megatron import ENVIRONMENT, checkout_version
 from jointopt.measure.exports.targets import TARGETS
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
-from jointopt.measure.launchers.rows import failed_row
+from jointopt.measure.launchers.rows import WINDOW, failed_row, is_blank
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.others import Batch
-from jointopt.measure.logs.run import read_run
+from jointopt.measure.logs.run import iterations_in, read_run, window_of
 from jointopt.spec.job import Job
+
+UNMETERED = "energy not measured"  # in the notes of `measured`
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,16 @@ class FrameworkProgram(Program):
         """The row of a run that has ended, from its log."""
         batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
         try:
-            return measured(read_run(log, self.warmup_iterations, batch), job.cluster.num_gpus)
+            run = read_run(log, self.warmup_iterations, batch)
         except ValueError as error:
             if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
                 return None  # the failure says more
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
+        row, window = measured(run, job.cluster.num_gpus), window_of(log, run)
+        if window is None or not is_blank(row["energy_j"]):
+            return row
+        notes = row["notes"].replace(f", {UNMETERED}", "")  # the meters of jointopt may know it
+        return row | {"notes": notes} | dict(zip(WINDOW, (list(window), iterations_in(run)), strict=True))
 
     def _export(self, job: Job, plan: Mapping[str, Any]) -> Export:
         intent = intent_of(job, plan, iterations=self.warmup_iterations + self.iterations)
