@@ -70,6 +70,12 @@ def launcher_options(command: F) -> F:
     return common.options(_OPTIONS, command)
 
 
+def optional_launcher(command: F) -> F:
+    """The same for a command that evaluates plans in other ways, too."""
+    name, about = _OPTIONS[0]
+    return common.options(((name, about | {"required": False}), *_OPTIONS[1:]), command)
+
+
 def begin(launcher: str, options: Mapping[str, Any]) -> None:
     """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
     common.offer_restore()

@@ -61,6 +61,10 @@ class DevicePermissionError(DeviceError):
     """Clocks and power limits are not this user's to set."""
 
 
+class RunFailedError(Exception):
+    """A run of one plan that ended without a result; the fault of that plan, and no end of a search."""
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
     close = difflib.get_close_matches(str(word).lower(), sorted(known), n=1, cutoff=0.5)

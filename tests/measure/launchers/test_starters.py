@@ -74,6 +74,18 @@ def test_a_log_that_the_command_writes_elsewhere_is_read(job: Job, torch: Any, t
     assert row["status"] == "ok", row["notes"]
 
 
+def test_meters_of_this_machine_measure_what_the_log_does_not(
+    driver: Any, job: Job, torch: Any, tmp_path: Path
+) -> None:
+    one = replace(job, cluster=replace(job.cluster, nodes=1, gpus_per_node=2))
+    launcher = load_launcher("torchtitan", checkout=checkout("torchtitan", tmp_path), iterations=60)
+    row = launcher.run(one, PLAN | {"zero_stage": 2})
+    assert row["status"] == "ok", row["notes"]
+    assert row["energy_j"] == pytest.approx(2 * row["avg_power_w"] * row["iteration_time_s"], rel=0.01)
+    assert "energy not measured" not in row["notes"]
+    assert driver.held() == {}
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [("flag", FailureKind.UNKNOWN_FLAG, "unknown flag --metrics.log_freq"), ("oom", FailureKind.OOM, "out of memory")],
