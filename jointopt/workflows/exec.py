@@ -17,7 +17,15 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import DEGREES, Ints, num_gpus
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, ranks_of_node
 from jointopt.measure.devices.meter import Gpus, metered
-from jointopt.measure.devices.rank_check import WAIT_S, RankCheck, check_stated, reporting, starts_ranks, stated_by
+from jointopt.measure.devices.rank_check import (
+    UNSET,
+    WAIT_S,
+    RankCheck,
+    check_stated,
+    reporting,
+    starts_ranks,
+    stated_by,
+)
 from jointopt.measure.devices.reading import Reading
 from jointopt.measure.launchers.process import run_in_foreground
 from jointopt.spec.plans.parse import PLAN_KEYS
@@ -63,16 +71,13 @@ def execute(
         start = time.time()
         code = run_in_foreground(command, grace_s, *watched)
         end = time.time()
-    troubles = [held.trouble, *([_UNSET] if waits and not held.set_once else [])]
+    troubles = [held.trouble, *([UNSET] if waits and not held.set_once else [])]
     try:
         if series is not None:
             meter.series().write(series)
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
     return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
-
-
-_UNSET = "the program ended before its ranks had shown their stages, and its clocks were never set"
 
 
 @contextmanager

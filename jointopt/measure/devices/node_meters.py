@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import LauncherError, TableError
+from jointopt.core.facts import joined_notes
 from jointopt.measure.devices.clocks import plan_settings
 from jointopt.measure.devices.conditions import Conditions
+from jointopt.measure.devices.rank_check import UNSET
 from jointopt.measure.devices.reading import Reading, Series, not_measured, together
 from jointopt.measure.launchers.rows import plan_cells
 from jointopt.spec.job import Job
@@ -56,15 +58,19 @@ def check_settable(folder: Path, code: int, log: str) -> None:
 
 
 def with_readings(
-    row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool
+    row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool, log: str = ""
 ) -> dict[str, Any]:
-    """``row`` with the results of the nodes' meters in its window, its ``measured_s`` and ``iterations``."""
+    """``row`` with the results of the nodes' meters in its window, its ``measured_s`` and ``iterations``.
+
+    Where the ``log`` has it that the clocks of a node were never set, so do the notes.
+    """
     rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
     window = row.get("measured_s")
     reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
     settings = [] if default_clocks else plan_settings(plan)
     conditions = Conditions(plan, None, None, settings, default_clocks)
-    return conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    found = conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}
 
 
 def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:

@@ -12,16 +12,18 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from jointopt.core.errors import RankOrderError
+from jointopt.core.errors import JobError, RankOrderError
 from jointopt.core.schema import Ints
 from jointopt.measure.devices.stage_hook.sitecustomize import FOLDER
 from jointopt.measure.imports.files import read_text
+from jointopt.measure.imports.megatron import SHAPE
 from jointopt.measure.imports.shell import UNKNOWN, read_script
 from jointopt.measure.imports.taken import pairs_of, whole_of
 from jointopt.measure.launchers.process import marked
@@ -34,6 +36,7 @@ from jointopt.spec.plans.ranks import (
     stage_of_rank,
 )
 
+UNSET = "the program ended before its ranks had shown their stages, and its clocks were never set"
 WAIT_S = 30.0  # for ranks that show nothing, after the last of them was seen
 _LOOK_EVERY_S = 0.5
 _LARGEST = 1 << 20  # bytes of a script or config
@@ -41,6 +44,13 @@ _SCRIPTS, _CONFIGS = (".sh", ".bash", ".sbatch", ".slurm"), (".yaml", ".yml", ".
 _MEGATRON = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
     "expert_model_parallel_size": "ep",
+}  # fmt: skip
+# words of other frameworks that state a degree
+_NAMED = {
+    "tp": re.compile(r"tensor_(?:model_)?parallel_(?:degree|size)|\btp\b|autotp_size"),
+    "pp": re.compile(r"pipeline_(?:model_)?parallel_(?:degree|size)|\bpp\b|\bstages\b"),
+    "cp": re.compile(r"context_parallel_(?:degree|size)"),
+    "ep": re.compile(r"expert_(?:model_)?parallel_(?:degree|size)"),
 }  # fmt: skip
 _MAPPING = "use_tp_pp_dp_mapping"
 _MAPPED = re.compile(rf"{_MAPPING}\s*[:=]\s*[Tt]rue")
@@ -104,7 +114,8 @@ def _commands(words: Sequence[str], folder: Path) -> Iterator[list[str]]:
     """The command itself, those inside of its words (``sh -c "..."``) and those of its scripts."""
     yield list(words)
     for text in [*(word for word in words if re.search(r"\s", word.strip())), *_texts(words, folder, _SCRIPTS)]:
-        yield from read_script(text).commands
+        with suppress(ValueError, RecursionError):  # text that no shell would take
+            yield from read_script(text).commands
 
 
 def _texts(words: Sequence[str], folder: Path, endings: tuple[str, ...]) -> list[str]:
@@ -125,7 +136,9 @@ def _megatron(words: Sequence[str]) -> Stated | None:
     pairs = dict(pairs_of(words))
     if not pairs.keys() & {*_MEGATRON, _MAPPING}:
         return None
-    known = {short: whole_of(_first(pairs.get(name, 1))) for name, short in _MEGATRON.items()}
+    whole = set(SHAPE) <= pairs.keys() and not pairs.keys() & {"use_checkpoint_args", "yaml_cfg"}
+    usual = 1 if whole else None  # what is not stated may be in a checkpoint, or in another file
+    known = {short: whole_of(_first(pairs.get(name, usual))) for name, short in _MEGATRON.items()}
     degrees = {name: value for name, value in known.items() if value is not None}
     return Stated(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
 
@@ -137,8 +150,14 @@ def _first(value: Any) -> Any:
 
 def _imported(text: str) -> Iterator[Stated]:
     """The statements of any other command or config that can be imported."""
-    for taken in read_text(text):
-        degrees = {name: int(taken.plan[name]) for name in _MEGATRON.values() if name in taken.plan}
+    try:
+        found = read_text(text)
+    except (JobError, ValueError):  # a file that is none of these
+        found = []
+    for taken in found:
+        # the readers fill in a framework's defaults, where a recipe or a module may have others
+        degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
+                   if name in taken.plan and words.search(text)}  # fmt: skip
         if not taken.framework or taken.log or not degrees or UNKNOWN in text:
             continue
         usual = DEFAULT_ORDER
@@ -234,7 +253,7 @@ class RankCheck:
             )
         found = _stated_once(words, folder)
         check_stated(self._plan, self._order, found)
-        if found:
+        if any("pp" in one.degrees for one in found):
             self._known.add(rank)
         self._seen.add(rank)
 

@@ -20,6 +20,7 @@ from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.others import Batch
 from jointopt.measure.logs.run import iterations_in, read_run, window_of
 from jointopt.spec.job import Job
+from jointopt.spec.plans.ranks import DEFAULT_ORDER
 
 UNMETERED = "energy not measured"  # in the notes of `measured`
 
@@ -78,6 +79,11 @@ class FrameworkProgram(Program):
             self._arguments = shlex.split(arguments)
         except ValueError as error:
             raise UsageError(f"--arguments cannot be split into words: {error}; got {arguments!r:.200}.") from error
+        if any("use_tp_pp_dp_mapping" in word.replace("-", "_") for word in self._arguments):
+            raise UsageError(
+                f"--arguments: clocks of stages are set for ranks in the order {DEFAULT_ORDER}; leave "
+                "--use-tp-pp-dp-mapping out."
+            )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
         found = checkout_version(self.cwd) if name == "megatron" and self.cwd else ""
         self.version = version or found

@@ -191,7 +191,7 @@ class SlurmLauncher:
         row = with_log(outcome(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True)
         if self._metered(job):
             node_meters.check_settable(folder, end.code, end_of_log)
-            row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
+            row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, log)
         row = {name: value for name, value in row.items() if name in COLUMNS or name == "failure"}
         return dict(plan) | row | {"notes": joined_notes(row["notes"], end.remark)}
 

@@ -124,7 +124,7 @@ class CommandStartedLauncher(LocalLauncher):
             unset = "" if row["status"] != STATUSES[0] or self.default_clocks else "clocks were not set"
             return row | {"notes": joined_notes(row["notes"], unset)}
         node_meters.check_settable(folder, ended.code, text)
-        return node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
+        return node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, text)
 
     def _metered(self, job: Job) -> bool:
         return self.meter and job.cluster.gpu.id != "cpu-core" and job.slurm.gpu_request != NO_GPU_REQUEST

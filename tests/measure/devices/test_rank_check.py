@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jointopt.core.errors import RankOrderError
 from jointopt.measure.devices.rank_check import RankCheck, check_stated, reporting, starts_ranks, stated_by
@@ -111,6 +114,31 @@ def test_nanotron_numbers_the_ranks_of_experts_in_its_own_way(text: str, usual: 
     (tmp_path / "c.yaml").write_text(text)
     found = stated_by(["torchrun", "run_train.py", "--config-file", "c.yaml"], tmp_path)
     assert [one.usual for one in found] == [usual]
+
+
+@pytest.mark.parametrize(
+    ("words", "degrees"),
+    [
+        (
+            ["-m", "torchtitan.train", "--config", "llama3_405b", "--parallelism.pipeline_parallel_degree", "4"],
+            {"pp": 4},
+        ),
+        (["run_recipe.py", "--recipe", "x", "model.pipeline_model_parallel_size=1", "train.train_iters=3"], {"pp": 1}),
+        (["pretrain_gpt.py", "--use-checkpoint-args", "--tensor-model-parallel-size", "2"], {"tp": 2}),
+        ([*MEGATRON, "--tensor-model-parallel-size", "2"], {"tp": 2, "pp": 1, "cp": 1, "ep": 1}),
+    ],
+)
+def test_what_words_leave_to_a_recipe_or_a_checkpoint_is_left_open(words: list[str], degrees: dict[str, int]) -> None:
+    assert [one.degrees for one in stated_by(["torchrun", *words], HERE)] == [degrees]
+
+
+@given(st.lists(st.text(max_size=30), max_size=4), st.text(max_size=200))
+def test_no_words_and_no_script_break_the_check(words: list[str], text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "go.sh").write_text(text, encoding="utf-8", errors="replace")
+        for command in (["bash", "go.sh", *words], ["sh", "-c", text]):
+            check_stated(PLAN, DEFAULT_ORDER, stated_by(command, Path(folder)))
+            assert starts_ranks(command, Path(folder)) in (True, False)
 
 
 def test_launchers_are_known_also_in_scripts(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def test_the_search_leaves_out_what_a_framework_lacks(name: str, job: Job) -> No
         ("megatron", {}, "needs --checkout: a checkout of Megatron-LM"),
         ("deepspeed", {}, "needs --script: your training script"),
         ("megatron-bridge", {"checkout": HERE}, "needs --arguments: the recipe that the plan overrides"),
+        ("megatron", {"checkout": HERE, "arguments": "--use-tp-pp-dp-mapping"}, "leave --use-tp-pp-dp-mapping out"),
+        ("megatron", {"checkout": HERE, "arguments": "'"}, "--arguments cannot be split into words"),
         ("torchtitan", {"by": "slrum"}, "--by must be one of local, slurm, command; got 'slrum'"),
         ("torchtitan", {"by": "command"}, "started by command needs --command, which starts {start}"),
         ("torchtitan", {"by": "slurm", "command": "x {start}"}, "started by slurm takes no --command"),
@@ -192,6 +194,20 @@ def test_slurm_runs_a_framework_on_two_nodes(name: str, job: Job, torch: Any, cl
     ran = next(row for row in rows if row["status"] == "ok")
     assert "Slurm job" in ran["notes"]
     assert ran["iteration_time_s"] == pytest.approx(0.8085 if name == "megatron" else 0.05, rel=0.01)
+
+
+def test_on_slurm_each_stage_has_its_clock_once_its_ranks_are_there(
+    driver: Any, job: Job, torch: Any, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", driver.environment["LD_LIBRARY_PATH"])
+    one = replace(job, cluster=replace(job.cluster, nodes=1, gpus_per_node=2), slurm=Slurm())
+    place = checkout("torchtitan", tmp_path)
+    launcher = load_launcher("torchtitan", checkout=place, by="slurm", folder=tmp_path / "runs", poll_s=0.5,
+                             iterations=80)  # fmt: skip
+    row = launcher.run(one, PLAN | {"dp": 1, "pp": 2, "zero_stage": 2, "stage_clock_mhz": [1410.0, 1200.0]})
+    assert (row["status"], row["energy_j"] > 0) == ("ok", True), row["notes"]
+    assert [call for call in driver.calls() if call.startswith("lock")] == ["lock 0 1410", "lock 1 1200"]
+    assert driver.held() == {}
 
 
 def test_a_container_on_slurm_is_entered_on_each_node(job: Job, torch: Any, cluster: Cluster, tmp_path: Path) -> None:
