@@ -32,20 +32,20 @@ class Framework:
     title: str
     script: str = ""  # blank: a module that is installed, or a script of the user's
     lacks: tuple[str, ...] = ("schedule",)
-    needs: str = ""  # an option without which nothing can be started
-    because: str = ""
+    needs: str = ""  # an option without which nothing can be started, beside a checkout for its script
+    because: str = ""  # the value that the option needs, in words
 
 
 _CHOICES = ("recompute_modules", "recompute_num_layers", "offload", "dp_replicate")
 FRAMEWORKS = {
-    "megatron": Framework("Megatron-LM", "pretrain_gpt.py", needs="checkout"),
+    "megatron": Framework("Megatron-LM", "pretrain_gpt.py"),
     "megatron-bridge": Framework(
         "Megatron-Bridge", "scripts/training/run_recipe.py", needs="arguments",
         because="the recipe that the plan overrides, such as '--recipe llama3_8b_pretrain_config --dataset "
         "llm-pretrain-mock'",
     ),
     "torchtitan": Framework("torchtitan", lacks=("offload", "recompute_modules", "recompute_num_layers")),
-    "nanotron": Framework("nanotron", "run_train.py", ("schedule", "vpp", "stage_layers", *_CHOICES), "checkout"),
+    "nanotron": Framework("nanotron", "run_train.py", ("schedule", "vpp", "stage_layers", *_CHOICES)),
     "deepspeed": Framework(
         "DeepSpeed", lacks=("schedule", "vpp", "cp", "recompute_modules"), needs="script",
         because="your training script, which is given --deepspeed_config",
@@ -69,10 +69,9 @@ class FrameworkProgram(Program):
         version: str = "", iterations: int = 10, warmup_iterations: int = 5,
     ) -> None:  # fmt: skip
         self.name, self.about = name, FRAMEWORKS[name]
-        given = {"checkout": checkout, "script": script, "arguments": arguments}
-        if self.about.needs and not (given[self.about.needs] or (self.about.needs == "checkout" and script)):
-            reason = self.about.because or f"a checkout of {self.about.title}"
-            raise UsageError(f"The program {name} needs --{self.about.needs}: {reason}.")
+        given = {"script": script, "arguments": arguments}
+        if self.about.needs and not given[self.about.needs]:
+            raise UsageError(f"The program {name} needs --{self.about.needs}: {self.about.because}.")
         self.cwd = None if checkout is None else Path(checkout).absolute()
         self._start = self._program(script)
         try:
@@ -116,7 +115,7 @@ class FrameworkProgram(Program):
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
         """Write the files of the export."""
-        for name, text in self._export(job, plan).files.items():
+        for name, text in self.files(job, plan).items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
@@ -134,6 +133,10 @@ class FrameworkProgram(Program):
         notes = row["notes"].replace(f", {UNMETERED}", "")  # the meters of jointopt may know it
         return row | {"notes": notes} | dict(zip(WINDOW, (list(window), iterations_in(run)), strict=True))
 
+    def files(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, str]:
+        """Texts of the files that it reads, by their names."""
+        return self._export(job, plan).files
+
     def _export(self, job: Job, plan: Mapping[str, Any]) -> Export:
         intent = intent_of(job, plan, iterations=self.warmup_iterations + self.iterations)
         return TARGETS[self.name].export(intent, self.version)
@@ -142,6 +145,8 @@ class FrameworkProgram(Program):
         """The words of torchrun that name the script or the module."""
         if script is None and not self.about.script:
             return ["-m", "torchtitan.train"]
+        if script is None and self.cwd is None:
+            raise UsageError(f"The program {self.name} needs --checkout: a checkout of {self.about.title}.")
         path = Path(script).absolute() if script is not None else (self.cwd or Path()) / self.about.script
         if path.is_file():
             return [str(path)]

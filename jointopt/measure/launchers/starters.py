@@ -7,6 +7,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,11 @@ class FrameworkLauncher(LocalLauncher):
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
-        here = self.program.cwd or Path()
+        here = self.program.cwd or Path.cwd()
         words = shlex.join(self.program.local_words(job, plan, here))
-        return f"cd {shlex.quote(str(here))}\n{words}\n"
+        files = "".join(f"cat > {shlex.quote(name)} <<'END'\n{text.rstrip()}\nEND\n"
+                        for name, text in self.program.files(job, plan).items())  # fmt: skip
+        return f"cd {shlex.quote(str(here))}\n{files}{words}\n"
 
 
 class CommandStartedLauncher(LocalLauncher):
@@ -134,7 +137,8 @@ class CommandStartedLauncher(LocalLauncher):
         return self.template.filled(values)
 
     def _start(self, job: Job, plan: Mapping[str, Any], folder: Path) -> str:
-        words = self.program.words(job, plan, folder)
+        bare = replace(job, slurm=replace(job.slurm, container=None))  # which is the command's own affair
+        words = self.program.words(bare, plan, folder)
         if self._metered(job):
             words = node_meters.metered_words(words, job, folder, self.default_clocks, self.program.shows_ranks)
         port = 20_000 + sum(map(ord, folder.name)) % 12_000

@@ -127,6 +127,7 @@ def test_the_search_leaves_out_what_a_framework_lacks(name: str, job: Job) -> No
     [
         ("megatron", {}, "needs --checkout: a checkout of Megatron-LM"),
         ("deepspeed", {}, "needs --script: your training script"),
+        ("megatron-bridge", {"arguments": "--recipe x"}, "needs --checkout: a checkout of Megatron-Bridge"),
         ("megatron-bridge", {"checkout": HERE}, "needs --arguments: the recipe that the plan overrides"),
         ("megatron", {"checkout": HERE, "arguments": "--use-tp-pp-dp-mapping"}, "leave --use-tp-pp-dp-mapping out"),
         ("megatron", {"checkout": HERE, "arguments": "'"}, "--arguments cannot be split into words"),
@@ -162,6 +163,13 @@ def test_the_script_of_a_node_sets_clocks_and_meters_by_exec(job: Job, tmp_path:
     assert "jointopt exec" not in plain
     assert "-m jointopt exec --plan FOLDER/plan.json --gpus-per-node=1 " in metered
     assert "-- env CUDA_DEVICE_MAX_CONNECTIONS=1 OMP_NUM_THREADS=1 " in metered
+
+
+def test_what_would_run_is_shown_with_its_files(job: Job, tmp_path: Path) -> None:
+    one = replace(job, cluster=replace(job.cluster, nodes=1, gpus_per_node=2))
+    text = script_of(load_launcher("nanotron", checkout=checkout("nanotron", tmp_path)), one, PLAN)
+    assert text.startswith(f"cd {tmp_path}\ncat > nanotron.yaml <<'END'\ngeneral:\n")
+    assert text.endswith(f"{tmp_path}/run_train.py --config-file {tmp_path}/nanotron.yaml\n")
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
