@@ -22,8 +22,6 @@ from jointopt.measure.logs.run import iterations_in, read_run, window_of
 from jointopt.spec.job import Job
 from jointopt.spec.plans.ranks import DEFAULT_ORDER
 
-UNMETERED = "energy not measured"  # in the notes of `measured`
-
 
 @dataclass(frozen=True)
 class Framework:
@@ -127,11 +125,11 @@ class FrameworkProgram(Program):
             if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
                 return None  # the failure says more
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
-        row, window = measured(run, job.cluster.num_gpus), window_of(log, run)
+        window = window_of(log, run)
+        row = measured(run, job.cluster.num_gpus, metered=window is not None)
         if window is None or not is_blank(row["energy_j"]):
             return row
-        notes = row["notes"].replace(f", {UNMETERED}", "")  # the meters of jointopt may know it
-        return row | {"notes": notes} | dict(zip(WINDOW, (list(window), iterations_in(run)), strict=True))
+        return row | dict(zip(WINDOW, (list(window), iterations_in(run)), strict=True))
 
     def files(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, str]:
         """Texts of the files that it reads, by their names."""
