@@ -16,6 +16,10 @@ from jointopt.cli import common
 @click.option("--row", type=click.IntRange(min=1), help="Plan of a proposal, counted from 1.")
 @click.option("--node", type=click.IntRange(min=0), help="Which node of the plan this is; SLURM_NODEID by default.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node; those of this machine by default.")
+@click.option("--order", help="How the program numbers its ranks, innermost first; by default as its framework does, "
+              "such as tp-cp-ep-dp-pp.")  # fmt: skip
+@click.option("--check-s", type=click.FloatRange(min=0), default=30.0, show_default=True,
+              help="Wait for ranks that do not show their stage, in seconds; 0 sets clocks at once.")  # fmt: skip
 @click.option("--default-clocks", is_flag=True, help="Leave clocks and power limits alone, only measure.")
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
@@ -23,13 +27,16 @@ from jointopt.cli import common
 @click.pass_context
 def exec(
     ctx: click.Context, command: tuple[str, ...], plan_file: Path, row: int | None, node: int | None,
-    gpus_per_node: int | None, default_clocks: bool, grace_s: float, reading: Path | None,
+    gpus_per_node: int | None, order: str | None, check_s: float, default_clocks: bool, grace_s: float,
+    reading: Path | None,
 ) -> None:  # fmt: skip
     """Run COMMAND with every GPU of this machine at the clock and power limit of its pipeline stage.
 
-    Ranks fill GPUs as Megatron-LM and torchrun number them: tp innermost, then cp, dp, pp outermost. The exit code is
-    COMMAND's. Clocks are put back whatever ends it; after SIGKILL, with `jointopt clocks restore`. On several nodes,
-    start it on each, around the launcher: srun jointopt exec --plan plan.json -- torchrun ...
+    Ranks are numbered in --order: tp innermost, then cp, dp, pp outermost; with Megatron-LM's --use-tp-pp-dp-mapping
+    tp-cp-ep-pp-dp. Where clocks differ by stage they are set once the program's ranks are known to run these stages; a
+    program that runs others is refused. The exit code is COMMAND's. Clocks are put back whatever ends it; after
+    SIGKILL, with `jointopt clocks restore`. On several nodes, start it on each, around the launcher: srun jointopt
+    exec --plan plan.json -- torchrun ...
 
     \b
     Example:
@@ -41,7 +48,7 @@ def exec(
     common.offer_restore()
     done = execute(
         command, plan_of(plan_file, row), node=node, gpus_per_node=gpus_per_node, default_clocks=default_clocks,
-        grace_s=grace_s, series=reading,
+        grace_s=grace_s, series=reading, order=order, check_s=check_s,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")
     if done.trouble:

@@ -17,14 +17,33 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
 _TAKEN = ("name", "spread", "set")  # other arguments of the functions behind the commands
-_HERE = ("torchrun", "megatron", "command", "replay")  # launchers whose runs are children of this process
+_THERE = "slurm"
+# launchers whose runs are children of this process
+_HERE = ("torchrun", "megatron", "megatron-bridge", "torchtitan", "nanotron", "deepspeed", "command", "replay")
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--launcher", {"required": True, "help": "torchrun, megatron, slurm, command, replay, or an added one."}),
+    (
+        "--launcher",
+        {
+            "required": True,
+            "help": "torchrun, megatron, megatron-bridge, torchtitan, nanotron, deepspeed, slurm, command, replay, or "
+            "an added one.",
+        },
+    ),
     ("--table", {"type": common.PATH, "help": "Recorded runs, for replay."}),
-    ("--checkout", {"type": common.PATH, "help": "Folder of Megatron-LM, for megatron."}),
-    ("--command", {"help": "For command and slurm: a program whose words hold {dp}, {tp}, ... and {result}."}),
-    ("--program", {"help": "What slurm runs: torchrun, megatron or command."}),
-    ("--folder", {"type": common.PATH, "help": "Shared folder for the files of slurm."}),
+    ("--checkout", {"type": common.PATH, "help": "Folder of the framework, for megatron, megatron-bridge, nanotron."}),
+    ("--script", {"type": common.PATH, "help": "Training script, for deepspeed, or instead of a framework's own."}),
+    ("--arguments", {"help": "Words of the framework's script before those of the plan, such as '--recipe NAME'."}),
+    ("--version", {"help": "Of the framework; the newest known, or the checkout's, by default."}),
+    ("--by", {"help": "What starts a framework: local, slurm or command; by default this machine, or --command."}),
+    (
+        "--command",
+        {
+            "help": "For command and slurm: a program whose words hold {dp}, {tp}, ... and {result}. For a framework: "
+            "what runs {start} on every node."
+        },
+    ),
+    ("--program", {"help": "What slurm runs: torchrun, command, or a framework."}),
+    ("--folder", {"type": common.PATH, "help": "Shared folder for the files of slurm, or of a command that starts."}),
     (
         "--limit-s",
         {
@@ -35,7 +54,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--iterations", {"type": click.IntRange(min=1), "help": "Iterations that are measured; default: 10."}),
     (
         "--warmup-iterations",
-        {"type": click.IntRange(min=0), "help": "Iterations before those; default: 5 for megatron, else 3."},
+        {"type": click.IntRange(min=0), "help": "Iterations before those; default: 3 for torchrun and slurm, else 5."},
     ),
     ("--logs", {"type": common.PATH, "help": "Folder that keeps the log of each run; slurm has them in --folder."}),
     (
@@ -51,10 +70,16 @@ def launcher_options(command: F) -> F:
     return common.options(_OPTIONS, command)
 
 
-def begin(launcher: str) -> None:
+def optional_launcher(command: F) -> F:
+    """The same for a command that evaluates plans in other ways, too."""
+    name, about = _OPTIONS[0]
+    return common.options(((name, about | {"required": False}), *_OPTIONS[1:]), command)
+
+
+def begin(launcher: str, options: Mapping[str, Any]) -> None:
     """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
     common.offer_restore()
-    heed_sigterm(launcher)
+    heed_sigterm(_THERE if options.get("by") == _THERE else launcher)
 
 
 def heed_sigterm(launcher: str) -> None:

@@ -53,7 +53,7 @@ def tune(
     from jointopt.core.budget import Budget
     from jointopt.workflows.tune import tune as run
 
-    launching.begin(launcher)
+    launching.begin(launcher, options)
     found = run(
         common.job_of(job), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
         retry_failed=retry_failed, **basis, **launching.given(options),

@@ -35,7 +35,7 @@ def validate(
     """
     from jointopt.workflows.validate import validate as run
 
-    launching.begin(launcher)
+    launching.begin(launcher, options)
     found = run(
         common.job_of(job), launcher, top, seed=seed, again=again, **basis,
         **launching.given(options),

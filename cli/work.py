@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jointopt.cli import common
+from jointopt.cli import common, launching
 
 
 @click.command(short_help="Join the workers that search a job together.")
@@ -23,20 +23,23 @@ from jointopt.cli import common
 )  # fmt: skip
 @common.seed("Of the search.")
 @click.option("--study", help="Name of the shared study; by default the job's name and version.")
+@launching.optional_launcher
 def work(
     job: str, basis: dict[str, Any], trials: int, batch: int, evaluate: str | None, lease_s: float, seed: int,
-    study: str | None,
+    study: str | None, launcher: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Evaluate plans of JOB until all workers together have --trials of them; start as many workers as you like.
 
     JOB is a job file or the name of a shipped job. No plan is evaluated twice, whichever workers and machines take
     part; plans of a worker that dies are taken over by the others, and a search that was cut off goes on when a worker
-    starts again. FUNCTION(job, plans) gets columns of plans and returns their iteration_time_s and energy_j.
+    starts again. FUNCTION(job, plans) gets columns of plans and returns their iteration_time_s and energy_j; with
+    --launcher, plans are run for real and measured.
 
     \b
     Examples:
       jointopt work job.yaml --storage postgresql+psycopg://me@host/studies --trials 5000
       jointopt work job.yaml --evaluate my_cluster:run --batch 1
+      jointopt work job.yaml --launcher megatron --checkout Megatron-LM --batch 1 --trials 40
     """
     from jointopt.workflows.work import work as run
 
@@ -45,6 +48,6 @@ def work(
         raise click.UsageError("--storage: workers need a database that they share; got none.")
     found = run(
         common.job_of(job), trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
-        study=study, **basis,
+        study=study, launcher=launcher, **basis, **launching.given(options),
     )  # fmt: skip
     click.echo(found.text(basis["storage"]))

@@ -21,6 +21,7 @@ _VERBS = {
     "evaluate": "jointopt.workflows.evaluate",
     "tune": "jointopt.workflows.tune",
     "validate": "jointopt.workflows.validate",
+    "report_stage": "jointopt.measure.devices.stage_hook.sitecustomize",
 }
 __all__ = ["__version__", *_VERBS]
 

@@ -53,8 +53,16 @@ class DeviceError(LauncherError):
     """A GPU of this machine does not answer, has no meter, or cannot be set at all."""
 
 
+class RankOrderError(DeviceError):
+    """A program runs other stages on its ranks than the plan whose clocks were to be set."""
+
+
 class DevicePermissionError(DeviceError):
     """Clocks and power limits are not this user's to set."""
+
+
+class RunFailedError(Exception):
+    """A run of one plan that ended without a result; the fault of that plan, and no end of a search."""
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

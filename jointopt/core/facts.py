@@ -26,13 +26,16 @@ class FailureKind(StrEnum):
     KILLED = "killed"
     CRASHED = "crashed"  # by a signal of its own
     CLOCKS = "clocks"  # the GPUs have no such clock or power limit
+    EXPORT = "export"  # the training framework has no words for the plan
     RESULT = "result"  # the program ended well, and its result is missing or wrong
     CLUSTER = "cluster"  # a node failed, or the job was cancelled or preempted
     EXIT_CODE = "exit code"  # with the program's own error, if it wrote one
     REPORTED = "reported"  # by a program, or by a stored row, in words alone
 
 
-_NAMELESS = (FailureKind.CLOCKS, FailureKind.RESULT, FailureKind.EXIT_CODE, FailureKind.REPORTED)
+_NAMELESS = (
+    FailureKind.CLOCKS, FailureKind.EXPORT, FailureKind.RESULT, FailureKind.EXIT_CODE, FailureKind.REPORTED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

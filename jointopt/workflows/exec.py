@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import DeviceError, PlanError, UsageError
-from jointopt.core.schema import DEGREES, num_gpus
-from jointopt.measure.devices.clocks import Setting, locked, plan_settings
+from jointopt.core.schema import DEGREES, Ints, num_gpus
+from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, ranks_of_node
 from jointopt.measure.devices.meter import Gpus, metered
+from jointopt.measure.devices.rank_check import (
+    UNSET,
+    WAIT_S,
+    RankCheck,
+    check_stated,
+    reporting,
+    starts_ranks,
+    stated_by,
+)
 from jointopt.measure.devices.reading import Reading
 from jointopt.measure.launchers.process import run_in_foreground
 from jointopt.spec.plans.parse import PLAN_KEYS
+from jointopt.spec.plans.ranks import DEFAULT_ORDER, check_order
 
 _log = logging.getLogger(__name__)
 
@@ -33,28 +45,60 @@ class Executed:
 
 def execute(
     command: Sequence[str], plan: Mapping[str, Any], *, node: int | None = None, gpus_per_node: int | None = None,
-    default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None,
+    default_clocks: bool = False, grace_s: float = 20.0, series: Path | None = None, order: str | None = None,
+    check_s: float = WAIT_S,
 ) -> Executed:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
     ``node`` is this machine's place among those of the plan, by default SLURM_NODEID where Slurm started us, else 0.
-    ``series`` is a file for the meter's samples, which add up over nodes. Raises DeviceError, with nothing started,
-    where a GPU cannot be set.
+    ``order`` is that of the ranks, by default the usual one of the framework that the command starts, else
+    Megatron-LM's. Where clocks differ by stage and the command starts ranks, they are set when all ranks of this
+    machine are known to run the plan's stages, or have been silent for ``check_s`` seconds (0: at once). ``series`` is
+    a file for the meter's samples, which add up over nodes. Raises DeviceError where a GPU cannot be set, its subclass
+    RankOrderError where the program runs other stages; the program is then not started, or ended.
     """
     count = _used_gpus(plan)
-    settings, local = _settings(plan, count, node, gpus_per_node, default_clocks)
-    _log.info(_setting_words(settings, local) if settings else "Clocks are left to the driver.")
-    with metered(range(local)) as meter, locked(settings) as held:
+    stated = [] if default_clocks else stated_by(command, Path.cwd())
+    order = check_order(order) if order else next((one.usual for one in stated), DEFAULT_ORDER)
+    settings, ranks = _settings(plan, count, node, gpus_per_node, default_clocks, order)
+    by_stage = bool(settings) and len({(s.clock_mhz, s.power_limit_w) for s in plan_settings(plan)}) > 1
+    check_stated(plan, order, stated, by_stage)
+    _log.info(_setting_words(settings, len(ranks)) if settings else "Clocks are left to the driver.")
+    waits = by_stage and check_s > 0 and starts_ranks(command, Path.cwd())
+    with metered(range(len(ranks))) as meter, locked(settings, at_once=not waits) as held, _reports() as folder:
+        check = RankCheck(plan, order, ranks, folder, check_s)
+        watched = (reporting(command, Path.cwd(), folder), _Watch(check, held, not waits).look) if by_stage else ()
         start = time.time()
-        code = run_in_foreground(command, grace_s)
+        code = run_in_foreground(command, grace_s, *watched)
         end = time.time()
-    troubles = [held.trouble]
+    troubles = [held.trouble, *([UNSET] if waits and not held.set_once else [])]
     try:
         if series is not None:
             meter.series().write(series)
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
     return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
+
+
+@contextmanager
+def _reports() -> Iterator[Path]:
+    """A folder in which ranks report their stages."""
+    with tempfile.TemporaryDirectory(prefix="jointopt-stages-") as name:
+        yield Path(name)
+
+
+class _Watch:
+    """Sets the clocks as soon as a check has passed, and goes on looking at what ranks show."""
+
+    def __init__(self, check: RankCheck, held: Held, is_set: bool) -> None:
+        self._check, self._held, self._set = check, held, is_set
+
+    def look(self, mark: str) -> None:
+        """Look at the processes of that mark. Raises RankOrderError, and DeviceError where clocks cannot be set."""
+        if self._check.passed(mark) and not self._set:
+            self._held.lock()
+            self._set = True
+            _log.info(self._check.remark or "The ranks run the stages of the plan: clocks are set.")
 
 
 def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
@@ -99,9 +143,9 @@ def _used_gpus(plan: Mapping[str, Any]) -> int:
 
 
 def _settings(
-    plan: Mapping[str, Any], used: int, node: int | None, gpus_per_node: int | None, default_clocks: bool
-) -> tuple[list[Setting], int]:
-    """The settings of this machine, and how many of its GPUs the plan uses."""
+    plan: Mapping[str, Any], used: int, node: int | None, gpus_per_node: int | None, default_clocks: bool, order: str
+) -> tuple[list[Setting], Ints]:
+    """The settings of this machine, and the ranks of the plan on it."""
     try:
         here = len(Gpus())
     except DeviceError as error:
@@ -115,9 +159,8 @@ def _settings(
             f"The plan uses {used} GPUs and this machine has {here}; say with --node which of its nodes this is (0, 1, "
             "...)."
         )
-    settings = plan_settings(plan, place, per_node)
-    local = min(per_node, used - place * per_node)
-    return ([] if default_clocks else settings), local
+    settings = plan_settings(plan, place, per_node, order)
+    return ([] if default_clocks else settings), ranks_of_node(plan, place, per_node)
 
 
 def _node(given: int | None, several: bool) -> int | None:

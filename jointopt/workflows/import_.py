@@ -14,9 +14,10 @@ from jointopt.measure.imports.resolve import Resolved, resolved
 from jointopt.measure.imports.taken import Taken
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.launchers.rows import failed_row, result_row
-from jointopt.measure.logs import megatron, zeus
+from jointopt.measure.logs import zeus
 from jointopt.measure.logs.iterations import measured
-from jointopt.measure.logs.others import FORMATS, Batch
+from jointopt.measure.logs.others import Batch
+from jointopt.measure.logs.run import read_run
 from jointopt.report.imported import Comparison, Imported
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
@@ -121,13 +122,7 @@ def _result(one: Taken, job: Job, warmup: int) -> dict[str, Any]:
         del row["failure"]
         return row
     batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
-    if megatron.is_log(one.log):
-        log = megatron.read_log(one.log, warmup)
-    else:
-        form = next((form for form in FORMATS if form.is_log(one.log)), None)
-        if form is None:
-            raise ValueError("it holds no iteration")
-        log = form.read(one.log, warmup, batch)
+    log = read_run(one.log, warmup, batch)
     return measured(log, job.cluster.num_gpus)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -12,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.errors import InfeasibleError, RunFailedError, UsageError
+from jointopt.core.schema import STATUSES, Columns, Floats, Ints
+from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Shared
 from jointopt.search.exact_stages import exact_front_of_profiles
@@ -22,6 +25,7 @@ from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
+from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import CONSTRAINED, Stopwatch, priced_problem
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
     from jointopt.surrogate.measurements import Measurements
 
+_log = logging.getLogger(__name__)
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
 PHYSICS = "physics"
 
@@ -38,19 +43,27 @@ def work(
     job: Job | JobModel, storage: str, *, trials: int = 1000, batch: int = 8, seed: int = 0,
     evaluate: str | None = None, lease_s: float = 60.0, study: str | None = None, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    launcher: Launcher | str | None = None, **options: Any,
 ) -> Shared:  # fmt: skip
     """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
 
     ``evaluate`` names a function, ``module:function``: called with the job and at most ``batch`` plans (columns), it
-    returns their iteration_time_s and energy_j; None is the job's model, options as in `JobModel.of`. A worker that is
-    silent for ``lease_s`` seconds loses its plans to others. UsageError for a storage that cannot be shared or a
-    function that is none, InfeasibleError as `propose` does.
+    returns their iteration_time_s and energy_j; None is the job's model, options as in `JobModel.of`, or real runs by
+    the ``launcher``, one or the name of one made with ``options``. A worker that is silent for ``lease_s`` seconds
+    loses its plans to others. UsageError for a storage that cannot be shared, a function that is none, or both ways to
+    evaluate; InfeasibleError as `propose` does.
     """
     from jointopt.search.studies.sharing import share, space_hash
 
+    if launcher is None and options:
+        raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
+    runner = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    if runner is not None:
+        job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage)
     job, predicted = model.job, priced_problem(model, once=True)
-    problem = predicted if evaluate is None else _answered(job, predicted, load_function(evaluate))
+    answer = None if evaluate is None else _Runs(runner) if runner else load_function(evaluate)
+    problem = predicted if answer is None else _answered(job, predicted, answer)
     start = exact_front_of_profiles(predicted).front
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
@@ -67,6 +80,40 @@ def work(
     )  # fmt: skip
     finished = len(worked.plans["slack"])
     return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
+
+
+def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Job:
+    """The part of the job that a launcher runs; UsageError where it lists its plans, or a function evaluates them."""
+    if evaluate is not None:
+        raise UsageError(f"--launcher {launcher.name} and --evaluate {evaluate} both evaluate plans; give one.")
+    wanted = narrowed(launcher, job.job if isinstance(job, JobModel) else job)
+    if launcher.candidates(wanted) is not None:
+        raise UsageError(f"The launcher {launcher.name} runs listed plans alone; workers search all of the job's.")
+    return wanted
+
+
+class _Runs:
+    """Evaluates plans by running them; each is run once, though a failed neighbour has it asked for again."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._rows: dict[str, Mapping[str, Any]] = {}
+
+    def __call__(self, job: Job, plans: Columns) -> Mapping[str, Any]:
+        """Times and energies of plans; RunFailedError for one that has none."""
+        records = plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"])))
+        keys = [json.dumps(record, sort_keys=True, default=str) for record in records]
+        new = [place for place, key in enumerate(keys) if key not in self._rows]
+        runs = run_all(
+            self._launcher, job, [records[place] for place in new], lambda place, text: _log.info("%s", text)
+        )
+        for run in runs:
+            self._rows[keys[new[run.place]]] = run.row
+        rows = [self._rows[key] for key in keys]
+        for row in rows:
+            if row["status"] != STATUSES[0]:
+                raise RunFailedError(f"{row['status']}: {row['notes']}")
+        return {name: [row[name] for row in rows] for name in OBJECTIVES}
 
 
 def load_function(name: str) -> Answer:

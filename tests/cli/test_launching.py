@@ -42,12 +42,11 @@ def test_a_value_that_makes_no_sense_is_bad_usage(command: str, pair: str, words
 
 def test_the_help_states_the_defaults_that_the_launchers_have() -> None:
     text = said("tune", "--help")[1]
-    stated = {}
     for name in ("limit-s", "iterations", "warmup-iterations"):
-        stated[name.replace("-", "_")] = re.search(rf"--{name} .*?default: (?:(\d+) for (\w+), else )?(\d+)\.", text)
-    for launcher in (CommandLauncher, MegatronLauncher, SlurmLauncher, TorchrunLauncher):
-        own = inspect.signature(launcher).parameters
-        for name, found in stated.items():
-            assert found is not None, name
-            expected = found[1] if found[2] == launcher.name else found[3]
-            assert name not in own or own[name].default == float(expected)
+        found = re.search(rf"--{name} .*?default: (?:(\d+) for (\w+)(?: and (\w+))?, else )?(\d+)\.", text)
+        assert found is not None, name
+        named = {found[2], found[3]}
+        for launcher in (CommandLauncher, MegatronLauncher, SlurmLauncher, TorchrunLauncher):
+            own, key = inspect.signature(launcher).parameters, name.replace("-", "_")
+            expected = found[1] if launcher.name in named else found[4]
+            assert key not in own or own[key].default == float(expected)

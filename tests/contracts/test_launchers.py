@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from jointopt.core.schema import COLUMNS, STATUSES
-from jointopt.measure.launchers.base import Launcher, launcher_names, run_all
+from jointopt.measure.launchers.base import Launcher, launcher_names, load_launcher, run_all
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.megatron import MegatronLauncher
 from jointopt.measure.launchers.process import MARK
@@ -21,7 +21,9 @@ from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job
+from tests.stand_in.framework import checkout
 
 # what a user's program may look like: larger micro-batches run out of memory
 PROGRAM = """
@@ -49,6 +51,8 @@ Runs = list[tuple[dict[str, Any], Mapping[str, Any]]]
 
 
 Setting = tuple[Launcher, Job, list[dict[str, Any]]]  # a launcher, a job for it, and plans to run where it takes any
+Maker = Callable[[pytest.FixtureRequest, Job, Path], Setting]
+WITH_WORDS = {name: load_model("llama-3-8b") for name in ("torchtitan", "nanotron")}  # shapes that these know
 
 
 def replay(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
@@ -74,6 +78,26 @@ def megatron(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
     return MegatronLauncher(CHECKOUT, iterations=2, warmup_iterations=1), small(job), TWO
 
 
+def framework(name: str, **options: Any) -> Maker:
+    """Maker of a launcher of that framework, whose program is a stand-in that prints its log."""
+
+    def make(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
+        request.getfixturevalue("torch")
+        place = checkout(name, folder)
+        given = {"script": place / "train.py"} if name == "deepspeed" else {"checkout": place}
+        given |= {"folder": folder / "runs"} if "command" in options else {}
+        launcher = load_launcher(name, **given, **options, iterations=2, warmup_iterations=1)
+        return launcher, replace(small(job), model=WITH_WORDS.get(name, small(job).model)), of_framework(name)
+
+    return make
+
+
+def of_framework(name: str) -> list[dict[str, Any]]:
+    """Plans for two GPUs: one that the framework has words for, and one that it has none for."""
+    runs = TWO[0] | {"zero_stage": 2 if name == "torchtitan" else 0}
+    return [runs, runs | ({"zero_stage": 1} if name == "torchtitan" else {"schedule": "zbv"})]
+
+
 def small(job: Job) -> Job:
     """A tiny model on two GPUs of one machine."""
     model = replace(
@@ -84,8 +108,12 @@ def small(job: Job) -> Job:
     return replace(job, model=model, training=training, cluster=replace(job.cluster, nodes=1, gpus_per_node=2))
 
 
-MAKERS: dict[str, Callable[[pytest.FixtureRequest, Job, Path], Setting]] = {
+MAKERS: dict[str, Maker] = {
     "replay": replay, "command": command, "slurm": slurm, "torchrun": torchrun, "megatron": megatron,
+    "torchtitan": framework("torchtitan"), "nanotron": framework("nanotron"),
+    "deepspeed": framework("deepspeed", arguments="--steps 3"),
+    "megatron-bridge": framework("megatron-bridge", arguments="--recipe llama3_8b_pretrain_config"),
+    "nanotron by command": framework("nanotron", command=["bash", "{start}"], meter=False),
 }  # fmt: skip
 RUNS: dict[str, Runs] = {}  # by launcher: what was asked, and the row
 
@@ -96,14 +124,15 @@ def setting(request: pytest.FixtureRequest, job: Job, tmp_path: Path) -> Setting
 
 
 @pytest.fixture
-def runs(setting: Setting) -> Runs:
+def runs(setting: Setting, request: pytest.FixtureRequest) -> Runs:
     """Every plan of the setting and its row; real runs take their time, so each is run once for all tests."""
     launcher, job, _ = setting
-    if launcher.name not in RUNS:
+    name = request.node.callspec.params["setting"]
+    if name not in RUNS:
         asked = plans(setting)
         ended = run_all(launcher, job, asked, lambda place, text: None)
-        RUNS[launcher.name] = [(asked[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)]
-    return RUNS[launcher.name]
+        RUNS[name] = [(asked[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)]
+    return RUNS[name]
 
 
 def plans(setting: Setting) -> list[dict[str, Any]]:
@@ -113,7 +142,7 @@ def plans(setting: Setting) -> list[dict[str, Any]]:
 
 
 def test_every_shipped_launcher_is_here() -> None:
-    assert set(MAKERS) == set(launcher_names())
+    assert {name.partition(" ")[0] for name in MAKERS} == set(launcher_names())
 
 
 def test_candidates_are_columns_of_a_table_without_results(setting: Setting) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import UsageError
+from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.search.pareto import objectives
 from jointopt.search.studies.display import plan_text
 from jointopt.spec.job import Constraints
@@ -65,6 +66,44 @@ def test_another_way_to_evaluate_is_another_study(url):
     job = jointopt.load_job(JOB)
     names = {work(job, url, trials=4, evaluate=e).study_name for e in (None, "a_simulator:run")}
     assert len(names) == len(optuna.get_all_study_names(url)) == 2
+
+
+RUNS = """
+import json, sys
+tp, result = int(sys.argv[1]), sys.argv[2]
+open("ran", "a").write(f"{tp} ")
+if tp == 4:
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory.")
+json.dump({"iteration_time_s": 2.0 / tp, "energy_j": 100.0 * tp}, open(result, "w"))
+"""
+COMMAND = [sys.executable, "-c", RUNS.replace("{", "{{").replace("}", "}}"), "{tp}", "{result}"]
+
+
+def test_real_runs_answer_and_a_plan_that_fails_ends_no_search(url, tmp_path):
+    job = jointopt.load_job(JOB)
+    found = work(job, url, trials=12, launcher="command", command=COMMAND, batch=3)
+    time_s, energy_j = objectives(found.front)
+    np.testing.assert_allclose(time_s * energy_j, 200.0)
+    ran = (tmp_path / "ran").read_text().split()
+    assert (found.evaluated + found.failed, len(ran)) == (12, 12)  # a failed one has its neighbours run once
+    assert found.failed == ran.count("4")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"launcher": "command", "command": COMMAND, "evaluate": "a_simulator:run"}, "both evaluate plans; give one"),
+        ({"iterations": 3}, "iterations belong to a launcher, and none is given"),
+    ],
+)
+def test_plans_are_evaluated_in_one_way(url, options, words):
+    with pytest.raises(UsageError, match=words):
+        work(jointopt.load_job(JOB), url, trials=4, **options)
+
+
+def test_a_launcher_of_listed_plans_has_no_workers(url, make_runs):
+    with pytest.raises(UsageError, match="replay runs listed plans alone"):
+        work(jointopt.load_job(JOB), url, trials=4, launcher=ReplayLauncher(make_runs()))
 
 
 @pytest.mark.parametrize(

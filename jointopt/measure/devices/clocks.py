@@ -30,6 +30,7 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import Ints, num_gpus
 from jointopt.measure.devices.meter import Gpus
 from jointopt.spec.plans.clocks import parse_stage_clocks
+from jointopt.spec.plans.ranks import DEFAULT_ORDER, stage_of_rank
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -53,32 +54,37 @@ class Leftover:
     limits_before_w: Mapping[str, float | None]
 
 
-def stage_of_rank(plan: Mapping[str, Any], ranks: Ints) -> Ints:
-    """The pipeline stage of each global rank: tp innermost, then cp, dp, and pp outermost, as Megatron-LM has it."""
-    return np.asarray(ranks, np.int64) // (int(plan["tp"]) * int(plan["cp"]) * int(plan["dp"]))
-
-
-def plan_settings(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None) -> list[Setting]:
-    """Settings of the GPUs of ``node`` under ``plan`` (plan columns), ranks filling nodes in order.
-
-    ``gpus_per_node`` is by default all that the plan uses. Raises PlanError where the plan has no such node, or not a
-    clock or power limit for each stage.
-    """
-    pp, gpus = int(plan["pp"]), int(num_gpus(plan))
+def ranks_of_node(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None) -> Ints:
+    """The global ranks on ``node``, which fill nodes in order. PlanError where the plan has no such node."""
+    gpus = int(num_gpus(plan))
     per_node = gpus_per_node or gpus
     ranks = np.arange(node * per_node, min((node + 1) * per_node, gpus))
     if node < 0 or not len(ranks):
         raise PlanError(f"The plan uses {gpus} GPUs, {per_node} on each node; it has no node {node}.")
+    return ranks
+
+
+def plan_settings(
+    plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None, order: str = DEFAULT_ORDER
+) -> list[Setting]:
+    """Settings of the GPUs of ``node`` under ``plan`` (plan columns), whose ranks are numbered in ``order``.
+
+    ``gpus_per_node`` is by default all that the plan uses. Raises PlanError where the plan has no such node, or not a
+    clock or power limit for each stage.
+    """
+    pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
     clocks = _per_stage(plan, "stage_clock_mhz", "clock_mhz", pp)
     limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
-    stages = stage_of_rank(plan, ranks).tolist()
+    stages = stage_of_rank(plan, ranks, order).tolist()
     settings = [Setting(i, clocks[stage], limits[stage]) for i, stage in enumerate(stages)]
     return [s for s in settings if s.clock_mhz is not None or s.power_limit_w is not None]
 
 
 @contextmanager
-def locked(settings: Sequence[Setting]) -> Iterator[Held]:
+def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
     """GPUs at ``settings`` while the body runs; whatever ends it but SIGKILL, they are put back.
+
+    Not ``at_once``: from the moment that the body calls `Held.lock`.
 
     SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless the program handles them itself. Raises
     DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights, PlanError where they have
@@ -91,7 +97,8 @@ def locked(settings: Sequence[Setting]) -> Iterator[Held]:
     previous = _handled_by(held)
     atexit.register(held.restore)
     try:
-        held.lock()
+        if at_once:
+            held.lock()
         yield held
     finally:
         try:
@@ -108,6 +115,7 @@ class Held:
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self.trouble = ""
+        self.set_once = False  # whether anything was ever set
         self._settings = settings
         self._record: TextIO | None = None
         self._undo: list[tuple[str, Callable[[], None]]] = []
@@ -117,6 +125,7 @@ class Held:
 
     def lock(self) -> None:
         """Write down what will be set, then set it."""
+        self.set_once = True
         with self._undisturbed():
             gpus = Gpus()
             most = 1 + max(setting.index for setting in self._settings)

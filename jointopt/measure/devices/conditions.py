@@ -13,10 +13,11 @@ import numpy as np
 from jointopt.core.errors import DeviceError
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import num_gpus
-from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, stage_of_rank
+from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings
 from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
 from jointopt.measure.launchers.rows import is_blank
+from jointopt.spec.plans.ranks import stage_of_rank
 
 MEASURE_S = 1.5 * LEAST_WINDOW_S
 _HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import LauncherError, TableError
+from jointopt.core.facts import joined_notes
 from jointopt.measure.devices.clocks import plan_settings
 from jointopt.measure.devices.conditions import Conditions
+from jointopt.measure.devices.rank_check import UNSET
 from jointopt.measure.devices.reading import Reading, Series, not_measured, together
 from jointopt.measure.launchers.rows import plan_cells
 from jointopt.spec.job import Job
@@ -22,13 +24,18 @@ _CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
 _SIGNALLED = 128  # exit codes above it name a signal
 
 
-def metered_words(words: Sequence[str], job: Job, folder: Path, default_clocks: bool) -> list[str]:
-    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter."""
+def metered_words(
+    words: Sequence[str], job: Job, folder: Path, default_clocks: bool, shows_ranks: bool = True
+) -> list[str]:
+    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter.
+
+    Not ``shows_ranks``: clocks are set at once, since nothing will show which stages the program's ranks run.
+    """
     python = job.slurm.python or sys.executable
     return [
         python, "-m", "jointopt", "exec", "--plan", str(folder / _PLAN), f"--gpus-per-node={job.cluster.gpus_per_node}",
         "--node=${NODE_RANK}", f"--reading={_reading(folder, '${NODE_RANK}')}",
-        *(["--default-clocks"] if default_clocks else []), "--", *words,
+        *(["--default-clocks"] if default_clocks else []), *([] if shows_ranks else ["--check-s=0"]), "--", *words,
     ]  # fmt: skip
 
 
@@ -51,15 +58,19 @@ def check_settable(folder: Path, code: int, log: str) -> None:
 
 
 def with_readings(
-    row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool
+    row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool, log: str = ""
 ) -> dict[str, Any]:
-    """``row`` with the results of the nodes' meters in its window, its ``measured_s`` and ``iterations``."""
+    """``row`` with the results of the nodes' meters in its window, its ``measured_s`` and ``iterations``.
+
+    Where the ``log`` has it that the clocks of a node were never set, so do the notes.
+    """
     rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
     window = row.get("measured_s")
     reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
     settings = [] if default_clocks else plan_settings(plan)
     conditions = Conditions(plan, None, None, settings, default_clocks)
-    return conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    found = conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}
 
 
 def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:

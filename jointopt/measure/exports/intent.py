@@ -12,6 +12,7 @@ from jointopt.spec.defaults import default_etp
 from jointopt.spec.details import Details, details_of
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.ranks import DEFAULT_ORDER
 from jointopt.spec.plans.stages import own_split
 
 BENCHMARK, TRAINING = PURPOSES = ("benchmark", "training")
@@ -97,6 +98,7 @@ class Export:
     launcher: tuple[str, ...] = ("torchrun",)
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what is left to set, and what the target does otherwise
+    rank_order: str = DEFAULT_ORDER  # how the started program numbers its ranks, innermost first
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `jointopt export`."""
@@ -104,6 +106,7 @@ class Export:
             "target": self.target, "version": self.version, "words": list(self.words),
             "environment": dict(self.environment), "world_size": self.world_size, "program": self.program,
             "launcher": list(self.launcher), "files": dict(self.files), "notes": list(self.notes),
+            "rank_order": self.rank_order,
         }  # fmt: skip
 
 

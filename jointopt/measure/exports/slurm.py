@@ -29,7 +29,7 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 node() {{  # on every node
     export NODE_RANK=$SLURM_NODEID
-    jointopt exec --plan {plan} --gpus-per-node {gpus} -- \\
+    jointopt exec --plan {plan} --gpus-per-node {gpus} --order {order} -- \\
     {command}
 }}
 export -f node
@@ -50,7 +50,7 @@ def export(intent: Intent, version: str, program: str = "") -> Export:
         directives="\n".join(f"#SBATCH {line}" for line in lines), job=intent.job.name, program=inner.target,
         version=inner.version, plan=PLAN, setup="\n".join(slurm.setup), gpus=cluster.gpus_per_node,
         environment="\n".join(f"export {name}={shlex.quote(value)}" for name, value in inner.environment.items()),
-        nodes=cluster.nodes, command=folded(words, " " * 8),
+        nodes=cluster.nodes, order=inner.rank_order, command=folded(words, " " * 8),
     )  # fmt: skip
     files = {FILE: text, PLAN: json.dumps(dict(intent.plan), indent=2) + "\n", **inner.files}
     return Export(NAME, inner.version, (), inner.environment, inner.world_size, "", (), files, inner.notes)

@@ -27,7 +27,7 @@ from jointopt.spec.check import is_number, is_whole
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number
 
-_RESULT, _FOLDER = "result", "folder"
+RESULT_FIELD, _FOLDER = "result", "folder"
 _FILE, _LOG = "result.json", "log.txt"
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
@@ -35,18 +35,24 @@ _WORKLOAD = (
     "fused_norm", "framework", "gpu", "gpus_per_node", "num_gpus",
 )  # fmt: skip
 _PLAN = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
-FIELDS = (_RESULT, _FOLDER, "nodes", "num_micro_batches", *_PLAN, *_WORKLOAD)
+FIELDS = (RESULT_FIELD, _FOLDER, "nodes", "num_micro_batches", *_PLAN, *_WORKLOAD)
+_NEEDED = {
+    RESULT_FIELD: "the JSON file into which it writes what it measured",
+    "start": "the script that starts the program on one node, and that it is to run on each",
+}
 _LARGEST_RESULT = 1 << 20  # bytes
 
 
 class Template:
-    """The words of a command, in which ``{dp}``, ``{result}`` and the other `FIELDS` stand for values.
+    """The words of a command, in which ``{dp}``, ``{result}`` and the other ``fields`` stand for values.
 
     A text is split into words once, as a shell would, before any value is put in; a value is never split, and no
-    shell reads it. ``{{`` and ``}}`` are braces. Raises UsageError for an unknown field, or without ``{result}``.
+    shell reads it. ``{{`` and ``}}`` are braces. Raises UsageError for an unknown field, or without the ``needed`` one.
     """
 
-    def __init__(self, command: str | Sequence[str]) -> None:
+    def __init__(
+        self, command: str | Sequence[str], fields: Sequence[str] = FIELDS, needed: str = RESULT_FIELD
+    ) -> None:
         try:
             self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
         except ValueError as error:
@@ -54,13 +60,13 @@ class Template:
         if not self.words or not self.words[0].strip():
             raise UsageError("--command is empty; expected a program and its arguments.")
         named = {name for word in self.words for name in _fields(word)}
-        for name in sorted(named - set(FIELDS)):
+        for name in sorted(named - set(fields)):
             raise UsageError(
-                f"--command has no value for {{{name}}}{nearest(name, FIELDS)}; expected fields of {', '.join(FIELDS)}"
+                f"--command has no value for {{{name}}}{nearest(name, fields)}; expected fields of {', '.join(fields)}"
                 "; a brace that is meant is written twice."
             )
-        if _RESULT not in named:
-            raise UsageError("--command must hold {result}: the JSON file into which it writes what it measured.")
+        if needed not in named:
+            raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
         self.fields = frozenset(named)
 
     def filled(self, values: Mapping[str, Any]) -> list[str]:
@@ -107,7 +113,7 @@ def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str,
         stated |= {name: getattr(source, name) for name in _WORKLOAD if hasattr(source, name)}
     stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
     given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
-    values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, _RESULT: folder / _FILE}
+    values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, RESULT_FIELD: folder / _FILE}
     sequences = int(plan["dp"]) * int(plan["micro_batch_size"])
     return values | {"num_micro_batches": training.global_batch_size // sequences}
 
@@ -117,6 +123,7 @@ class CommandProgram(Program):
 
     name = "command"
     missing = "the command ended well and wrote no result file"
+    shows_ranks = False
 
     def __init__(self, command: str | Sequence[str]) -> None:
         self.template = Template(command)

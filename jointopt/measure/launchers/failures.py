@@ -106,7 +106,7 @@ def _in_words(known: Failure | None, code: int, error: str) -> Failure:
     """A known cause, the flag that the program does not know, else the exit code, with the error behind it."""
     found = known or Failure(FailureKind.EXIT_CODE, f"exit code {code}")
     if found.kind is FailureKind.EXIT_CODE and _FLAG.search(error):
-        flags = " ".join(re.findall(r"(?<!\S)--?[A-Za-z][\w-]*|(?<=')\w+(?=')", error))
+        flags = " ".join(re.findall(r"(?<!\S)--?[A-Za-z](?:[\w.-]*\w)?|(?<=')\w+(?=')", error))
         return Failure(FailureKind.UNKNOWN_FLAG, f"unknown flag {flags}".strip() + _quoted(error))
     return Failure(found.kind, found.detail + _quoted(error))
 

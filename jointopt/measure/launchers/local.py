@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import LauncherError, PlanError
+from jointopt.core.errors import ExportError, LauncherError, PlanError
 from jointopt.core.facts import Failure, FailureKind
 from jointopt.core.schema import Columns
 from jointopt.measure.devices.conditions import Conditions, under_plan, unmetered
@@ -28,6 +28,7 @@ class LocalLauncher:
     """
 
     name: str
+    on_nodes = "use --launcher slurm"  # the advice for several nodes
 
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.program, self.limit_s, self.logs = program, limit_s, logs
@@ -38,7 +39,7 @@ class LocalLauncher:
         if job.cluster.nodes != 1:
             raise LauncherError(
                 f"The launcher {self.name} runs on one machine, and job {job.name!r} has {job.cluster.nodes} nodes; "
-                "use --launcher slurm."
+                f"{self.on_nodes}."
             )
         self.program.check(job)
         return None
@@ -57,6 +58,8 @@ class LocalLauncher:
                     row = self._measured(job, plan, folder, log)
             except PlanError as error:  # the GPUs here have no such clock
                 return dict(plan) | failed_row(Failure(FailureKind.CLOCKS, str(error)))
+            except ExportError as error:  # another plan may have words
+                return dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
             window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
             return dict(plan) | conditions.added_to(row, window, iterations)
 
@@ -84,9 +87,15 @@ class LocalLauncher:
         )  # fmt: skip
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-        if whole and failure.status == "failed":
-            failure = Failure(FailureKind.RESULT, program.missing)
-            if is_full(folder):
-                failure = Failure(FailureKind.DISK_FULL, f"{program.missing}, the disk is full")
+        failure = failure_without_result(program, folder, failure, whole)
         row = outcome(program.results(job, folder, whole_log(log)), whole, failure)
         return with_log(row, log, self.logs is not None)
+
+
+def failure_without_result(program: Program, folder: Path, failure: Failure, whole: bool) -> Failure:
+    """The failure of a run that has left no result; of one that ended well (``whole``), that it left none."""
+    if not whole or failure.status != "failed":
+        return failure
+    if is_full(folder):
+        return Failure(FailureKind.DISK_FULL, f"{program.missing}, the disk is full")
+    return Failure(FailureKind.RESULT, program.missing)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from jointopt.core.errors import LauncherError
+from jointopt.core.errors import JointOptError, LauncherError
 from jointopt.measure.launchers.failures import is_full
 
 MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
@@ -66,15 +66,19 @@ def run_program(
     return Ended(program.returncode, timed_out, tail_of(log) + cut)
 
 
-def run_in_foreground(command: Sequence[str], grace_s: float) -> int:
+def run_in_foreground(
+    command: Sequence[str], grace_s: float, env: Mapping[str, str] | None = None,
+    watch: Callable[[str], None] | None = None,
+) -> int:  # fmt: skip
     """Run ``command`` in the user's terminal and return its exit code, 128 + n where signal n ended it.
 
     SIGINT, SIGTERM and SIGHUP are passed on; after ``grace_s``, or a second signal, the program is killed with all that
-    it started. Raises LauncherError where it cannot be started.
+    it started. ``watch`` is called with the mark of its processes as long as it runs; what it raises ends the program.
+    Raises LauncherError where it cannot be started.
     """
     mark, until = uuid.uuid4().hex, math.inf
     with _caught(_SIGNALS) as caught:
-        program = _started(command, env=environment(mark))
+        program = _started(command, env={**environment(mark), **(env or {})})
         passed_on = 0
         try:
             while program.poll() is None and time.monotonic() < until and len(caught) < 2:
@@ -83,6 +87,11 @@ def run_in_foreground(command: Sequence[str], grace_s: float) -> int:
                     _pass_on(program, number)
                 with suppress(subprocess.TimeoutExpired):
                     program.wait(_POLL_S)
+                if watch is not None and program.returncode is None and not caught:
+                    watch(mark)
+        except JointOptError:
+            end_program(program, mark)
+            raise
         finally:
             if program.poll() is None:
                 kill_program(program, mark)

@@ -13,7 +13,7 @@ from jointopt.core.schema import COLUMNS, NEUTRAL, inside
 from jointopt.measure.launchers.rows import is_blank
 from jointopt.spec.job import Job
 
-NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURMD_NODENAME")
 _TORCHRUN = ("-m", "torch.distributed.run")
 
 
@@ -24,6 +24,8 @@ class Program(Protocol):
     environment: Mapping[str, str] = {}
     cwd: Path | None = None  # None = that of this process
     missing: str = "the program ended well and left no result"  # the failure of such a run, in words
+    contained: bool = False  # whether it runs in the container of the job file's section slurm
+    shows_ranks: bool = True  # whether its ranks are known to show which stages they run (`jointopt exec`)
 
     def check(self, job: Job) -> None:
         """Raises LauncherError for a job that the program cannot run, whatever the plan."""
@@ -55,10 +57,10 @@ def without(job: Job, program: str, names: Iterable[str]) -> Job:
     """The job without plans that use these layout columns. LauncherError where its search lists nothing else."""
     kept: dict[str, Any] = {}
     for name in names:
-        column, listed = COLUMNS[name], getattr(job.search, name)
-        if listed is not None and NEUTRAL[name] not in inside(name, listed):
+        column, listed, unused = COLUMNS[name], getattr(job.search, name), NEUTRAL.get(name, 1)
+        if listed is not None and unused not in inside(name, listed):
             raise LauncherError(_lacks(program, name, listed[0]))
-        kept[name] = (column.outside(NEUTRAL[name]),)
+        kept[name] = (column.outside(unused),)
     return replace(job, search=replace(job.search, **kept))
 
 
@@ -70,15 +72,19 @@ def refuse(program: str, plan: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def _lacks(program: str, name: str, value: Any) -> str:
-    usual = COLUMNS[name].outside(NEUTRAL[name])
+    usual = COLUMNS[name].outside(NEUTRAL.get(name, 1))
     expected = "blank" if usual == "" else usual
     return f"{program} does not run plans with {name} {value}; expected {expected}, or another launcher."
 
 
-def node_torchrun(job: Job) -> list[str]:
-    """torchrun on one of several nodes, with a fixed meeting point, so that ranks follow the nodes' order."""
+def node_torchrun(job: Job, contained: bool = False) -> list[str]:
+    """torchrun on one of several nodes, with a fixed meeting point, so that ranks follow the nodes' order.
+
+    ``contained``: by the Python of a container, whatever that of the nodes.
+    """
+    python = "python" if contained else job.slurm.python or sys.executable
     return [
-        job.slurm.python or sys.executable, *_TORCHRUN, "--nnodes=${NNODES}", "--node-rank=${NODE_RANK}",
+        python, *_TORCHRUN, "--nnodes=${NNODES}", "--node-rank=${NODE_RANK}",
         "--master-addr=${MASTER_ADDR}", "--master-port=${MASTER_PORT}",
         f"--nproc-per-node={job.cluster.gpus_per_node}",
     ]  # fmt: skip

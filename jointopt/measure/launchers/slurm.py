@@ -17,13 +17,14 @@ from jointopt.measure.devices import node_meters
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.command import CommandProgram, word
-from jointopt.measure.launchers.megatron import MegatronProgram
+from jointopt.measure.launchers.framework import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.launchers.process import tail_of, whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import outcome, plan_cells, with_log
 from jointopt.measure.launchers.slurm_control import RefusedError
 from jointopt.measure.launchers.slurm_fleet import DONE, Fleet
-from jointopt.measure.launchers.slurm_script import LOG, script
+from jointopt.measure.launchers.slurm_script import LOG, container_words
+from jointopt.measure.launchers.slurm_script import script as script_text
 from jointopt.measure.launchers.slurm_watch import End, why_failed, written_in
 from jointopt.measure.launchers.torchrun import TorchrunProgram
 from jointopt.spec.job import Job
@@ -31,7 +32,7 @@ from jointopt.spec.jobfile import job_mapping
 from jointopt.spec.slurm import NO_GPU_REQUEST
 
 DEFAULT_FOLDER = Path("jointopt-slurm")
-PROGRAMS = ("torchrun", "megatron", "command")
+PROGRAMS = ("torchrun", *FRAMEWORKS, "command")
 _STATE, _SCRIPT = "state.json", "job.sh"
 _WHERE = ("python", "setup", "gpu_request", "exclusive", "partition", "constraint", "sbatch")
 # files of a command whose contents are part of what is run; others may be what it writes
@@ -41,10 +42,11 @@ _CONTENT = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 class SlurmLauncher:
     """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` says how.
 
-    ``program`` is torchrun (the project's trainer), megatron (with ``checkout``) or command (with ``command``), or an
-    object of its own. ``folder`` must be seen by all nodes. GPUs run at the plan's clocks, or at what the driver
-    chooses (``default_clocks``), and are metered, by `jointopt exec` on each node; without ``meter`` the program is
-    started alone. ``limit_s`` begins when a job runs. A job outlives the tool, which finds it again; Ctrl-C cancels it.
+    ``program`` is torchrun (the project's trainer), a framework (options as of `FrameworkProgram`; in the job file's
+    container) or command (with ``command``), or an object of its own. ``folder`` must be seen by all nodes. GPUs run at
+    the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by `jointopt exec` on each
+    node; without ``meter`` the program is started alone. ``limit_s`` begins when a job runs. A job outlives the tool,
+    which finds it again; Ctrl-C cancels it.
     """
 
     name = "slurm"
@@ -53,9 +55,11 @@ class SlurmLauncher:
         self, folder: Path = DEFAULT_FOLDER, limit_s: float = 1800.0, program: str | Program | None = None,
         command: str | Sequence[str] | None = None, checkout: Path | None = None, iterations: int = 10,
         warmup_iterations: int = 3, default_clocks: bool = False, meter: bool = True, poll_s: float = 15.0,
+        script: Path | None = None, arguments: str = "", version: str = "",
     ) -> None:  # fmt: skip
         self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
-        self.program = _program(program, command, checkout, iterations, warmup_iterations)
+        options = {"checkout": checkout, "script": script, "arguments": arguments, "version": version}
+        self.program = _program(program, command, options, iterations, warmup_iterations)
         self.default_clocks, self.meter = default_clocks, meter
         self._delivered: Iterator[Ended] | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
@@ -102,11 +106,14 @@ class SlurmLauncher:
         """The script that sbatch receives for ``plan``; nothing is written or submitted."""
         place = folder or self.folder / self.job_name(job, plan) / "1"
         words = self.program.words(job, plan, place)
+        if self.program.contained:
+            seen = [Path.cwd(), self.folder, *([self.program.cwd] if self.program.cwd else [])]
+            words = [*container_words(job.slurm, seen), *words]
         if self._metered(job):
-            words = node_meters.metered_words(words, job, place, self.default_clocks)
+            words = node_meters.metered_words(words, job, place, self.default_clocks, self.program.shows_ranks)
         name = self.submission_name(place)
         about = " ".join(f"{key}={word(key, value)}" for key, value in plan_cells(plan).items())
-        return script(name, job.cluster, job.slurm, words, place, self.limit_s, about)
+        return script_text(name, job.cluster, job.slurm, words, place, self.limit_s, about)
 
     # --- one submission
 
@@ -184,7 +191,7 @@ class SlurmLauncher:
         row = with_log(outcome(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True)
         if self._metered(job):
             node_meters.check_settable(folder, end.code, end_of_log)
-            row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks)
+            row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, log)
         row = {name: value for name, value in row.items() if name in COLUMNS or name == "failure"}
         return dict(plan) | row | {"notes": joined_notes(row["notes"], end.remark)}
 
@@ -215,24 +222,22 @@ def _unwritable(folder: Path, error: OSError) -> LauncherError:
 
 
 def _program(
-    program: str | Program | None, command: str | Sequence[str] | None, checkout: Path | None, iterations: int,
+    program: str | Program | None, command: str | Sequence[str] | None, options: Mapping[str, Any], iterations: int,
     warmup_iterations: int,
 ) -> Program:  # fmt: skip
     """The program by name, or by what was given to it."""
     if program is not None and not isinstance(program, str):
         return program
-    implied = "command" if command is not None else "megatron" if checkout is not None else "torchrun"
+    implied = "command" if command is not None else "megatron" if options["checkout"] is not None else "torchrun"
     name = program or implied
     if name not in PROGRAMS:
         raise UsageError(f"--program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+    if name in FRAMEWORKS:
+        return FrameworkProgram(name, **options, iterations=iterations, warmup_iterations=warmup_iterations)
     if name == "command":
         if command is None:
             raise UsageError("The launcher slurm needs --command for the program command.")
         return CommandProgram(command)
-    if name == "megatron":
-        if checkout is None:
-            raise UsageError("The launcher slurm needs --checkout for the program megatron.")
-        return MegatronProgram(checkout, iterations, warmup_iterations)
     return TorchrunProgram(iterations, warmup_iterations)
 
 

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.errors import LauncherError
+from jointopt.core.errors import ExportError, LauncherError
+from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
+from jointopt.measure.launchers.rows import failed_row
 from jointopt.measure.launchers.slurm_control import NoAnswerError, RefusedError
 from jointopt.measure.launchers.slurm_watch import End, Submission, written_in
 from jointopt.spec.job import Job
@@ -34,10 +36,12 @@ class Fleet:
         # to be submitted when another one has ended
         self._refused: tuple[int, Mapping[str, Any]] | None = None
         self._error: LauncherError | None = None
+        self._without_words: list[Ended] = []  # plans that the framework has no words for
 
     def ended(self) -> Iterator[Ended]:
         """Every run as it ends; the first error when nothing is on its way any more."""
         self._submit()
+        yield from self._given_up()
         waits = _backoff(self._launcher.poll_s)
         while self._flights:
             time.sleep(next(waits))
@@ -46,6 +50,7 @@ class Fleet:
                     yield from self._handed_over(place, found)
                     waits = _backoff(self._launcher.poll_s)
                     self._submit()
+                    yield from self._given_up()
         if self._error is not None:
             raise self._error
 
@@ -92,8 +97,17 @@ class Fleet:
                 return
             except NoAnswerError:
                 raise
+            except ExportError as error:
+                self._drop(place)
+                row = dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
+                self._without_words.append(Ended(place, row, 0.0))
             except LauncherError as error:
                 self._fail(place, error)
+
+    def _given_up(self) -> Iterator[Ended]:
+        """Rows of plans that were never submitted."""
+        while self._without_words:
+            yield self._without_words.pop(0)
 
     def _send(self, place: int, plan: Mapping[str, Any]) -> None:
         folder = self._launcher.open_folder(self._job, plan)

@@ -57,7 +57,7 @@ def script(
     return _TEMPLATE.format(
         directives="\n".join(f"#SBATCH {line}" for line in directives(name, cluster, slurm, folder / LOG, limit_s)),
         plan=plan, folder=shlex.quote(str(folder)), result=RESULT, exit=EXIT, log=LOG, setup="\n".join(slurm.setup),
-        command=" ".join(map(_quoted, words)), limit_s=math.ceil(limit_s),
+        command=shell_words(words), limit_s=math.ceil(limit_s),
     )  # fmt: skip
 
 
@@ -72,6 +72,24 @@ def directives(name: str, cluster: Cluster, slurm: Slurm, log: Path, limit_s: fl
         f"--time={minutes}", f'--output="{output}"', "--open-mode=append",
         "--requeue" if slurm.requeue else "--no-requeue", *(["--exclusive"] if slurm.exclusive else []),
         *(f"--{key}={value}" for key in _OPTIONS if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
+    ]  # fmt: skip
+
+
+def shell_words(words: Sequence[str]) -> str:
+    """Words as shell takes them, in which the variables of the node stand for their values."""
+    return " ".join(map(_quoted, words))
+
+
+def container_words(slurm: Slurm, places: Sequence[Path]) -> list[str]:
+    """Words in front of a node's command: a step of its own with pyxis, or apptainer; ``places`` are mounted too."""
+    if slurm.container is None:
+        return []
+    mounts = ",".join([*dict.fromkeys(f"{place}:{place}" for place in places), *slurm.mounts])
+    if slurm.container_runtime == "apptainer":
+        return ["apptainer", "exec", "--nv", "--bind", mounts, "--pwd", str(places[0]), slurm.container]
+    return [
+        "srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=${SLURMD_NODENAME}", "--cpu-bind=none",
+        f"--container-image={slurm.container}", f"--container-mounts={mounts}", f"--container-workdir={places[0]}",
     ]  # fmt: skip
 
 

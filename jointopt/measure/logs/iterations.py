@@ -68,8 +68,11 @@ def run_log(
     return RunLog(kept, dropped, peak_memory_gib, remark)
 
 
-def measured(log: RunLog, num_gpus: int) -> dict[str, Any]:
-    """The result columns of a log; energy only where it holds any (0 J means that the program had no meter)."""
+def measured(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any]:
+    """The result columns of a log; energy only where it holds any (0 J means that the program had no meter).
+
+    ``metered``: another meter will say how much there was, so that the notes leave it open.
+    """
     seconds = statistics.median(log.iteration_s)
     spread = (max(log.iteration_s) - min(log.iteration_s)) / seconds
     notes = [f"{len(log.kept)} iterations, spread {spread:.1%}, loss {log.kept[-1].loss:.5g}"]
@@ -79,7 +82,7 @@ def measured(log: RunLog, num_gpus: int) -> dict[str, Any]:
     energy = {"energy_j": joules * num_gpus, "avg_power_w": log.median("power_per_gpu_w")}
     if not joules > 0:
         energy = {}
-        notes.append("energy not measured")
+        notes += [] if metered else ["energy not measured"]
     return result_row(", ".join(notes), iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
 
 

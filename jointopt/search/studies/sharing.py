@@ -16,7 +16,7 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from jointopt.core.errors import JointOptError, LauncherError
+from jointopt.core.errors import JointOptError, LauncherError, RunFailedError
 from jointopt.core.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
@@ -128,7 +128,7 @@ class _Worker:
                 self._work([trial])
             return
         self.failed += self.queue.fail(claimed[0].number, f"{type(error).__name__}: {error}")
-        self._failed_in_a_row += 1
+        self._failed_in_a_row += not isinstance(error, RunFailedError)
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             raise LauncherError(
                 f"{FAILURES_IN_A_ROW} plans in a row could not be evaluated, the last one because of "

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
 from jointopt.measure.devices import clocks
-from jointopt.measure.devices.clocks import Setting, locked, plan_settings, stage_of_rank
+from jointopt.measure.devices.clocks import Setting, locked, plan_settings
+from jointopt.spec.plans.ranks import stage_of_rank
 
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
 EVERYWHERE = Path(__file__).parents[2] / "stand_in" / "signal_everywhere.py"

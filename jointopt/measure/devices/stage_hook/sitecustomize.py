@@ -1,0 +1,114 @@
+"""Loaded by every Python that `jointopt exec` starts: once its framework knows it, the stage of its rank is reported.
+
+Read are Megatron Core's parallel state, DeepSpeed's and nanotron's grids, and any ``DeviceMesh`` with a dimension pp
+(torchtitan). Only the standard library, since the program's Python may have no jointopt, and nothing that fails here
+reaches the program. Another ``sitecustomize`` of that Python is run as it would be without this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+FOLDER = "JOINTOPT_STAGES"  # environment variable: where `jointopt exec` reads rank-0, rank-1, ...
+
+
+def report_stage(rank: int, stage: int) -> None:
+    """Tell `jointopt exec` that ``rank`` runs pipeline ``stage``, both from 0; without it, nothing happens."""
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return
+    with contextlib.suppress(OSError):
+        file = os.path.join(folder, f"rank-{int(rank)}")
+        part = f"{file}.{os.getpid()}"
+        with open(part, "w", encoding="ascii") as stream:
+            stream.write(str(int(stage)))
+        os.replace(part, file)
+
+
+def _rank() -> int:
+    """The global rank of this process."""
+    return int(os.environ.get("RANK") or sys.modules["torch"].distributed.get_rank())
+
+
+def _mesh_stage(module: Any, mesh: Any) -> int:
+    return int(mesh.get_coordinate()[mesh.mesh_dim_names.index("pp")])
+
+
+# module: what it calls when its ranks are laid out, and the stage of this one, from the module and that object
+_Stage = Callable[[Any, Any], int]
+_KNOWN: dict[str, tuple[str, _Stage]] = {
+    "megatron.core.parallel_state": (
+        "initialize_model_parallel", lambda module, first: int(module.get_pipeline_model_parallel_rank()),
+    ),
+    "deepspeed.runtime.pipe.topology": (
+        "PipelineParallelGrid.__init__", lambda module, grid: int(grid.get_stage_id()),
+    ),
+    "nanotron.parallel.context": (
+        "ParallelContext._init_parallel_groups",
+        lambda module, context: int(sys.modules["torch"].distributed.get_rank(context.pp_pg)),
+    ),
+    "torch.distributed.device_mesh": ("DeviceMesh.__init__", _mesh_stage),
+}  # fmt: skip
+
+
+def _watch(module: Any) -> None:
+    """Let a module report the stage of this rank when it has laid the ranks out."""
+    path, stage = _KNOWN[module.__name__]
+    *places, name = path.split(".")
+    owner = functools.reduce(getattr, places, module)
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def watched(*given: Any, **named: Any) -> Any:
+        result = plain(*given, **named)
+        with contextlib.suppress(Exception):  # a mesh without pp, a rank outside of the mesh, another version
+            report_stage(_rank(), stage(module, given[0] if given else None))
+        return result
+
+    setattr(owner, name, watched)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the known modules as the finders after it do, and watches them when they have been loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The module's own spec; None for all modules that are not known."""
+        if name not in _KNOWN:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((found for found in specs if found is not None), None)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def loaded(module: Any) -> None:
+            load(module)
+            with contextlib.suppress(Exception):
+                _watch(module)
+
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
+
+
+def _run_next(here: str) -> None:
+    """Run the ``sitecustomize`` that this one hides, and take this folder off the path."""
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or os.curdir) != here]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    if os.environ.get(FOLDER):
+        sys.meta_path.insert(0, _Finder())
+    _run_next(os.path.dirname(os.path.abspath(__file__)))
