@@ -165,7 +165,8 @@ def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
     return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
 
 
-_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}  # per score: scale, mask, softmax, dropout, two reads
+# per score of two bytes: scale, mask, softmax, dropout, two reads
+_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}
 
 
 def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
@@ -179,7 +180,7 @@ def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp
     flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
     io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
     if k.attention in _SCORE_BYTES:
-        forward_bytes, backward_bytes = _SCORE_BYTES[k.attention]
+        forward_bytes, backward_bytes = (k.element_bytes / 2.0 * held for held in _SCORE_BYTES[k.attention])
         scores = tokens * seq_length * model.num_attention_heads / tp
         # rows of the batched products are a head's elements
         slower = float(alignment_factor(k, d_qk, d_v))
