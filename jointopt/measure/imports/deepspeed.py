@@ -63,15 +63,25 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         plan=stated(
             micro_batch_size=options.whole("train_micro_batch_size_per_gpu"), tp=tp,
             zero_stage=options.whole("zero_optimization.stage") or 0, pp=options.whole("pipeline.stages"),
-            offload=_offload(options.word("zero_optimization.offload_optimizer.device")), sequence_parallel=False,
+            offload=_offload(options.word("zero_optimization.offload_optimizer.device")), **_experts(options),
         ),
     )  # fmt: skip
-    if config.get("activation_checkpointing"):
+    if options.whole("pipeline.activation_checkpoint_interval") or config.get("activation_checkpointing"):
         taken.plan["recompute"] = "full"
         taken.plan |= {"offload": "activations"} if options.flag("activation_checkpointing.cpu_checkpointing") else {}
         taken.remarks = ("activation_checkpointing is configured, and recompute=full taken for it",)
+    shards = options.whole("zero_optimization.mics_shard_size")
+    taken.rest = lambda plan, _: {
+        "sequence_parallel": False, "etp": 1, **({"dp_replicate": max(plan["dp"] // shards, 1)} if shards else {})
+    }  # fmt: skip
     taken.unread, taken.without_effect = options.left(_HARMLESS)
     return taken
+
+
+def _experts(options: Options) -> dict[str, int]:
+    """Degrees of AutoEP, which cuts no expert."""
+    size = options.whole("expert_parallel.autoep_size") if options.flag("expert_parallel.enabled") else None
+    return {"ep": size, "etp": options.whole("expert_parallel.expert_tensor_parallel_size") or 1} if size else {}
 
 
 def _dtype(options: Options) -> str | None:
@@ -123,6 +133,8 @@ def accelerate_taken(config: Mapping[str, Any]) -> Taken:
         accumulation=options.whole("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps",
                                     "megatron_lm_config.megatron_lm_num_micro_batches"),
     )  # fmt: skip
+    if kind == "megatron_lm":
+        taken.rest = megatron.chunks_of(_of_plugin(options))
     if shards and shards > 0:
         taken.plan["dp"] = shards * (taken.plan.get("dp_replicate") or 1)
     weights = options.word("deepspeed_config.offload_param_device")
@@ -158,19 +170,22 @@ def _by_deepspeed(options: Options, machines: int) -> dict[str, Any]:
 
 
 def _by_megatron(options: Options, machines: int) -> dict[str, Any]:
-    """The plan of Accelerate's plugin, whose options are Megatron's but for three names."""
-    place, values = "megatron_lm_config.megatron_lm_", {}
-    for name in options.names(place):
-        values[_OF_PLUGIN.get(name.removeprefix(place), name.removeprefix(place))] = options.take(name)
-    plan = megatron.plan_of(Options(values))
+    plan = megatron.plan_of(_of_plugin(options))
     return {key: value for key, value in plan.items() if key != "micro_batch_size"}
+
+
+def _of_plugin(options: Options) -> Options:
+    """The options of Accelerate's plugin under Megatron's own names, which differ in three."""
+    place = "megatron_lm_config.megatron_lm_"
+    named = {name: name.removeprefix(place) for name in options.names(place)}
+    return Options({_OF_PLUGIN.get(inner, inner): options.take(name) for name, inner in named.items()})
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
     options = Options(pairs)
     name = catalogue_name(str(options.take("model_name_or_path", "model_name", "model") or ""))
-    recomputes = options.take("gradient_checkpointing")
+    recomputes, granularity = options.take("gradient_checkpointing"), options.word("recompute_granularity") or None
     taken = Taken(
         form, model={"catalogue": name} if name else {},
         accumulation=options.whole("gradient_accumulation_steps"),
@@ -182,7 +197,8 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
         ),
         plan=stated(
             micro_batch_size=options.whole("per_device_train_batch_size", "train_batch_size_per_gpu"),
-            recompute=None if recomputes is None else "full" if options.flag("gradient_checkpointing") else "none",
+            recompute=granularity if recomputes is None else "full" if options.flag("gradient_checkpointing") else "none",
+            sequence_parallel=options.flag("sequence_parallel"),
         ),
     )  # fmt: skip
     options.flag("flash_attn", "use_flash_attention")

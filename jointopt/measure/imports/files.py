@@ -56,6 +56,8 @@ def read_text(text: str) -> list[Taken]:
         return _script(shlex.join(text.strip("\0\n").split("\0")))
     if text.lstrip().startswith("{") and (found := _of_json(text)):
         return [found]
+    if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
+        return [found]
     return _log(text) or _config(text) or _script(text)
 
 

@@ -13,7 +13,7 @@ from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.huggingface import model_from_config
 
 _HARMLESS = re.compile(
-    r"(?:checkpoints|data_stages|general|lighteval|logging|profiler|s3_upload|tokenizer|metrics_logging)(?:\.|$)"
+    r"(?:checkpoints|data_stages|general|lighteval|logging|profiler|s3_upload|tokenizer|metrics_logging|data)(?:\.|$)"
     r"|optimizer\.(?!zero_stage)|tokens\.(?:train_steps|val|limit)|model\.(?:init_method|ddp_bucket|model_config)"
     r"|model\.make_vocab|parallelism\.(?:pp_engine|tp_linear|moe_layer|expert_parallel|tp_recompute)"
 )

@@ -63,7 +63,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
-    return Resolved(job, whole.plan, tuple(remarks))
+    rest = [one.rest(whole.plan, job.model.num_layers) for one in files if one.rest]
+    return Resolved(job, {key: value for one in (*rest, whole.plan) for key, value in one.items()}, tuple(remarks))
 
 
 def _and(parts: Sequence[str]) -> str:
