@@ -95,7 +95,7 @@ def _zero(intent: Intent) -> dict[str, Any]:
 
 
 def _words(intent: Intent) -> tuple[str, ...]:
-    """What the JSON has no key for, in the words of Megatron-DeepSpeed."""
+    """Words of Megatron-DeepSpeed for the columns that the JSON has no key for."""
     selective = ("--recompute-granularity", "selective") if intent["recompute"] == "selective" else ()
     return (*selective, *(("--sequence-parallel",) if intent["sequence_parallel"] else ()))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.measure.imports import megatron
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flattened, stated, whole_of
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, stated, whole_of
 from jointopt.measure.logs.lines import lines_of
 
 _HARMLESS = re.compile(
@@ -30,6 +30,11 @@ _WORDS_HARMLESS = re.compile(
     r"(?:output|learning|lr_|weight_decay|warmup|num_train|max_steps|logging|save|eval|report|seed|dataset|data_|train_file"
     r"|validation|tokenizer|use_fast|overwrite|do_|num_workers|preprocessing|dataloader|ddp_|push|run_name|deepspeed"
     r"|local_rank|gradient_clip|adam|optim|torch_dtype|tf32|project|checkpoint|trust|lora|packing|use_auth|config_name)"
+)
+# options that change an iteration's time and have no column
+_MATTER = (
+    "zero_optimization.overlap_comm", "zero_optimization.contiguous_gradients", "wall_clock_breakdown",
+    "communication_data_type", "compile.deepcompile", "zero_optimization.round_robin_gradients",
 )
 _SHARDING = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
@@ -55,10 +60,11 @@ def is_accelerate(config: Mapping[str, Any]) -> bool:
 def config_taken(config: Mapping[str, Any]) -> Taken:
     """The statements of a DeepSpeed JSON; values of "auto" are not stated."""
     options = Options({name: value for name, value in flattened(config).items() if value != "auto"})
+    flags = flags_of({name: options.take(name) for name in _MATTER})
     steps = options.whole("gradient_accumulation_steps")
     tp = options.whole("tensor_parallel.autotp_size", "tensor_parallel.tp_size", "autotp_size")
     taken = Taken(
-        "DeepSpeed config", "deepspeed", accumulation=steps,
+        "DeepSpeed config", "deepspeed", accumulation=steps, flags=flags,
         training=stated(global_batch_size=options.whole("train_batch_size"), dtype=_dtype(options)),
         plan=stated(
             micro_batch_size=options.whole("train_micro_batch_size_per_gpu"), tp=tp,

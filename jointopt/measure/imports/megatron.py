@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.measure.exports.options import option_table, without_effect
+from jointopt.measure.logs.conditions import version_by_options
 from jointopt.measure.imports.taken import Options, Taken, flags_of, pairs_of, stated
 
 SHAPE = ("num_layers", "hidden_size")  # who has both is a Megatron command line
@@ -30,6 +31,7 @@ def dump_taken(text: str) -> Taken | None:
     if not set(SHAPE) <= values.keys():
         return None
     taken = options_taken(values, "Megatron-LM log")
+    taken.version = version_by_options(values)
     taken.without_effect += len(taken.unread)  # Megatron knows them all
     taken.unread = ()
     return taken

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.measure.exports.torchtitan import SCHEDULES
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flattened, pairs_of, stated
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, pairs_of, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.catalog.models import load_model
@@ -25,6 +25,11 @@ HARMLESS = re.compile(
 )
 _SCHEDULES = {name.lower(): ours for ours, name in SCHEDULES.items()} | {"interleavedzerobubble": "zb-h1"}
 _OF_ONE_STAGE = ("1f1b", "gpipe", "")  # every other schedule has two stages per rank where none are stated
+# options that change an iteration's time and have no column
+_MATTER = (
+    "compile.enable", "model.converters", "parallelism.enable_async_tensor_parallel", "training.disable_cuda_graphs",
+    "activation_checkpoint.selective_ac_option", "training.mixed_precision_reduce", "debug.moe_force_load_balance",
+)
 _SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
 _BATCH = re.compile(
@@ -99,6 +104,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
+    taken.flags = flags_of({name: options.take(name) for name in _MATTER})
     each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
     ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
     if each and plan["pp"] > 1 and "catalogue" in taken.model:  # by default the embedding and the head count as layers
