@@ -22,10 +22,10 @@ def export(intent: Intent, version: str) -> Export:
     cluster = intent.job.cluster
     launcher = ("deepspeed", "--num_nodes", str(cluster.nodes), "--num_gpus", str(cluster.gpus_per_node))
     gaps.notes += _left_to_the_script(intent)
+    words = ("--deepspeed", "--deepspeed_config", FILE, *script_words(intent), *_words(intent))
+    files = {FILE: json.dumps(_config(intent), indent=2) + "\n"} | model_files(intent)
     return Export(
-        NAME, version, ("--deepspeed", "--deepspeed_config", FILE, *script_words(intent), *_words(intent)), {},
-        int(cluster.num_gpus), PROGRAM, launcher, {FILE: json.dumps(_config(intent), indent=2) + "\n"} | model_files(intent),
-        tuple(gaps.notes),
+        NAME, version, words, {}, int(cluster.num_gpus), PROGRAM, launcher, files, tuple(gaps.notes),
     )  # fmt: skip
 
 

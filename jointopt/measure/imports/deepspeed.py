@@ -33,8 +33,12 @@ _WORDS_HARMLESS = re.compile(
 )
 # options that change an iteration's time and have no column
 _MATTER = (
-    "zero_optimization.overlap_comm", "zero_optimization.contiguous_gradients", "wall_clock_breakdown",
-    "communication_data_type", "compile.deepcompile", "zero_optimization.round_robin_gradients",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.contiguous_gradients",
+    "wall_clock_breakdown",
+    "communication_data_type",
+    "compile.deepcompile",
+    "zero_optimization.round_robin_gradients",
 )
 _SHARDING = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
@@ -192,6 +196,7 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     options = Options(pairs)
     name = catalogue_name(str(options.take("model_name_or_path", "model_name", "model") or ""))
     recomputes, granularity = options.take("gradient_checkpointing"), options.word("recompute_granularity") or None
+    recompute = "full" if options.flag("gradient_checkpointing") else "none"
     taken = Taken(
         form, model={"catalogue": name} if name else {},
         accumulation=options.whole("gradient_accumulation_steps"),
@@ -203,7 +208,7 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
         ),
         plan=stated(
             micro_batch_size=options.whole("per_device_train_batch_size", "train_batch_size_per_gpu"),
-            recompute=granularity if recomputes is None else "full" if options.flag("gradient_checkpointing") else "none",
+            recompute=granularity if recomputes is None else recompute,
             sequence_parallel=options.flag("sequence_parallel"),
         ),
     )  # fmt: skip

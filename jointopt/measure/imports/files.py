@@ -29,7 +29,12 @@ _OVERRIDE = re.compile(
 )
 _TITAN = re.compile(r"(?:parallelism|training|activation_checkpoint|model|job)\.\w")
 _FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
-_VARIABLES = ("NCCL_", "NVTE_", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_NCCL_")  # of the environment, which libraries read
+_VARIABLES = (
+    "NCCL_",
+    "NVTE_",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_NCCL_",
+)  # of the environment, which libraries read
 _KINDS = (
     "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, or a log of one"
 )

@@ -1,6 +1,6 @@
 """Options of Megatron-LM: on a command line, or as its log lists them; Bridge and NeMo share their names.
 
-Options whose values stand for themselves are read by the table that exports write by; code has those that hang together.
+Options whose values stand for themselves are read by the table that exports write by; code has the others.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.measure.exports.options import option_table, without_effect
-from jointopt.measure.logs.conditions import version_by_options
 from jointopt.measure.imports.taken import Options, Taken, flags_of, pairs_of, stated
+from jointopt.measure.logs.conditions import version_by_options
 
 SHAPE = ("num_layers", "hidden_size")  # who has both is a Megatron command line
 _DUMP = re.compile(r"^\s*(\w+) \.{3,} ?(.*?)\s*$")
+
+
+_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 
 
 def words_taken(words: list[str]) -> Taken:
@@ -66,15 +69,15 @@ def options_taken(values: Mapping[str, Any], form: str) -> Taken:
 def matter_of(options: Options) -> dict[str, Any]:
     """The options that change an iteration's time beside the plan and the job, by their names."""
     named = {name.replace("-", "_"): option for name, option in option_table("megatron").items()}
-    return flags_of({name: options.take(name) for name, option in named.items() if option.matters})
+    return flags_of({name: options.take(name, *option.also) for name, option in named.items() if option.matters})
 
 
 def _plain(options: Options, section: str) -> dict[str, Any]:
-    """Values that options state as they stand, of one section: the plan, the model or the training."""
+    """Numbers and flags that options state as they stand, of one section: the plan, the model or the training."""
     found = {}
     for name, option in option_table("megatron").items():
         place, _, key = option.sets.partition(".")
-        if place == section:
+        if place == section and not key.endswith("_dtype"):
             found[key] = options.plain(*(one.replace("-", "_") for one in (name, *option.also)))
     return stated(**found)
 
@@ -160,7 +163,16 @@ def _training(options: Options) -> dict[str, Any]:
     backend = options.word("attention_backend").rsplit(".", 1)[-1]
     flash = options.flag("use_flash_attn") or backend == "flash"
     kernel = "flash2" if flash else "unfused" if backend in ("unfused", "local") else None
-    return _plain(options, "training") | stated(dtype=_dtype(options), attention=kernel)
+    return _plain(options, "training") | stated(dtype=_dtype(options), attention=kernel) | _states(options)
+
+
+def _states(options: Options) -> dict[str, Any]:
+    """Formats of gradients and moments, which only the precision-aware optimizer does not keep in fp32."""
+    if not options.flag("use_precision_aware_optimizer") or options.flag("optimizer_cpu_offload"):
+        return {}
+    words = {name: options.word(name) for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}
+    formats = {name: _FORMATS.get(word.removeprefix("torch."), word) for name, word in words.items()}
+    return {"precision_aware_optimizer": True} | {k: word for k, word in formats.items() if word in _FORMATS.values()}
 
 
 def _dtype(options: Options) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jointopt.measure.exports.options import without_effect
 from jointopt.measure.imports.megatron import options_taken
 from jointopt.measure.imports.taken import Taken, flattened, stated, whole_of
 

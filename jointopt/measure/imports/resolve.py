@@ -23,7 +23,8 @@ _NAMES = {
     "seq_length": "the sequence length (--seq-length)", "global_batch_size": "the batch (--global-batch-size)",
     "nodes": "the number of nodes (--nodes)", "gpus_per_node": "GPUs per node (--gpus-per-node)",
 }  # fmt: skip
-_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework")
+_STATES = ("precision_aware_optimizer", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather")
+_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework", *_STATES)
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 
 

@@ -27,8 +27,13 @@ _SCHEDULES = {name.lower(): ours for ours, name in SCHEDULES.items()} | {"interl
 _OF_ONE_STAGE = ("1f1b", "gpipe", "")  # every other schedule has two stages per rank where none are stated
 # options that change an iteration's time and have no column
 _MATTER = (
-    "compile.enable", "model.converters", "parallelism.enable_async_tensor_parallel", "training.disable_cuda_graphs",
-    "activation_checkpoint.selective_ac_option", "training.mixed_precision_reduce", "debug.moe_force_load_balance",
+    "compile.enable",
+    "model.converters",
+    "parallelism.enable_async_tensor_parallel",
+    "training.disable_cuda_graphs",
+    "activation_checkpoint.selective_ac_option",
+    "training.mixed_precision_reduce",
+    "debug.moe_force_load_balance",
 )
 _SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
@@ -127,14 +132,14 @@ def _plan(options: Options) -> tuple[dict[str, Any], int]:
         return options.whole(f"parallelism.{name}_degree") or 1
 
     tp, pp, cp = (degree(f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))
-    tp = options.whole("training.tensor_parallel_degree") or tp
+    tp, ep = options.whole("training.tensor_parallel_degree") or tp, degree("expert_parallel")
     replicas = options.whole("parallelism.data_parallel_replicate_degree") or 1
     shards = options.whole("parallelism.data_parallel_shard_degree", "training.data_parallel_degree") or -1
     in_sequence = options.flag("parallelism.enable_sequence_parallel") is not False
     in_sequence &= not options.flag("parallelism.no_enable_sequence_parallel")
     plan = stated(
-        tp=tp, pp=pp, cp=cp, ep=degree("expert_parallel"),
-        etp=options.whole("parallelism.expert_tensor_parallel_degree") or (1 if degree("expert_parallel") > 1 else None),
+        tp=tp, pp=pp, cp=cp, ep=ep,
+        etp=options.whole("parallelism.expert_tensor_parallel_degree") or (1 if ep > 1 else None),
         dp=replicas * shards if shards > 0 else None, sequence_parallel=tp > 1 and in_sequence,
         zero_stage=0 if shards * cp == 1 else _zero_stage(options, pp), dp_replicate=replicas if replicas > 1 else None,
     ) | _recompute(options) | _schedule(options, pp)  # fmt: skip

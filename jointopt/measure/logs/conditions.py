@@ -16,6 +16,7 @@ _VERSIONS = {
     "nemo": (rf"nemo_version: ['\"]?{_NUMBER}", rf"megatron[-_.]bridge(?: version)?[ =:]+v?{_NUMBER}"),
     "nanotron": (rf"nanotron(?: version)?[ =:]+v?{_NUMBER}",),
 }
+_MOST = 0.7  # of options that every version has, in a list of all: some bear another name there
 _NONE = "0.0.0"  # by which torchtitan says that it does not know
 _NETWORK = re.compile(r"NCCL INFO Using network (\w+)")
 _PORTS = re.compile(r"NCCL INFO NET/IB : Using (\[0\][^;\n]*)")
@@ -41,14 +42,16 @@ def version_of(log: str, framework: str) -> str:
 def version_by_options(names: Iterable[str]) -> str:
     """The bounds of Megatron Core's version from the names of all its options (with underscores): ``>=0.13 <0.15``."""
     given = {name.replace("_", "-") for name in names}
+    table = option_table("megatron")
+    has = {name: bool({name, *option.also} & given) for name, option in table.items()}
+    old = [has[name] for name, option in table.items() if not (option.since or option.until)]
+    whole = sum(old) > _MOST * len(old)  # else the list is cut off, and what it lacks says nothing
     low, high = "", ""
-    for name, option in option_table("megatron").items():
-        if option.since and name in given:
+    for name, option in table.items():
+        if option.since and has[name]:
             low = max(low, option.since, key=lambda text: version_key(text or "0"))
-        if option.until and name in given:
-            high = min(high or NEWEST, option.until, key=version_key)
-        if option.since and option.until == "" and name not in given:
-            high = min(high or NEWEST, option.since, key=version_key)
+        ends = option.until if has[name] else option.since if whole and not option.until else ""
+        high = min(high or NEWEST, ends, key=version_key) if ends else high
     if high and version_key(high) <= version_key(low or "0"):  # an option of a fork
         high = ""
     return " ".join([*([f">={low}"] if low else []), *([f"<{high}"] if high else [])])
@@ -61,7 +64,7 @@ def fabric_of(log: str) -> str:
 
 
 def _between_nodes(log: str) -> str:
-    """``InfiniBand (8 ports)``, ``RoCE (2 ports)``, ``Ethernet``, ``IP over InfiniBand``, ``EFA``, or NCCL's name of it."""
+    """``InfiniBand (8 ports)``, ``RoCE (2 ports)``, ``Ethernet``, ``IP over InfiniBand``, ``EFA``, or NCCL's name."""
     chosen, listed, provider = _NETWORK.findall(log), _PORTS.search(log), _PROVIDER.search(log)
     name = chosen[-1] if chosen else ""
     if provider and name not in ("Socket", "IB"):
@@ -77,7 +80,9 @@ def _between_nodes(log: str) -> str:
 
 def flags_text(flags: Mapping[str, object]) -> str:
     """Options as one cell: ``manual_gc overlap_grad_reduce fp8_recipe=tensorwise``, in the order of their names."""
-    return " ".join(name if flags[name] in (True, "True", "true") else f"{name}={_word(flags[name])}" for name in sorted(flags))
+    return " ".join(
+        name if flags[name] in (True, "True", "true") else f"{name}={_word(flags[name])}" for name in sorted(flags)
+    )
 
 
 def _word(value: object) -> str:

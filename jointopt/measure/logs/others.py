@@ -163,5 +163,15 @@ NEMO = Format(
     (_CHECKPOINT, (re.compile(r"val_loss|Validation DataLoader"), iterations.EVALUATION)),
 )
 # of a script of one's own, such as those that Accelerate starts: documented in docs/imports.md
-PLAIN = Format("", _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>NUM)(?: s)?\s*$"), _seconds, (_CHECKPOINT,))
-FORMATS = (TORCHTITAN, NANOTRON, DEEPSPEED_PIPELINE, DEEPSPEED, NEMO, DEEPSPEED_PHASES, PLAIN)  # the first that fits counts
+PLAIN = Format(
+    "", _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>NUM)(?: s)?\s*$"), _seconds, (_CHECKPOINT,)
+)
+FORMATS = (
+    TORCHTITAN,
+    NANOTRON,
+    DEEPSPEED_PIPELINE,
+    DEEPSPEED,
+    NEMO,
+    DEEPSPEED_PHASES,
+    PLAIN,
+)  # the first that fits counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import ExportError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, STAGE_LAYERS, Columns
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.plans.parse import plan_records
@@ -59,7 +60,8 @@ def written(job: Job, record: dict[str, Any], target: str, folder: Path) -> list
     try:
         return write(export(job, record, name, version=version), folder)
     except ExportError as refused:
-        assert "cannot express" in str(refused) or "has no" in str(refused)
+        if not re.search("cannot express|has no", str(refused)):
+            raise
         return []
 
 

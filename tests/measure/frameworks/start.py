@@ -1,7 +1,7 @@
 """Started by tests: runs a training script under the exports of several plans in turn, as torchrun would.
 
-The script's module, and with it PyTorch and the framework, is imported once; the processes of every plan are forked from
-there, in the folder of the plan, with torchrun's environment variables, and write into its ``run.log``.
+The script's module, and with it PyTorch and the framework, is imported once; the processes of every plan are forked
+from there, in the folder of the plan, with torchrun's environment variables, and write into its ``run.log``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 # What frameworks import when they train; each process would do so again.
 PRELOADED = (
     "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "torch.testing", "torch.export._trace",
-    "torch.utils.cpp_extension",
+    "torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "torch.testing",
+    "torch.export._trace", "torch.utils.cpp_extension",
 )  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def run(script: str, plan: dict[str, object]) -> bool:
             sys.stdout.flush()
             os._exit(0)
         children.append(child)
-    return any([os.waitpid(child, 0)[1] for child in children])
+    ends = [os.waitpid(child, 0)[1] for child in children]
+    return any(ends)
 
 
 if __name__ == "__main__":

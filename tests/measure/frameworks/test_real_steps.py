@@ -20,7 +20,6 @@ import pytest
 from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.export import Exported, export, write
 from jointopt.workflows.import_ import import_
-from tests.places import ROOT
 
 pytestmark = pytest.mark.services
 

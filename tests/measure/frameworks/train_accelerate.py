@@ -1,7 +1,7 @@
 """A user's ``train.py`` for Accelerate with FSDP 2: a small model, started by the YAML and words of an export.
 
-``accelerate launch`` hands its YAML on as environment variables: its own code makes them here. Accelerate builds meshes for
-several GPUs only, and is told after its start that the cores are some.
+``accelerate launch`` hands its YAML on as environment variables: its own code makes them here. Accelerate builds meshes
+for several GPUs only, and is set after its start to take the cores for some.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from accelerate import Accelerator
 from accelerate.commands import launch
 from accelerate.state import DistributedType, PartialState
 from accelerate.utils import launch as environment
-from torch.distributed.fsdp import FSDPModule
 from small_model import Block, loss_of
+from torch.distributed.fsdp import FSDPModule
 
 STEPS = 3
 _divide = FSDPModule.set_gradient_divide_factor
@@ -49,7 +49,9 @@ def main() -> None:
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     accelerator = Accelerator(cpu=True)
-    model = torch.nn.Sequential(torch.nn.Embedding(256, 64), *(Block(64, 4) for _ in range(4)), torch.nn.Linear(64, 256))
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(256, 64), *(Block(64, 4) for _ in range(4)), torch.nn.Linear(64, 256)
+    )
     model._no_split_modules = ["Block"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = torch.utils.data.DataLoader(torch.randint(0, 256, (64, length + 1)), batch_size=size)

@@ -43,11 +43,8 @@ ToCpu().__enter__()
 import megatron.core.tensor_parallel.random as random_states  # noqa: E402
 from megatron.core import parallel_state as groups  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads  # noqa: E402
+from megatron.core.distributed import DistributedDataParallelConfig as DDPConfig  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func  # noqa: E402
@@ -99,7 +96,7 @@ def main() -> None:
     spec = get_gpt_layer_local_spec(normalization=args.normalization)
     ends = {"pre_process": groups.is_pipeline_first_stage(), "post_process": groups.is_pipeline_last_stage()}
     model = GPTModel(config, spec, args.vocab_size, args.seq_length, **ends)
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=False), model)
+    model = DistributedDataParallel(config, DDPConfig(use_distributed_optimizer=False), model)
     config.finalize_model_grads_func = finalize_model_grads
     train(args, model, world // tp // pp)
 

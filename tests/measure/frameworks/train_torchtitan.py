@@ -80,7 +80,7 @@ def write_assets(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
     ends = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(ends | {"add_bos_token": True, "add_eos_token": True}))
-    words, draw = "the plan step clock power pipe stage micro batch".split(), random.Random(0)
+    words, draw = ("plan", "step", "clock", "power", "pipe", "stage"), random.Random(0)
     lines = [json.dumps({"text": " ".join(draw.choices(words, k=300))}) for _ in range(200)]
     (folder / "text").mkdir(exist_ok=True)
     (folder / "text" / "data.json").write_text("\n".join(lines) + "\n")
