@@ -131,8 +131,8 @@ def test_a_row_states_version_flags_and_fabric_through_file_and_store(tmp_path: 
 
 
 def test_a_script_of_one_s_own_prints_steps_losses_and_seconds(tmp_path: Path) -> None:
-    lines = [f"step {n} loss 5.{n} time 0.{n}5 s\n" for n in range(1, 8)]
-    (tmp_path / "run.log").write_text("".join(lines) + "step 8 loss 5.8 time 0.9 of which 0.1 waiting\n")
+    lines = [f"step {n} loss 5.{n} time 0.{n}50 s\n" for n in range(1, 8)]
+    (tmp_path / "run.log").write_text("".join(lines) + "step 8 loss 5.8 time 0.900 of which 0.1 waiting\n")
     known = {"gpu": "h100-sxm5-80gb", "model": "llama-3-8b", "seq_length": 4096, "global_batch_size": 8, "nodes": 1}
     (row,) = import_([tmp_path / "run.log"], warmup=4, **known).runs
     assert row["iteration_time_s"] == 0.65
