@@ -16,8 +16,8 @@ demo: .venv/.run-installed
 test: .venv/.dev-installed
 	$(PYTEST) -m "not services"
 
-# The other tests: real trainings, and Slurm, PostgreSQL and Chromium started by them, for which they often wait: one
-# worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
+# The other tests: real trainings, also in other frameworks, and Slurm, PostgreSQL and Chromium started by them, for which
+# they often wait: one worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
 test-services: .venv/.services-installed
 	$(PYTEST) -n 3 -m services
 
@@ -63,5 +63,10 @@ clean:
 
 .venv/.services-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt and all that its tests of services need into .venv ..."
-	$(PIP) -e '.[dev,torch,postgres,browser]'
+	$(PIP) -e '.[dev,torch,postgres,browser,frameworks]'
+	@echo "Installing DeepSpeed, torchtitan and Megatron Core, which train exported plans, into .venv ..."
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-build-isolation deepspeed==0.19.8 # whose build imports torch
+	$(PIP) --no-deps --upgrade --target .venv/torchtitan-0.2.2 torchtitan==0.2.2
+	$(PIP) --no-deps --upgrade --target .venv/torchtitan-0.3.0 torchtitan==0.3.0
+	$(PIP) --no-deps --upgrade --target .venv/megatron-core megatron-core==0.16.1
 	@touch $@ .venv/.dev-installed .venv/.run-installed

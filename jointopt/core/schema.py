@@ -152,6 +152,9 @@ COLUMNS = {
         Column("peak_power_w", "float", "W", "result", "highest power of any GPU", low=0, high=MOST_GPU_POWER_W),
         Column("peak_memory_gib", "float", "GiB", "result", "memory of the worst GPU", low=0, high=1024),
         Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU", low=-50, high=150),
+        Column("framework_version", "str", "", "result", "the framework's version, or bounds of it: >=0.16"),
+        Column("framework_flags", "str", "", "result", "options that change an iteration's time and have no column"),
+        Column("fabric", "str", "", "result", "networks between nodes and within one"),
         Column("notes", "str", "", "result", "free text"),
     )
 }  # fmt: skip

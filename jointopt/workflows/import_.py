@@ -15,6 +15,7 @@ from jointopt.measure.imports.taken import Taken
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.launchers.rows import failed_row, result_row
 from jointopt.measure.logs import zeus
+from jointopt.measure.logs.conditions import fabric_of, flags_text, version_of
 from jointopt.measure.logs.iterations import measured
 from jointopt.measure.logs.others import Batch
 from jointopt.measure.logs.run import read_run
@@ -40,8 +41,10 @@ def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **g
     parsed = parse_plan(run.plan, run.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     rows, remarks = _rows(taken, run, record, warmup)
+    network = {name: given[name] for name in ("inter_node_gbytes_per_s",) if given.get(name)}
     return Imported(
-        job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz), runs=rows,
+        job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),
+        runs=tuple(row | network for row in rows),
         formats={one.source: one.format for one in taken},
         unread={one.source: one.unread for one in taken if one.unread},
         without_effect=sum(one.without_effect for one in taken), remarks=(*run.remarks, *remarks),
@@ -86,7 +89,7 @@ def _rows(
     windows = [one for one in logs if zeus.is_zeus(one.log)]
     for one in (one for one in logs if one not in windows):
         try:
-            result = _result(one, run.job, warmup)
+            result = _result(one, run.job, warmup) | _conditions(one, taken, run.job)
         except ValueError as error:
             remarks.append(f"{one.source} gives no measured row: {error} (--warmup N leaves out the first N)")
             continue
@@ -138,6 +141,14 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
     names = [column.name for column in COLUMNS.values() if column.role == "workload" and column.name in values]
     found: dict[str, Any] = {name: values[name] for name in names}
     return found if model.is_moe else found | {"moe_ffn_hidden_size": math.nan}
+
+
+def _conditions(log: Taken, files: Sequence[Taken], job: Job) -> dict[str, Any]:
+    """The columns that a row states beside its plan: the framework's version, flags that matter, the fabric."""
+    version = version_of(log.log, job.training.framework.name) or log.version
+    flags = {name: value for one in (*reversed(files), log) for name, value in one.flags.items()}
+    texts = {"framework_version": version, "framework_flags": flags_text(flags), "fabric": fabric_of(log.log)}
+    return {name: text or math.nan for name, text in texts.items()}
 
 
 def _layout(stated: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
+from jointopt.measure.exports.script import PROGRAM, model_files, script_words
 
 NAME, FILE = "accelerate", "accelerate.yaml"
 
@@ -35,12 +36,14 @@ def export(intent: Intent, version: str) -> Export:
         "num_processes": int(cluster.num_gpus), "main_training_function": "main", "rdzv_backend": "static",
         "same_network": True, "use_cpu": False,
     }  # fmt: skip
-    gaps.notes.append(f"train.py is your script, with {intent['micro_batch_size']} sequences in a batch of a rank.")
+    gaps.notes.append(f"{PROGRAM} is your script, with {intent['micro_batch_size']} sequences in a batch of a rank.")
     several = ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500")
     launcher = ("accelerate", "launch", "--config_file", FILE, *(several if cluster.nodes > 1 else ()),
                 "--gradient_accumulation_steps", str(intent.micro_batches))  # fmt: skip
-    return Export(NAME, version, (), {}, int(cluster.num_gpus), "train.py", launcher, {FILE: block_yaml(config)},
-                  tuple(gaps.notes))  # fmt: skip
+    return Export(
+        NAME, version, script_words(intent), {}, int(cluster.num_gpus), PROGRAM, launcher,
+        {FILE: block_yaml(config)} | model_files(intent), tuple(gaps.notes),
+    )  # fmt: skip
 
 
 def _by_megatron(intent: Intent) -> bool:

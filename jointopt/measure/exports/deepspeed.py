@@ -10,6 +10,7 @@ from typing import Any
 
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
+from jointopt.measure.exports.script import PROGRAM, model_files, script_words
 
 NAME, FILE = "deepspeed", "ds_config.json"
 
@@ -21,9 +22,10 @@ def export(intent: Intent, version: str) -> Export:
     cluster = intent.job.cluster
     launcher = ("deepspeed", "--num_nodes", str(cluster.nodes), "--num_gpus", str(cluster.gpus_per_node))
     gaps.notes += _left_to_the_script(intent)
+    words = ("--deepspeed", "--deepspeed_config", FILE, *script_words(intent), *_words(intent))
+    files = {FILE: json.dumps(_config(intent), indent=2) + "\n"} | model_files(intent)
     return Export(
-        NAME, version, ("--deepspeed", "--deepspeed_config", FILE), {}, int(cluster.num_gpus), "train.py", launcher,
-        {FILE: json.dumps(_config(intent), indent=2) + "\n"}, tuple(gaps.notes),
+        NAME, version, words, {}, int(cluster.num_gpus), PROGRAM, launcher, files, tuple(gaps.notes),
     )  # fmt: skip
 
 
@@ -37,9 +39,11 @@ def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
     gaps.never(intent["cp"] > 1, "ring attention (cp > 1)")
     gaps.never(intent["tp"] > 1 and stage == 3, "zero_stage 3 with tp > 1")
-    gone = version_key(version) >= version_key("0.19")  # MiCS, which had it, was taken out
-    gaps.never(replicas > 1 and (gone or stage != 3), f"dp_replicate {replicas} with zero_stage {stage}")
-    gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")
+    new = version_key(version) >= version_key("0.19")
+    gaps.never(replicas > 1 and (new or stage != 3), f"dp_replicate {replicas} with zero_stage {stage}")  # MiCS is gone
+    gaps.never(intent["ep"] > 1 and not new, "experts over ranks (ep > 1)")  # but by a script's own MoE layers
+    gaps.never(intent["ep"] > 1 and intent["tp"] > 1 and pp > 1, "ep > 1 with tp > 1 and pp > 1")
+    gaps.never(intent["recompute_num_layers"], "full recompute of some layers")
     gaps.never(not intent.even and pp > 1, f"the stage_layers {';'.join(map(str, intent.chunk_layers))}")
     gaps.never(intent["offload"] == "optimizer" and stage == 0, "offload of an optimizer that is not sharded")
     gaps.never(intent["offload"] == "activations" and intent["recompute"] != "full",
@@ -55,7 +59,8 @@ def _config(intent: Intent) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": intent["micro_batch_size"],
         "gradient_accumulation_steps": intent.micro_batches,
         "steps_per_print": 10 if intent.is_training else 1,
-        "wall_clock_breakdown": not intent.is_training,
+        # pipelines print their time anyway, and 0.19's timers fail in their backward pass
+        "wall_clock_breakdown": not intent.is_training and intent["pp"] == 1,
         "gradient_clipping": 1.0,
         "zero_optimization": _zero(intent),
     }
@@ -68,9 +73,12 @@ def _config(intent: Intent) -> dict[str, Any]:
     if intent["recompute"] == "full":
         found["activation_checkpointing"] = {"cpu_checkpointing": intent["offload"] == "activations"}
     if intent["pp"] > 1:
-        found["pipeline"] = {"stages": intent["pp"], "partition": "uniform"}
+        every = {"activation_checkpoint_interval": 1} if intent["recompute"] == "full" else {}
+        found["pipeline"] = {"stages": intent["pp"], "partition": "uniform", **every}
     if intent["tp"] > 1:
         found["tensor_parallel"] = {"autotp_size": intent["tp"]}
+    if intent["ep"] > 1:
+        found["expert_parallel"] = {"enabled": True, "autoep_size": intent["ep"]}
     return found
 
 
@@ -86,14 +94,20 @@ def _zero(intent: Intent) -> dict[str, Any]:
     return found
 
 
+def _words(intent: Intent) -> tuple[str, ...]:
+    """Words of Megatron-DeepSpeed for the columns that the JSON has no key for."""
+    selective = ("--recompute-granularity", "selective") if intent["recompute"] == "selective" else ()
+    return (*selective, *(("--sequence-parallel",) if intent["sequence_parallel"] else ()))
+
+
 def _left_to_the_script(intent: Intent) -> list[str]:
-    notes = ["train.py is your script: DeepSpeed's file holds the plan, not the model."]
+    notes = [f"{PROGRAM} is your script: DeepSpeed's file holds the plan, not the model."]
     if intent["pp"] > 1:
         notes.append(f"The script builds PipelineModule(layers, num_stages={intent['pp']}, "
                      "partition_method='uniform').")  # fmt: skip
-    if intent["recompute"] != "none":
+    if intent["recompute"] == "selective" or (intent["recompute"] == "full" and intent["pp"] == 1):
         notes.append(f"The script recomputes activations ({intent['recompute']}), such as by "
                      "model.gradient_checkpointing_enable().")  # fmt: skip
-    if intent["ep"] > 1:
-        notes.append(f"The script builds deepspeed.moe.layer.MoE(ep_size={intent['ep']}).")
+    if intent["sequence_parallel"]:
+        notes.append("The script's layers cut the sequence (--sequence-parallel): AutoTP's own do not.")
     return notes

@@ -1,4 +1,6 @@
-"""Command-line options of a framework by version: which exist, and what they state (``*_options.yaml``)."""
+"""Command-line options of a framework by version: which exist, and what they state (``*_options.yaml``).
+
+Exports write by these tables and imports read by them, so that each name stands once."""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ class Option:
     since: str = ""
     until: str = ""
     optional: bool = False  # left out, not refused, where a version does not have it
+    also: tuple[str, ...] = ()  # other names that files give it
+    matters: bool = False  # it changes the time of an iteration, and no column says it
 
     def known_to(self, version: str) -> bool:
         """Whether a version has it."""
@@ -43,8 +47,20 @@ def version_key(version: str, end: bool = False) -> tuple[int, ...]:
 @functools.cache
 def option_table(framework: str) -> Mapping[str, Option]:
     """The options of a framework by their names, without dashes in front."""
-    entries = package_yaml(Path(__file__).with_name(f"{framework}_options.yaml"))
-    return {name: Option(**(entry or {})) for name, entry in entries.items()}
+    return {name: Option(**(entry or {})) for name, entry in _file(framework)["options"].items()}
+
+
+@functools.cache
+def without_effect(framework: str) -> re.Pattern[str]:
+    """Matches names, with underscores, of options that change neither the layout nor the time of an iteration."""
+    words = [name.replace("-", "_") for name in _file(framework)["without_effect"]]
+    return re.compile("|".join(word[:-1] if word.endswith("*") else rf"{word}\Z" for word in words))
+
+
+@functools.cache
+def _file(framework: str) -> Mapping[str, Any]:
+    loaded: dict[str, Any] = package_yaml(Path(__file__).with_name(f"{framework}_options.yaml"))
+    return loaded
 
 
 class Words:

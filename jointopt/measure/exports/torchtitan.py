@@ -28,6 +28,7 @@ _MODELS = {
 }  # fmt: skip
 _FP8 = {"llama3_405b": "llama3_405b", "deepseek_v3_671b": "deepseek_v3_671b_float8"}  # those of 0.3 that train in fp8
 SCHEDULES = {"1f1b": "1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
+INTERLEAVED = "Interleaved1F1B"  # 1f1b of several stages per rank
 _FILE = '''\
 """{model} with a pipeline split of its own: put this file where Python finds it."""
 
@@ -88,7 +89,7 @@ def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
     gaps.choices_of_megatron()
     gaps.never(intent["zero_stage"] == 1, "zero_stage 1")
-    gaps.never(intent["zero_stage"] == 0 and intent["dp"] > 1 and intent["cp"] > 1, "zero_stage 0 with cp > 1")
+    gaps.never(intent["zero_stage"] == 0 and intent["cp"] > 1, "zero_stage 0 with cp > 1")  # it shards over cp too
     gaps.never(
         intent["dp"] % intent["dp_replicate"] != 0, f"dp_replicate {intent['dp_replicate']} of dp {intent['dp']}"
     )
@@ -154,7 +155,7 @@ def _parallelism(intent: Intent, old: bool) -> dict[str, Any]:
 def _pipeline(intent: Intent, old: bool) -> dict[str, Any]:
     schedule = SCHEDULES[intent["schedule"]]
     if schedule == "1F1B" and intent["vpp"] > 1:
-        schedule = "Interleaved1F1B"
+        schedule = INTERLEAVED
     found: dict[str, Any] = {
         "pipeline_parallel_schedule": schedule, "pipeline_parallel_microbatch_size": intent["micro_batch_size"],
     }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.measure.imports import megatron
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flattened, stated, whole_of
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, stated, whole_of
 from jointopt.measure.logs.lines import lines_of
 
 _HARMLESS = re.compile(
@@ -30,6 +30,15 @@ _WORDS_HARMLESS = re.compile(
     r"(?:output|learning|lr_|weight_decay|warmup|num_train|max_steps|logging|save|eval|report|seed|dataset|data_|train_file"
     r"|validation|tokenizer|use_fast|overwrite|do_|num_workers|preprocessing|dataloader|ddp_|push|run_name|deepspeed"
     r"|local_rank|gradient_clip|adam|optim|torch_dtype|tf32|project|checkpoint|trust|lora|packing|use_auth|config_name)"
+)
+# options that change an iteration's time and have no column
+_MATTER = (
+    "zero_optimization.overlap_comm",
+    "zero_optimization.contiguous_gradients",
+    "wall_clock_breakdown",
+    "communication_data_type",
+    "compile.deepcompile",
+    "zero_optimization.round_robin_gradients",
 )
 _SHARDING = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
@@ -55,23 +64,34 @@ def is_accelerate(config: Mapping[str, Any]) -> bool:
 def config_taken(config: Mapping[str, Any]) -> Taken:
     """The statements of a DeepSpeed JSON; values of "auto" are not stated."""
     options = Options({name: value for name, value in flattened(config).items() if value != "auto"})
+    flags = flags_of({name: options.take(name) for name in _MATTER})
     steps = options.whole("gradient_accumulation_steps")
     tp = options.whole("tensor_parallel.autotp_size", "tensor_parallel.tp_size", "autotp_size")
     taken = Taken(
-        "DeepSpeed config", "deepspeed", accumulation=steps,
+        "DeepSpeed config", "deepspeed", accumulation=steps, flags=flags,
         training=stated(global_batch_size=options.whole("train_batch_size"), dtype=_dtype(options)),
         plan=stated(
             micro_batch_size=options.whole("train_micro_batch_size_per_gpu"), tp=tp,
             zero_stage=options.whole("zero_optimization.stage") or 0, pp=options.whole("pipeline.stages"),
-            offload=_offload(options.word("zero_optimization.offload_optimizer.device")), sequence_parallel=False,
+            offload=_offload(options.word("zero_optimization.offload_optimizer.device")), **_experts(options),
         ),
     )  # fmt: skip
-    if config.get("activation_checkpointing"):
+    if options.whole("pipeline.activation_checkpoint_interval") or config.get("activation_checkpointing"):
         taken.plan["recompute"] = "full"
         taken.plan |= {"offload": "activations"} if options.flag("activation_checkpointing.cpu_checkpointing") else {}
         taken.remarks = ("activation_checkpointing is configured, and recompute=full taken for it",)
+    shards = options.whole("zero_optimization.mics_shard_size")
+    taken.rest = lambda plan, _: {
+        "sequence_parallel": False, "etp": 1, **({"dp_replicate": max(plan["dp"] // shards, 1)} if shards else {})
+    }  # fmt: skip
     taken.unread, taken.without_effect = options.left(_HARMLESS)
     return taken
+
+
+def _experts(options: Options) -> dict[str, int]:
+    """Degrees of AutoEP, which cuts no expert."""
+    size = options.whole("expert_parallel.autoep_size") if options.flag("expert_parallel.enabled") else None
+    return {"ep": size, "etp": options.whole("expert_parallel.expert_tensor_parallel_size") or 1} if size else {}
 
 
 def _dtype(options: Options) -> str | None:
@@ -123,6 +143,8 @@ def accelerate_taken(config: Mapping[str, Any]) -> Taken:
         accumulation=options.whole("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps",
                                     "megatron_lm_config.megatron_lm_num_micro_batches"),
     )  # fmt: skip
+    if kind == "megatron_lm":
+        taken.rest = megatron.chunks_of(_of_plugin(options))
     if shards and shards > 0:
         taken.plan["dp"] = shards * (taken.plan.get("dp_replicate") or 1)
     weights = options.word("deepspeed_config.offload_param_device")
@@ -158,19 +180,23 @@ def _by_deepspeed(options: Options, machines: int) -> dict[str, Any]:
 
 
 def _by_megatron(options: Options, machines: int) -> dict[str, Any]:
-    """The plan of Accelerate's plugin, whose options are Megatron's but for three names."""
-    place, values = "megatron_lm_config.megatron_lm_", {}
-    for name in options.names(place):
-        values[_OF_PLUGIN.get(name.removeprefix(place), name.removeprefix(place))] = options.take(name)
-    plan = megatron.plan_of(Options(values))
+    plan = megatron.plan_of(_of_plugin(options))
     return {key: value for key, value in plan.items() if key != "micro_batch_size"}
+
+
+def _of_plugin(options: Options) -> Options:
+    """The options of Accelerate's plugin under Megatron's own names, which differ in three."""
+    place = "megatron_lm_config.megatron_lm_"
+    named = {name: name.removeprefix(place) for name in options.names(place)}
+    return Options({_OF_PLUGIN.get(inner, inner): options.take(name) for name, inner in named.items()})
 
 
 def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
     """The statements of the words of a Hugging Face trainer: model, batch of a device, length, precision."""
     options = Options(pairs)
     name = catalogue_name(str(options.take("model_name_or_path", "model_name", "model") or ""))
-    recomputes = options.take("gradient_checkpointing")
+    recomputes, granularity = options.take("gradient_checkpointing"), options.word("recompute_granularity") or None
+    recompute = "full" if options.flag("gradient_checkpointing") else "none"
     taken = Taken(
         form, model={"catalogue": name} if name else {},
         accumulation=options.whole("gradient_accumulation_steps"),
@@ -182,7 +208,8 @@ def trainer_taken(pairs: Mapping[str, Any], form: str) -> Taken:
         ),
         plan=stated(
             micro_batch_size=options.whole("per_device_train_batch_size", "train_batch_size_per_gpu"),
-            recompute=None if recomputes is None else "full" if options.flag("gradient_checkpointing") else "none",
+            recompute=granularity if recomputes is None else recompute,
+            sequence_parallel=options.flag("sequence_parallel"),
         ),
     )  # fmt: skip
     options.flag("flash_attn", "use_flash_attention")

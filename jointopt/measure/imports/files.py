@@ -14,7 +14,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.launch import OPTIONS, cluster_of
-from jointopt.measure.imports.shell import Script, read_script
+from jointopt.measure.imports.shell import UNKNOWN, Script, read_script
 from jointopt.measure.imports.taken import Options, Taken, pairs_of
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.logs import megatron as megatron_log
@@ -29,6 +29,12 @@ _OVERRIDE = re.compile(
 )
 _TITAN = re.compile(r"(?:parallelism|training|activation_checkpoint|model|job)\.\w")
 _FILE_WORDS = re.compile(r"[\w./-]+\.(?:ya?ml|json|toml)$")
+_VARIABLES = (
+    "NCCL_",
+    "NVTE_",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_NCCL_",
+)  # of the environment, which libraries read
 _KINDS = (
     "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, or a log of one"
 )
@@ -55,6 +61,8 @@ def read_text(text: str) -> list[Taken]:
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
         return _script(shlex.join(text.strip("\0\n").split("\0")))
     if text.lstrip().startswith("{") and (found := _of_json(text)):
+        return [found]
+    if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
         return [found]
     return _log(text) or _config(text) or _script(text)
 
@@ -132,6 +140,8 @@ def _script(text: str) -> list[Taken]:
         lines = "; ".join(line[:60] for line in script.left_out[:3])
         found.remarks += (f"{len(script.left_out)} lines hang on what only a shell knows and are left out: {lines}",)
     found.names = tuple(dict.fromkeys(_configs_of(script)))
+    known = {name: value for name, value in script.variables.items() if UNKNOWN not in value}
+    found.flags |= {name: value for name, value in known.items() if name.startswith(_VARIABLES)}
     return [found]
 
 

@@ -1,31 +1,25 @@
-"""Options of Megatron-LM: on a command line, or as its log lists them; Bridge and NeMo share their names."""
+"""Options of Megatron-LM: on a command line, or as its log lists them; Bridge and NeMo share their names.
+
+Options whose values stand for themselves are read by the table that exports write by; code has the others.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from jointopt.measure.imports.taken import Options, Taken, pairs_of, stated
+from jointopt.measure.exports.options import option_table, without_effect
+from jointopt.measure.imports.taken import Options, Taken, flags_of, pairs_of, stated
+from jointopt.measure.logs.conditions import version_by_options
 
 SHAPE = ("num_layers", "hidden_size")  # who has both is a Megatron command line
 _DUMP = re.compile(r"^\s*(\w+) \.{3,} ?(.*?)\s*$")
-# Options that change neither the layout nor what an iteration computes, by the beginning of their names.
-HARMLESS = re.compile(
-    r"lr\b|lr_|min_lr|weight_decay|adam_|clip_grad|sgd_|optimizer$|train_iters|train_samples|exit_|save|load|ckpt_|async_"
-    r"|no_save|no_load|log_|timing_|tensorboard|wandb|eval_|data_|split|mock_data|tokenizer|vocab_file|merge_file|seed"
-    r"|init_method|distributed_timeout|distributed_backend|dataloader|num_workers|num_dataset|norm_epsilon|rotary|rope_"
-    r"|use_rope|no_rope|max_position|no_create|attention_softmax|no_masked|no_bias|no_gradient|bias_|apply_|manual_gc"
-    r"|use_mcore|transformer_impl|accumulate_|empty_unused|profile|nccl_|rerun|straggler|enable_|disable_straggler"
-    r"|overlap_|no_overlap|tp_comm|ddp_|cross_entropy|grad_reduce|loss_scale|initial_loss|min_loss|hysteresis|fp8_"
-    r"|fp16_lm|reset_|no_mmap|eod_|short_seq|mask_|moe_aux|moe_router_(?!topk$)|moe_z|moe_token|moe_grouped|moe_permute"
-    r"|moe_per|moe_expert_cap|moe_pad|moe_use|moe_enable|check_for|check_weight|no_check|deterministic|override_opt|end_"
-    r"|start_|finetune|local_rank|rank$|master_|te_rng|external_|mtp_|use_cpu_init|use_precision|no_shared|use_checkpoint"
-    r"|hidden_act|sample_|perform_|result|iteration|consumed|auto_|dist_ckpt|use_dist|legacy|high_priority|cuda_graph"
-    r"|lazy_|global_batch|create_|calculate|layernorm_|embedding_init|qk_clip|rampup|decoupled|warmup|spec$|use_tp_pp|tiktoken|flight_recorder"
-    r"|no_flight|microbatch_group|moe_routing"
-)
+
+
+_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 
 
 def words_taken(words: list[str]) -> Taken:
@@ -40,6 +34,7 @@ def dump_taken(text: str) -> Taken | None:
     if not set(SHAPE) <= values.keys():
         return None
     taken = options_taken(values, "Megatron-LM log")
+    taken.version = version_by_options(values)
     taken.without_effect += len(taken.unread)  # Megatron knows them all
     taken.unread = ()
     return taken
@@ -55,47 +50,61 @@ def _literal(text: str) -> Any:
 def options_taken(values: Mapping[str, Any], form: str) -> Taken:
     """The statements of Megatron's options, by name with underscores; defaults are those of its parser."""
     options = Options(values)
-    layout = plan_of(options)
+    flags = matter_of(options)
     taken = Taken(
-        form, "megatron-lm", model=model_of(options), training=_training(options), plan=layout,
-        cluster=stated(num_gpus=options.whole("world_size")),
+        form, "megatron-lm", model=model_of(options), training=_training(options), plan=plan_of(options),
+        cluster=stated(num_gpus=options.whole("world_size")), flags=flags,
     )  # fmt: skip
     if not taken.model.get("num_experts"):  # Megatron sets it to tp for dense models too
-        layout.pop("etp", None)
-    layout |= stated(stage_layers=_stage_layers(options, taken.model.get("num_layers"), layout))
-    layout |= _interleaving(options, taken.model.get("num_layers"), layout)
-    taken.unread, taken.without_effect = options.left(HARMLESS)
+        taken.plan.pop("etp", None)
+    chunks = chunks_of(options)
+    if layers := taken.model.get("num_layers"):
+        taken.plan |= chunks(taken.plan, layers)
+    else:
+        taken.rest = chunks
+    taken.unread, taken.without_effect = options.left(without_effect("megatron"))
     return taken
+
+
+def matter_of(options: Options) -> dict[str, Any]:
+    """The options that change an iteration's time beside the plan and the job, by their names."""
+    named = {name.replace("-", "_"): option for name, option in option_table("megatron").items()}
+    return flags_of({name: options.take(name, *option.also) for name, option in named.items() if option.matters})
+
+
+def _plain(options: Options, section: str) -> dict[str, Any]:
+    """Numbers and flags that options state as they stand, of one section: the plan, the model or the training."""
+    found = {}
+    for name, option in option_table("megatron").items():
+        place, _, key = option.sets.partition(".")
+        if place == section and not key.endswith("_dtype"):
+            found[key] = options.plain(*(one.replace("-", "_") for one in (name, *option.also)))
+    return stated(**found)
 
 
 def model_of(options: Options) -> dict[str, Any]:
     """The shape, in the keys of `jointopt.spec.model.Model`."""
-    hidden, heads = options.whole("hidden_size"), options.whole("num_attention_heads")
-    gated = bool(options.flag("swiglu"))
-    rms = options.word("normalization") == "rmsnorm"
-    groups = options.whole("num_query_groups")
-    groups = groups if options.flag("group_query_attention") in (True, None) and groups else heads
-    if options.take("group_query_attention") is None and not options.flag("multi_latent_attention"):
-        groups = heads  # Megatron reads the groups only beside the flag
+    shape = _plain(options, "model")
+    hidden, heads, gated = shape.get("hidden_size"), shape.get("num_attention_heads"), bool(shape.get("gated_mlp"))
+    rms, grouped = options.word("normalization") == "rmsnorm", options.flag("group_query_attention")
+    if not (grouped or (grouped is None and options.flag("multi_latent_attention") and "num_query_groups" in shape)):
+        shape["num_query_groups"] = heads  # Megatron reads the groups only beside the flag
     biased = options.flag("add_bias_linear")
     unbiased = bool(options.flag("disable_bias_linear")) if biased is None else not biased
     options.number("attention_dropout")  # inside of the kernel, which keeps no mask
     dropped = options.number("hidden_dropout")
-    shape = stated(
-        num_layers=options.whole("num_layers", "decoder_num_layers", "encoder_num_layers"), hidden_size=hidden,
-        ffn_hidden_size=options.whole("ffn_hidden_size") or _usual_width(hidden, gated), num_attention_heads=heads,
-        num_query_groups=groups, vocab_size=_vocabulary(options), head_dim=options.whole("kv_channels"),
-        max_position_embeddings=options.whole("max_position_embeddings"),
+    positions = _positions(options)
+    shape |= stated(
+        ffn_hidden_size=shape.get("ffn_hidden_size") or _usual_width(hidden, gated), vocab_size=_vocabulary(options),
+        max_position_embeddings=options.whole("max_position_embeddings") if positions == "learned" else None,
     )  # fmt: skip
     shape |= {
         "gated_mlp": gated, "rmsnorm": rms, "norm_bias": not rms, "linear_bias": not unbiased,
-        "qkv_bias": bool(options.flag("add_qkv_bias")) and unbiased, "qk_norm": bool(options.flag("qk_layernorm")),
+        "qkv_bias": bool(shape.get("qkv_bias")) and unbiased, "qk_norm": bool(shape.get("qk_norm")),
         "tied_embeddings": not options.flag("untie_embeddings_and_output_weights"),
-        "dropout": dropped is None or dropped > 0, "position_embedding": _positions(options),
+        "dropout": dropped is None or dropped > 0, "position_embedding": positions,
     }  # fmt: skip
-    if shape["position_embedding"] != "learned":
-        shape.pop("max_position_embeddings", None)
-    return shape | _experts(options, shape) | _latent(options)
+    return _latent(_experts(shape, options), options)
 
 
 def _usual_width(hidden: int | None, gated: bool) -> int | None:
@@ -120,18 +129,15 @@ def _positions(options: Options) -> str:
     return "alibi" if kind == "none" else "learned"
 
 
-def _experts(options: Options, shape: Mapping[str, Any]) -> dict[str, Any]:
-    experts = options.whole("num_experts", "num_moe_experts")
-    if not experts:
-        return {}
-    width = options.whole("moe_ffn_hidden_size") or shape.get("ffn_hidden_size")
-    shared = options.whole("moe_shared_expert_intermediate_size") or 0
-    return stated(
-        num_experts=experts, moe_router_topk=options.whole("moe_router_topk") or 2, moe_ffn_hidden_size=width,
-        num_shared_experts=shared // width if width and shared else None,
-        num_dense_layers=_dense_layers(options.take("moe_layer_freq")),
-        moe_router_num_groups=options.whole("moe_router_num_groups"),
-        moe_router_group_topk=options.whole("moe_router_group_topk"),
+def _experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:
+    """The shape with its experts; a dense model has no key of theirs."""
+    shared, dense = options.whole("moe_shared_expert_intermediate_size"), _dense_layers(options.take("moe_layer_freq"))
+    if not shape.get("num_experts"):
+        return {key: value for key, value in shape.items() if not key.startswith(("moe_", "num_experts"))}
+    width = shape.get("moe_ffn_hidden_size") or shape.get("ffn_hidden_size")
+    return shape | stated(
+        moe_router_topk=shape.get("moe_router_topk") or 2, moe_ffn_hidden_size=width,
+        num_shared_experts=shared // width if width and shared else None, num_dense_layers=dense,
     )  # fmt: skip
 
 
@@ -143,25 +149,39 @@ def _dense_layers(frequency: object) -> int | None:
     return int(found[1]) if found else None
 
 
-def _latent(options: Options) -> dict[str, Any]:
-    if not options.flag("multi_latent_attention"):
-        return {}
-    found = stated(
-        q_lora_rank=options.whole("q_lora_rank"), kv_lora_rank=options.whole("kv_lora_rank") or 32,
-        qk_nope_head_dim=options.whole("qk_head_dim") or 128,
-        qk_rope_head_dim=options.whole("qk_pos_emb_head_dim") or 64, v_head_dim=options.whole("v_head_dim") or 128,
-    )  # fmt: skip
-    return found
+_LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # its defaults
+
+
+def _latent(shape: dict[str, Any], options: Options) -> dict[str, Any]:
+    """The shape with latent attention as stated or by default; without it, without those keys."""
+    if options.flag("multi_latent_attention"):
+        return shape | {key: shape.get(key) or usual for key, usual in _LATENT.items()}
+    return {key: value for key, value in shape.items() if key not in (*_LATENT, "q_lora_rank")}
 
 
 def _training(options: Options) -> dict[str, Any]:
     backend = options.word("attention_backend").rsplit(".", 1)[-1]
     flash = options.flag("use_flash_attn") or backend == "flash"
     kernel = "flash2" if flash else "unfused" if backend in ("unfused", "local") else None
-    return stated(
-        seq_length=options.whole("seq_length", "encoder_seq_length"),
-        global_batch_size=options.whole("global_batch_size"), dtype=_dtype(options), attention=kernel,
-    )  # fmt: skip
+    found = stated(dtype=_dtype(options), attention=kernel, cuda_graph=_graphs(options))
+    return _plain(options, "training") | found | _states(options)
+
+
+def _graphs(options: Options) -> str | None:
+    """The CUDA graphs: of all passes, else (Megatron's "local" too) of layers; None for none."""
+    kind, scope = options.word("cuda_graph_impl"), str(options.take("cuda_graph_scope"))
+    if kind in ("", "none"):
+        return None
+    return "full_iteration" if kind == "full_iteration" or "full_iteration" in scope else "transformer_engine"
+
+
+def _states(options: Options) -> dict[str, Any]:
+    """Formats of gradients and moments, which only the precision-aware optimizer does not keep in fp32."""
+    if not options.flag("use_precision_aware_optimizer") or options.flag("optimizer_cpu_offload"):
+        return {}
+    words = {name: options.word(name) for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}
+    formats = {name: _FORMATS.get(word.removeprefix("torch."), word) for name, word in words.items()}
+    return {"precision_aware_optimizer": True} | {k: word for k, word in formats.items() if word in _FORMATS.values()}
 
 
 def _dtype(options: Options) -> str:
@@ -174,14 +194,11 @@ def _dtype(options: Options) -> str:
 
 def plan_of(options: Options) -> dict[str, Any]:
     """The columns of the plan but for those that need the number of layers."""
-    tp = options.whole("tensor_model_parallel_size") or 1
-    return stated(
-        tp=tp, pp=options.whole("pipeline_model_parallel_size") or 1, cp=options.whole("context_parallel_size") or 1,
-        ep=options.whole("expert_model_parallel_size") or 1, etp=options.whole("expert_tensor_parallel_size"),
-        dp=options.whole("data_parallel_size"), micro_batch_size=options.whole("micro_batch_size"),
-        sequence_parallel=bool(options.flag("sequence_parallel")) and tp > 1, zero_stage=_zero_stage(options),
-        dp_replicate=options.whole("num_distributed_optimizer_instances"), offload=_offload(options),
-    ) | _recompute(options)  # fmt: skip
+    plan = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | _plain(options, "plan")
+    plan.pop("vpp", None)  # hangs together with the split of layers
+    plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
+    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options), offload=_offload(options))
+    return plan | more | _recompute(options)
 
 
 def _zero_stage(options: Options) -> int:
@@ -200,6 +217,7 @@ def _offload(options: Options) -> str | None:
         options.take("optimizer_offload_fraction")
         return "optimizer"
     layers = options.whole("cpu_offloading_num_layers")
+    options.take("offload_modules")
     return "activations" if layers or options.flag("fine_grained_activation_offloading") else None
 
 
@@ -215,39 +233,54 @@ def _recompute(options: Options) -> dict[str, Any]:
     return {"recompute": "none"}
 
 
-def _interleaving(options: Options, layers: int | None, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """``vpp``, which Megatron takes as stages per rank, as layers per stage, or from the layout."""
-    pp = plan["pp"]
-    stages = options.whole("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
-    each = options.whole("num_layers_per_virtual_pipeline_stage")
-    if not stages and each and layers:
-        stages = layers // pp // each
-    if "stage_layers" in plan and not stages:
-        stages = len(plan["stage_layers"].split(";")) // pp
-    return {"vpp": stages if stages and stages > 1 else 1}
+@dataclass(frozen=True)
+class _Chunks:
+    """How layers are dealt to the chunks of the pipeline; ends that are not stated are None."""
+
+    layout: str | None
+    ends: tuple[int | None, int | None]  # layers of the first and the last stage
+    inside: tuple[bool, bool]  # whether the embedding and the loss count as layers
+    stages: int | None  # of a rank
+    each: int | None  # layers of a stage
+
+    def __call__(self, plan: Mapping[str, Any], layers: int) -> dict[str, Any]:
+        """``vpp``, and ``stage_layers`` where the split is not Megatron's even one."""
+        pp, stages = plan.get("pp") or 1, self.stages
+        if self.layout is not None:
+            split = [stage.count("t") for stage in _repeated(self.layout).split("|")]
+            stages = stages or len(split) // pp
+        else:
+            stages = stages or (layers // pp // self.each if self.each else None)
+            split = self._split(layers, pp, stages or 1) if pp > 1 else []
+        vpp = {"vpp": stages if stages and stages > 1 else 1}
+        return vpp | ({"stage_layers": ";".join(map(str, split))} if split else {})
+
+    def _split(self, layers: int, pp: int, chunks: int) -> list[int]:
+        if any(self.inside):
+            numbers = [(layers + sum(self.inside)) // (pp * chunks)] * (pp * chunks)
+            numbers[0] -= self.inside[0]
+            numbers[-1] -= self.inside[1]
+            return numbers
+        first, last = self.ends
+        stated = [end for end in self.ends if end is not None]
+        if not any(stated):
+            return []
+        middle = (layers - sum(stated)) // max(pp - len(stated), 1)
+        row = [middle if first is None else first, *[middle] * (pp - 2), middle if last is None else last]
+        return [number // chunks for _ in range(chunks) for number in row]
 
 
-def _stage_layers(options: Options, layers: int | None, plan: Mapping[str, Any]) -> str | None:
-    """Layers of each chunk in the order of the pipeline, where the split is not Megatron's even one."""
+def chunks_of(options: Options) -> _Chunks:
+    """How the options deal layers out; Megatron takes stages per rank, or layers per stage, or a layout."""
     layout = options.take("pipeline_model_parallel_layout")
-    first, last = options.whole("decoder_first_pipeline_num_layers"), options.whole("decoder_last_pipeline_num_layers")
-    inside = [bool(options.flag(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss")]
-    if isinstance(layout, str):
-        return ";".join(str(stage.count("t")) for stage in _repeated(layout).split("|"))
-    pp = plan["pp"]
-    if layers is None or pp < 2 or not (first or last or any(inside)):
-        return None
-    chunks = options.whole("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size") or 1
-    if any(inside):
-        each = (layers + sum(inside)) // (pp * chunks)
-        numbers = [each] * (pp * chunks)
-        numbers[0] -= inside[0]
-        numbers[-1] -= inside[1]
-        return ";".join(map(str, numbers))
-    ends = (first is not None) + (last is not None)
-    middle = (layers - (first or 0) - (last or 0)) // max(pp - ends, 1)
-    row = [middle if first is None else first, *[middle] * (pp - 2), middle if last is None else last]
-    return ";".join(str(number // chunks) for _ in range(chunks) for number in row)
+    return _Chunks(
+        layout if isinstance(layout, str) else None,
+        (options.whole("decoder_first_pipeline_num_layers"), options.whole("decoder_last_pipeline_num_layers")),
+        (bool(options.flag("account_for_embedding_in_pipeline_split")),
+         bool(options.flag("account_for_loss_in_pipeline_split"))),
+        options.whole("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
+        options.whole("num_layers_per_virtual_pipeline_stage"),
+    )  # fmt: skip
 
 
 def _repeated(layout: str) -> str:

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from jointopt.core.errors import JobError
-from jointopt.measure.imports.taken import Options, Taken, flattened, stated
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.huggingface import model_from_config
 
 _HARMLESS = re.compile(
-    r"(?:checkpoints|data_stages|general|lighteval|logging|profiler|s3_upload|tokenizer|metrics_logging)(?:\.|$)"
+    r"(?:checkpoints|data_stages|general|lighteval|logging|profiler|s3_upload|tokenizer|metrics_logging|data)(?:\.|$)"
     r"|optimizer\.(?!zero_stage)|tokens\.(?:train_steps|val|limit)|model\.(?:init_method|ddp_bucket|model_config)"
     r"|model\.make_vocab|parallelism\.(?:pp_engine|tp_linear|moe_layer|expert_parallel|tp_recompute)"
 )
+# options that change an iteration's time and have no column
+_MATTER = ("parallelism.tp_linear_async_communication", "parallelism.tp_recompute_allgather", "model.ddp_bucket_cap_mb")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
@@ -40,6 +42,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * plan["tp"] * plan["pp"] * plan["cp"] if dp else None),
     )  # fmt: skip
+    taken.flags = flags_of({name: options.take(name) for name in _MATTER})
     taken.unread, taken.without_effect = options.left(_HARMLESS)
     return taken
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jointopt.measure.imports.megatron import HARMLESS, options_taken
+from jointopt.measure.imports.megatron import options_taken
 from jointopt.measure.imports.taken import Taken, flattened, stated, whole_of
 
 # Names that differ from those of Megatron's options.
@@ -66,7 +66,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
 
 def _with_places(taken: Taken, flat: Mapping[str, Any], inside: tuple[str, ...], read: tuple[str, ...]) -> Taken:
     """The record with the options that were not read, by their places in the file."""
-    unread = {name for name in taken.unread if not HARMLESS.match(name)}
+    unread = set(taken.unread)
     names = {_short(name, inside): name for name in flat if name.startswith(inside)}
     places = [names.get(name, name) for name in unread]
     places += [name for name in flat if not name.startswith(inside) and name not in read]

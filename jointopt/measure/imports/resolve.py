@@ -23,7 +23,8 @@ _NAMES = {
     "seq_length": "the sequence length (--seq-length)", "global_batch_size": "the batch (--global-batch-size)",
     "nodes": "the number of nodes (--nodes)", "gpus_per_node": "GPUs per node (--gpus-per-node)",
 }  # fmt: skip
-_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework")
+_STATES = ("precision_aware_optimizer", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather")
+_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework", *_STATES)
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 
 
@@ -63,7 +64,8 @@ def resolved(files: Sequence[Taken], name: str, given: Mapping[str, Any]) -> Res
     training = {key: whole.training[key] for key in _TRAINING if whole.training.get(key) is not None}
     training["framework"] = options.get("framework") or whole.framework or "generic"
     job = parse_job({"name": name, "model": model, "training": training, "cluster": cluster}, name, Path())
-    return Resolved(job, whole.plan, tuple(remarks))
+    rest = [one.rest(whole.plan, job.model.num_layers) for one in files if one.rest]
+    return Resolved(job, {key: value for one in (*rest, whole.plan) for key, value in one.items()}, tuple(remarks))
 
 
 def _and(parts: Sequence[str]) -> str:

@@ -64,7 +64,10 @@ def read_script(text: str) -> Script:
 
 def _header_words(line: str) -> list[str]:
     found = _HEADER.match(line.strip())
-    return shlex.split(found[1], comments=True) if found else []
+    try:
+        return shlex.split(found[1], comments=True) if found else []
+    except ValueError:  # a quotation that does not end
+        return []
 
 
 def _batch_variables(header: list[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,16 @@ class Options:
         if value is not None and number is None:
             self._read -= set(names)
         return number
+
+    def plain(self, *names: str) -> int | bool | None:
+        """A whole number, or true or false; what is neither stays among the options not read."""
+        value = self.take(*names)
+        found = whole_of(value)
+        if found is None:
+            found = self.flag(*names)
+        if value is not None and found is None:
+            self._read -= set(names)
+        return found
 
     def number(self, *names: str) -> float | None:
         """A number, or None."""
@@ -84,11 +94,15 @@ class Taken:
     training: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
     plan: dict[str, Any] = field(default_factory=dict)
+    # columns that depend on others, perhaps of another file: from the plan and the model's layers
+    rest: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
     accumulation: int | None = None  # micro-batches of a rank in one iteration
     unread: tuple[str, ...] = ()
     without_effect: int = 0  # options that change neither time nor energy
     remarks: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of other files that it reads
+    version: str = ""  # of the framework
+    flags: dict[str, Any] = field(default_factory=dict)  # options that change an iteration's time, and no column says
     log: str = ""  # the text, where it is a log
     source: str = ""  # the file's name
 
@@ -96,6 +110,12 @@ class Taken:
 def stated(**values: Any) -> dict[str, Any]:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def flags_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given and not off, in the order of their names."""
+    off = (None, False, "None", "False", "false", "null")
+    return {name: values[name] for name in sorted(values) if values[name] not in off}
 
 
 def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jointopt.measure.exports.torchtitan import SCHEDULES
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flattened, pairs_of, stated
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, pairs_of, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.catalog.models import load_model
@@ -20,9 +23,18 @@ HARMLESS = re.compile(
     r"|context_parallel_rotate|expert_parallel_comm|pipeline_parallel_schedule_csv)"
     r"|activation_checkpoint\.(?:per_op|early_stop|preserve)"
 )
-_SCHEDULES = {"zbvzerobubble": "zbv", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipev"}
-_LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble")
-_V_SHAPED = ("zbvzerobubble", "dualpipev")
+_SCHEDULES = {name.lower(): ours for ours, name in SCHEDULES.items()} | {"interleavedzerobubble": "zb-h1"}
+_OF_ONE_STAGE = ("1f1b", "gpipe", "")  # every other schedule has two stages per rank where none are stated
+# options that change an iteration's time and have no column
+_MATTER = (
+    "compile.enable",
+    "model.converters",
+    "parallelism.enable_async_tensor_parallel",
+    "training.disable_cuda_graphs",
+    "activation_checkpoint.selective_ac_option",
+    "training.mixed_precision_reduce",
+    "debug.moe_force_load_balance",
+)
 _SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
 _BATCH = re.compile(
@@ -47,7 +59,34 @@ def words_taken(words: Sequence[str]) -> Taken:
     values |= {"activation_checkpoint.mode": modes[-1]} if modes else {}
     if isinstance(named := pairs.get("config"), str) and catalogue_name(named):
         values |= {"model.name": named}
-    return config_taken(values)
+    taken = config_taken(values)
+    if isinstance(named, str) and not catalogue_name(named) and taken.plan["vpp"] > 1:
+        del taken.plan["vpp"]  # a Python file of one's own may deal the layers out
+    return taken
+
+
+def python_taken(text: str) -> Taken | None:
+    """The statements of a Python file that configures a model of torchtitan 0.3; None for any other file.
+
+    It is read, never run: values that ``config.section.name = ...`` gives as literals, and the function it starts from.
+    """
+    try:
+        found = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    models = [node for node in ast.walk(found) if isinstance(node, ast.ImportFrom) and node.module]
+    named = [one.names[0].name for one in models if str(one.module).startswith("torchtitan.models.")]
+    values = {}
+    for node in ast.walk(found):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            with contextlib.suppress(ValueError):
+                values[ast.unparse(node.targets[0]).partition(".")[2]] = ast.literal_eval(node.value)
+    if not named:
+        return None
+    taken = Taken("torchtitan config in Python", "torchtitan", model=_model(named[0], ""))
+    taken.rest = lambda plan, _: _parts(values.pop("parallelism.module_fqns_per_model_part", None), plan["pp"])
+    taken.unread = tuple(name for name in values if not HARMLESS.match(name) and not name.endswith("_model_part"))
+    return taken
 
 
 def config_taken(config: Mapping[str, Any]) -> Taken:
@@ -70,6 +109,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
+    taken.flags = flags_of({name: options.take(name) for name in _MATTER})
     each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
     ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
     if each and plan["pp"] > 1 and "catalogue" in taken.model:  # by default the embedding and the head count as layers
@@ -92,14 +132,14 @@ def _plan(options: Options) -> tuple[dict[str, Any], int]:
         return options.whole(f"parallelism.{name}_degree") or 1
 
     tp, pp, cp = (degree(f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))
-    tp = options.whole("training.tensor_parallel_degree") or tp
+    tp, ep = options.whole("training.tensor_parallel_degree") or tp, degree("expert_parallel")
     replicas = options.whole("parallelism.data_parallel_replicate_degree") or 1
     shards = options.whole("parallelism.data_parallel_shard_degree", "training.data_parallel_degree") or -1
     in_sequence = options.flag("parallelism.enable_sequence_parallel") is not False
     in_sequence &= not options.flag("parallelism.no_enable_sequence_parallel")
     plan = stated(
-        tp=tp, pp=pp, cp=cp, ep=degree("expert_parallel"),
-        etp=options.whole("parallelism.expert_tensor_parallel_degree"),
+        tp=tp, pp=pp, cp=cp, ep=ep,
+        etp=options.whole("parallelism.expert_tensor_parallel_degree") or (1 if ep > 1 else None),
         dp=replicas * shards if shards > 0 else None, sequence_parallel=tp > 1 and in_sequence,
         zero_stage=0 if shards * cp == 1 else _zero_stage(options, pp), dp_replicate=replicas if replicas > 1 else None,
     ) | _recompute(options) | _schedule(options, pp)  # fmt: skip
@@ -125,11 +165,16 @@ def _schedule(options: Options, pp: int) -> dict[str, Any]:
     if pp == 1:
         return {"vpp": 1}
     out: dict[str, Any] = {"schedule": _SCHEDULES[name]} if name in _SCHEDULES else {}
-    out["vpp"] = 2 if name in (*_LOOPED, *_V_SHAPED) else 1
-    if isinstance(parts, list) and all(isinstance(part, list) for part in parts):
-        out["stage_layers"] = ";".join(str(sum(str(m).startswith("layers.") for m in part)) for part in parts)
-        out["vpp"] = max(len(parts) // pp, 1)
-    return out
+    out["vpp"] = 1 if name in _OF_ONE_STAGE else 2
+    return out | _parts(parts, pp)
+
+
+def _parts(parts: object, pp: int) -> dict[str, Any]:
+    """The layers of each chunk, from the names of its modules."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        return {}
+    split = ";".join(str(sum(str(m).startswith("layers.") for m in part)) for part in parts)
+    return {"stage_layers": split, "vpp": max(len(parts) // pp, 1)}
 
 
 def _dtype(options: Options) -> str:

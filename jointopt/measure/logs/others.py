@@ -103,8 +103,9 @@ def _by_phases(found: Match, batch: Batch) -> float:
     return sum(_plain(found[name]) for name in ("fwd", "bwd", "step")) / 1e3
 
 
-def _pattern(words: str) -> re.Pattern[str]:
-    return re.compile(words.replace("NUM", _NUMBER))
+def _pattern(words: str, begin: str = "") -> re.Pattern[str]:
+    """NUM is a number, ANY a text without another ``begin``, by which a line of another rank was written into it."""
+    return re.compile(words.replace("ANY", f"(?:(?!{begin}).)*?").replace("NUM", _NUMBER))
 
 
 _SAVING = re.compile(r"[Ss]aving (?:the |model )?checkpoint|[Ff]inished saving|\[Torch\] Sav(?:ing|ed)")
@@ -113,8 +114,9 @@ _OVERFLOW = (re.compile(r"Skipping step|OVERFLOW!|Grad overflow"), iterations.SK
 TORCHTITAN = Format(
     "torchtitan",
     _pattern(
-        r"(?<!validate )step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>NUM)\s.*?memory:\s*(?P<memory>[\d.]+)GiB"
-        r"\([\d.]+%\)\s+(?:tps|wps):\s*(?P<tps>NUM)\s.*?mfu:\s*(?:[\d.]+%|N/A)"
+        r"(?<!validate )step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>NUM)\sANYmemory:\s*(?P<memory>[\d.]+)GiB"
+        r"\([\d.]+%\)\s+(?:tps|wps):\s*(?P<tps>NUM)\sANYmfu:\s*(?:[\d.]+%|N/A)",
+        "step:",
     ),
     _by_tokens,
     (_CHECKPOINT, (re.compile(r"validate step:"), iterations.EVALUATION)),
@@ -122,8 +124,9 @@ TORCHTITAN = Format(
 NANOTRON = Format(
     "nanotron",
     _pattern(
-        r"\biteration: (?P<number>\d+) / \d+ \|.*?\b(?:elapsed_)?time_per_iteration_ms: (?P<ms>NUM)(?P<unit>[KMBT]?) \|"
-        r".*?\b(?:lm_loss|loss): (?P<loss>NUM) \|"
+        r"\biteration: (?P<number>\d+) / \d+ \|ANY\b(?:elapsed_)?time_per_iteration_ms: (?P<ms>NUM)(?P<unit>[KMBT]?) \|"
+        r"ANY\b(?:lm_loss|loss): (?P<loss>NUM) \|",
+        "iteration:",
     ),
     _milliseconds,
     (_CHECKPOINT, (re.compile(r"[Vv]alidation loss|Validating"), iterations.EVALUATION)),
@@ -132,7 +135,7 @@ NANOTRON = Format(
 )
 DEEPSPEED_PIPELINE = Format(
     "deepspeed",
-    _pattern(r"\bsteps: (?P<number>\d+) loss: (?P<loss>NUM) .*?iter time \(s\): (?P<s>NUM) samples/sec: NUM"),
+    _pattern(r"\bsteps: (?P<number>\d+) loss: (?P<loss>NUM) ANYiter time \(s\): (?P<s>NUM) samples/sec: NUM", "steps:"),
     _seconds,
     (_CHECKPOINT, _OVERFLOW),
     skipped=re.compile(r"\bstep=\d+, skipped=(\d+),"),
@@ -149,7 +152,10 @@ DEEPSPEED = Format(
 )
 DEEPSPEED_PHASES = Format(
     "deepspeed",
-    _pattern(r"time \(ms\) \| fwd: (?P<fwd>NUM) \| bwd: (?P<bwd>NUM) \|.*?\| step: (?P<step>NUM)(?P<number>)\s*$"),
+    _pattern(
+        r"time \(ms\) \| fwd: (?P<fwd>NUM) \| bwd: (?P<bwd>NUM) \|ANY\| step: (?P<step>\d+\.\d\d)(?P<number>)\s*$",
+        "fwd:",
+    ),
     _by_phases,
     (_CHECKPOINT, _OVERFLOW),
     remark="forward, backward and step, without what lies between them",
@@ -157,9 +163,26 @@ DEEPSPEED_PHASES = Format(
 NEMO = Format(
     "nemo",
     _pattern(
-        r"iteration (?P<number>\d+)/\d+ \|.*?reduced_train_loss: (?P<loss>NUM) \|.*?train_step_timing in s: (?P<s>NUM)"
+        r"iteration (?P<number>\d+)/\d+ \|ANYreduced_train_loss: (?P<loss>NUM) \|ANY"
+        r"train_step_timing in s: (?P<s>NUM)(?=\s*\||(?<=[\d.]{5})\s*$)",  # last in its line, it is whole by its digits
+        "iteration ",
     ),
     _seconds,
     (_CHECKPOINT, (re.compile(r"val_loss|Validation DataLoader"), iterations.EVALUATION)),
 )
-FORMATS = (TORCHTITAN, NANOTRON, DEEPSPEED_PIPELINE, DEEPSPEED, NEMO, DEEPSPEED_PHASES)  # the first that fits counts
+# of a script of one's own, such as those that Accelerate starts: documented in docs/imports.md
+PLAIN = Format(
+    "",
+    _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>\d+\.\d{3,})(?: s)?\s*$"),
+    _seconds,
+    (_CHECKPOINT,),
+)
+FORMATS = (
+    TORCHTITAN,
+    NANOTRON,
+    DEEPSPEED_PIPELINE,
+    DEEPSPEED,
+    NEMO,
+    DEEPSPEED_PHASES,
+    PLAIN,
+)  # the first that fits counts

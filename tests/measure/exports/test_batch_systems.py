@@ -19,7 +19,8 @@ from tests.measure.exports.conftest import job_named, plan_of
 
 def files(target: str, program: str = "", **slurm: Any) -> dict[str, str]:
     job = dataclasses.replace(job_named("llama-3-8b", gpus=16), slurm=Slurm(**slurm))
-    made = TARGETS[target].export(intent_of(job, plan_of(job, tp=2, pp=2, sequence_parallel=True)), program=program)
+    plan = plan_of(job, tp=2, pp=2, sequence_parallel=program != "deepspeed")
+    made = TARGETS[target].export(intent_of(job, plan), program=program)
     return dict(made.files)
 
 

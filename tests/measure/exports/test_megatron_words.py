@@ -15,6 +15,8 @@ from jointopt.core.errors import ExportError
 from jointopt.measure.exports.intent import Intent, intent_of
 from jointopt.measure.exports.megatron import checkout_version, export, layer_layout, megatron_environment
 from jointopt.measure.exports.options import NEWEST, option_table
+from jointopt.measure.imports.megatron import options_taken
+from jointopt.measure.imports.taken import pairs_of
 from tests.measure.exports.conftest import job_named, layouts, plan_of
 from tests.places import ROOT
 
@@ -76,6 +78,8 @@ def test_cuda_graphs_have_the_names_of_the_version(
     said = options(made, version)
     assert {name[11:]: value for name, value in said.items() if name.startswith("cuda-graph-")} == words
     assert ("no-check-for-nan-in-loss-and-grad" in said) == (kind == "full_iteration")
+    read = options_taken(dict(pairs_of(export(made, version).words)), "words")
+    assert read.training["cuda_graph"] == kind
     with pytest.raises(ExportError, match=f"cannot express training.cuda_graph {kind}"):
         export(made, "0.12")
 

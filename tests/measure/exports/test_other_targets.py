@@ -95,7 +95,7 @@ def test_torchtitan_trains_in_fp8_what_it_has_so(intent: Any) -> None:
 
 @given(layouts)
 def test_deepspeed_s_batch_is_the_product_of_its_parts(columns: dict[str, Any]) -> None:
-    columns = columns | {"cp": 1, "vpp": 1}
+    columns = columns | {"cp": 1, "vpp": 1, "sequence_parallel": False}
     assume(64 % (columns["tp"] * columns["pp"]) == 0)
     made = intent_of(LLAMA, plan_of(LLAMA, **columns))
     found = file_of(made, "deepspeed", "ds_config.json")
@@ -167,6 +167,7 @@ def test_bridge_captures_graphs_and_others_refuse_by_name(intent: Any, kind: str
         ("torchtitan", {"zero_stage": 1}, "zero_stage 1"),
         ("torchtitan", {"recompute": "full", "recompute_num_layers": 2}, "full recompute of some layers"),
         ("deepspeed", {"cp": 2}, r"ring attention \(cp > 1\)"),
+        ("deepspeed", {"recompute": "full", "recompute_num_layers": 2}, "full recompute of some layers"),
         ("deepspeed", {"pp": 2, "zero_stage": 2}, "zero_stage 2 with pp > 1"),
         ("nanotron", {"zero_stage": 3}, "zero_stage 3"),
         ("nanotron", {"pp": 2, "vpp": 2}, r"interleaved pipelines \(vpp > 1\)"),

@@ -1,45 +1,94 @@
-"""What is exported is read back by `jointopt import`'s readers as the same plan."""
+"""All files of an export, read back by `jointopt import`: the same plan, of the same model, batch and cluster."""
 
 from __future__ import annotations
 
+import functools
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from jointopt.measure.exports.intent import Intent, intent_of
-from jointopt.measure.exports.targets import TARGETS
-from jointopt.measure.imports import megatron, torchtitan
-from jointopt.measure.imports.files import read_text
-from tests.measure.exports.conftest import job_named, layouts, plan_of
+from jointopt.core.errors import ExportError
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import parse_job
+from jointopt.spec.plans.parse import plan_records
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.export import export, write
+from jointopt.workflows.import_ import import_
 
-LLAMA = job_named("llama-3-8b", gpus=64)
-# what a target has of the drawn layouts
-LIMITS: dict[str, dict[str, Any]] = {
-    "megatron": {}, "torchtitan": {"zero_stage": 3}, "torchtitan 0.2.2": {"zero_stage": 3}, "nanotron": {"vpp": 1},
-    "deepspeed": {"vpp": 1, "cp": 1, "recompute": "none"}, "accelerate": {"vpp": 1, "zero_stage": 1},
+EVERY = {
+    "micro_batch_size": [1, 2], "offload": ["none", "optimizer", "activations"], "recompute_num_layers": [0, 2],
+    "recompute_modules": ["", "moe_act;layernorm", "mlp"], "dp_replicate": [1, 2], "schedule": ["1f1b", "zbv"],
+}  # fmt: skip
+PLAIN = {"micro_batch_size": [1, 2], "offload": ["none", "optimizer"]}
+# the profile whose plans go to a target, what its search offers, and a model beside Llama 3 that it has
+TARGETS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "megatron": ("megatron-lm", EVERY, "mixtral-8x7b"), "megatron 0.14": ("megatron-lm", EVERY, "qwen3-30b-a3b"),
+    "megatron-bridge": ("nemo", EVERY, "mixtral-8x7b"),
+    "torchtitan": ("torchtitan", EVERY | {"offload": ["none"]}, "qwen3-30b-a3b"),
+    "torchtitan 0.2.2": ("torchtitan", EVERY | {"offload": ["none"]}, "qwen3-30b-a3b"),
+    "deepspeed": ("deepspeed", EVERY | {"cp": [1], "recompute_num_layers": [0]}, "mixtral-8x7b"),
+    "nanotron": ("nanotron", EVERY, "llama-2-7b"), "nanotron 0.4": ("nanotron", EVERY | {"cp": [1]}, "llama-2-7b"),
+    "accelerate": ("fsdp", PLAIN | {"recompute": ["none", "full"]}, "mixtral-8x7b"),
+    "accelerate 1.15": ("megatron-lm", PLAIN | {"vpp": [1], "zero_stage": [0, 1]}, "mixtral-8x7b"),
 }  # fmt: skip
 
 
-def read_back(target: str, made: Intent) -> dict[str, Any]:
+@functools.cache
+def space_of(target: str, model: str) -> tuple[Job, Columns]:
+    framework, search, other = TARGETS[target]
+    training = {"global_batch_size": 64, "seq_length": 4096, "framework": framework}
+    cluster = {"gpu": "h100-sxm5-80gb", "nodes": 2, "gpus_per_node": 8}
+    mapping = {"model": model or other, "training": training, "cluster": cluster, "search": search}
+    job = parse_job(mapping, "job", Path())
+    return job, enumerate_layouts(job).layouts
+
+
+def record_of(layouts: Columns, at: int) -> dict[str, Any]:
+    one = {name: values[at : at + 1] for name, values in layouts.items()}
+    return plan_records(one, np.full((1, int(one["pp"][0])), 1980.0), [0])[0]
+
+
+def written(job: Job, record: dict[str, Any], target: str, folder: Path) -> list[Path]:
+    """The files of the export; none where the target refuses the plan."""
     name, _, version = target.partition(" ")
-    exported = TARGETS[name].export(made, version)
-    if target == "megatron":
-        return megatron.words_taken(list(exported.words)).plan
-    if target == "torchtitan":
-        return torchtitan.words_taken(list(exported.words)).plan
-    return read_text(next(iter(exported.files.values())))[0].plan
+    try:
+        return write(export(job, record, name, version=version), folder)
+    except ExportError as refused:
+        if not re.search("cannot express|has no", str(refused)):
+            raise
+        return []
 
 
-@pytest.mark.parametrize("target", LIMITS)
-@given(columns=layouts)
-def test_the_plan_that_is_read_is_the_one_that_was_exported(target: str, columns: dict[str, Any]) -> None:
-    columns = columns | LIMITS[target]
-    assume(64 % (columns["tp"] * columns["pp"] * columns["cp"]) == 0)
-    plan = plan_of(LLAMA, **columns)
-    assume(plan["dp"] > 1)  # of one rank alone, no stage shards anything
-    read = read_back(target, intent_of(LLAMA, plan))
-    if target == "deepspeed":  # whose file does not say it
-        del read["sequence_parallel"]
-    read = {"tp": 1, "pp": 1, **read}
-    assert read == {name: plan[name] for name in read}
+@pytest.mark.parametrize("model", ["llama-3-8b", ""])
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.integers(0, 10**6))
+def test_the_plan_that_is_read_is_the_one_that_was_exported(
+    target: str, model: str, drawn: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job, layouts = space_of(target, model)
+    for at in range(drawn, drawn + 12):  # up to one that the target takes
+        record = record_of(layouts, at % len(layouts["dp"]))
+        if files := written(job, record, target, tmp_path_factory.mktemp("export")):
+            read = import_(files, gpu="h100-sxm5-80gb")
+            assert {name: read.plan[name] for name in LAYOUT_COLUMNS} == {name: record[name] for name in LAYOUT_COLUMNS}
+            assert (read.job.model, read.job.cluster, read.unread) == (job.model, job.cluster, {})
+            assert (read.job.training.global_batch_size, read.job.training.seq_length) == (64, 4096)
+            return
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_takes_plans_of_all_degrees(target: str, tmp_path: Path) -> None:
+    job, layouts = space_of(target, "llama-3-8b")
+    made = []
+    for at in np.linspace(0, len(layouts["dp"]) - 1, 120).astype(int):
+        record = record_of(layouts, int(at))
+        made += [record] if written(job, record, target, tmp_path) else []
+    assert len(made) >= 10
+    assert all(len({plan[name] for plan in made}) > 1 for name in ("dp", "tp", "micro_batch_size"))

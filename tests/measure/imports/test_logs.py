@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from jointopt.runs.store import Store
 from jointopt.workflows.import_ import import_
+from jointopt.workflows.ingest import ingest
 
 TITAN = """[rank0]:[titan] 2026-11-22 04:18:33,559 - root - INFO - torchtitan version: 0.2.2
 [rank0]:[titan] 2026-11-22 04:18:34,178 - root - INFO - Building device mesh with parallelism: {mesh}
@@ -91,3 +95,56 @@ def test_a_log_of_deepspeed_states_its_config(tmp_path: Path) -> None:
     assert "zero_stage=2" in found.plan_text
     (row,) = found.runs
     assert (row["iteration_time_s"], row["peak_memory_gib"]) == (2.0, 15.59)
+
+
+def megatron_log() -> str:
+    """The head of Megatron-LM's log with all its arguments, NCCL's lines, and iterations."""
+    arguments = {
+        "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32, "swiglu": True,
+        "group_query_attention": True, "num_query_groups": 8, "padded_vocab_size": 128256, "normalization": "RMSNorm",
+        "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True, "add_bias_linear": False,
+        "kv_channels": 128, "hidden_dropout": 0.0, "tensor_model_parallel_size": 2, "micro_batch_size": 1,
+        "global_batch_size": 64, "seq_length": 4096, "world_size": 8, "bf16": True, "log_memory_interval": None,
+        "overlap_grad_reduce": True, "tp_comm_overlap": False, "attention_backend": "AttnBackend.flash",
+        "use_megatron_fsdp": False, "recompute_granularity": None,
+    }  # fmt: skip
+    text = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in sorted(arguments.items()))
+    text += "node1:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>\n"
+    text += "node1:1:2 [0] NCCL INFO Using network IB\n"
+    line = " iteration {n}/ 20 | consumed samples: {n} | elapsed time per iteration (ms): 2812.3 | lm loss: 2.0 |"
+    tail = " number of skipped iterations: 0 | number of nan iterations: 0 |\n"
+    return text + "".join(line.format(n=n) + tail for n in range(1, 9))
+
+
+def test_a_row_states_version_flags_and_fabric_through_file_and_store(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(megatron_log())
+    found = import_([tmp_path / "run.log"], gpu="h100-sxm5-80gb", inter_node_gbytes_per_s=50.0)
+    stated = {
+        "framework_version": ">=0.16", "framework_flags": "attention_backend=AttnBackend.flash overlap_grad_reduce",
+        "fabric": "InfiniBand (1 ports)", "inter_node_gbytes_per_s": 50.0,
+    }  # fmt: skip
+    assert {name: found.runs[0][name] for name in stated} == stated
+    found.frame().to_csv(tmp_path / "runs.csv", index=False)
+    ingest(tmp_path / "runs.csv", f"sqlite:///{tmp_path / 'runs.db'}")
+    (row,) = Store(f"sqlite:///{tmp_path / 'runs.db'}").read().to_dict("records")
+    assert {name: row[name] for name in stated} == stated
+
+
+def test_a_script_of_one_s_own_prints_steps_losses_and_seconds(tmp_path: Path) -> None:
+    lines = [f"step {n} loss 5.{n} time 0.{n}50 s\n" for n in range(1, 8)]
+    (tmp_path / "run.log").write_text("".join(lines) + "step 8 loss 5.8 time 0.900 of which 0.1 waiting\n")
+    known = {"gpu": "h100-sxm5-80gb", "model": "llama-3-8b", "seq_length": 4096, "global_batch_size": 8, "nodes": 1}
+    (row,) = import_([tmp_path / "run.log"], warmup=4, **known).runs
+    assert row["iteration_time_s"] == 0.65
+
+
+@pytest.mark.parametrize("text", [
+    "node1:1:2 [0] include/alloc.h:40 NCCL WARN Failed to CUDA calloc async 608 bytes\n",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",
+])  # fmt: skip
+def test_a_log_that_ends_short_of_memory_in_a_library_is_a_row(text: str, tmp_path: Path) -> None:
+    trace = "[rank0]: Traceback (most recent call last):\n[rank0]: torch.distributed.DistBackendError: NCCL error\n"
+    head = TITAN.format(mesh="pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1, etp=1")
+    (tmp_path / "run.log").write_text(head + text + trace)
+    (row,) = import_([tmp_path / "run.log"]).runs
+    assert (row["status"], row["framework_version"]) == ("oom", "0.2.2")

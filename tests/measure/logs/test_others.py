@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jointopt.measure.logs.others import (
     DEEPSPEED,
@@ -11,6 +13,7 @@ from jointopt.measure.logs.others import (
     FORMATS,
     NANOTRON,
     NEMO,
+    PLAIN,
     TORCHTITAN,
     Batch,
     Format,
@@ -51,6 +54,10 @@ def pipeline(step: int, seconds: float) -> str:
     return f"steps: {step} loss: {5.7824:0.4f} iter time (s): {seconds:0.3f} samples/sec: {64 / seconds:0.3f}\n"
 
 
+def phases(backward: float) -> str:
+    return f"[Rank 0] time (ms) | fwd: 8.04 | bwd: {backward:.2f} | bwd_inner: 2.32 | bwd_allreduce: 1.2 | step: 4.35\n"
+
+
 def nemo(step: int, seconds: float) -> str:
     return (
         f"Training epoch 0, iteration {step}/99 | lr: 1.5e-06 | global_batch_size: 64 | global_step: {step} | "
@@ -63,6 +70,8 @@ CASES = {
     "nanotron": (NANOTRON, nanotron(1, "9.1K") + nanotron(2, "1.23K") + nanotron(3, "987"), (1.23, 0.987)),
     "deepspeed": (DEEPSPEED, deepspeed(10, 30.0) + deepspeed(20, 32.5) + deepspeed(30, 16.0), (64 / 32.5, 4.0)),
     "pipeline": (DEEPSPEED_PIPELINE, pipeline(1, 9.0) + pipeline(2, 0.097) + pipeline(3, 0.094), (0.097, 0.094)),
+    "plain": (PLAIN, "".join(f"step {n} loss 5.7 time 0.{n}74\n" for n in (1, 2, 3)), (0.274, 0.374)),
+    "phases": (DEEPSPEED_PHASES, phases(90.5) + phases(26.72) + phases(27.0), (0.03911, 0.03939)),
     "nemo": (NEMO, nemo(0, 20.5) + nemo(1, 7.91) + nemo(2, 7.89), (7.91, 7.89)),
 }
 
@@ -106,3 +115,15 @@ def test_phases_of_deepspeed_add_up_where_nothing_else_is_written() -> None:
     run = DEEPSPEED_PHASES.read(text * 2, 0, BATCH)
     assert run.iteration_s == pytest.approx((0.7916, 0.7916))
     assert "without what lies between" in run.remark
+
+
+@pytest.mark.parametrize(("form", "text"), [(form, text) for form, text, _ in CASES.values()], ids=CASES)
+@settings(max_examples=40)
+@given(cut=st.integers(0, 400), other=st.integers(0, 400))
+def test_lines_that_are_cut_or_written_into_each_other_give_no_false_time(
+    form: Format, text: str, cut: int, other: int
+) -> None:
+    first, *_, last = text.splitlines()
+    broken = f"{first[:cut]}{last[:other]}\n{last[:cut]}\n"
+    times = form.read(text, 0, BATCH).iteration_s
+    assert {round(one, 6) for one in form.read(broken + text, 0, BATCH).iteration_s} <= {round(one, 6) for one in times}
