@@ -42,7 +42,8 @@ def version_of(log: str, framework: str) -> str:
 def version_by_options(names: Iterable[str]) -> str:
     """The bounds of Megatron Core's version from the names of all its options (with underscores): ``>=0.13 <0.15``."""
     given = {name.replace("_", "-") for name in names}
-    table = option_table("megatron")
+    # an option of no release yet bounds none
+    table = {name: option for name, option in option_table("megatron").items() if option.since != NEWEST}
     has = {name: bool({name, *option.also} & given) for name, option in table.items()}
     old = [has[name] for name, option in table.items() if not (option.since or option.until)]
     whole = sum(old) > _MOST * len(old)  # else the list is cut off, and what it lacks says nothing
