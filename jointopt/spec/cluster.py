@@ -127,6 +127,12 @@ class Cluster:
         return self.nodes * self.gpus_per_node
 
     @property
+    def stated_gbytes_per_s(self) -> float:
+        """The fabric between nodes in GB/s per GPU as a table states it: NaN for the GPU's usual one."""
+        usual = self.gpu.usual_inter_node_gbytes_per_s
+        return math.nan if self.inter_node_gbytes_per_s == usual else self.inter_node_gbytes_per_s
+
+    @property
     def scale_up_gpus(self) -> int:
         """GPUs that reach each other over the scale-up link; a node unless a rack-wide switch is known."""
         return max(self.gpus_per_node, self.gpu.scale_up_gpus or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from jointopt.measure.exports.megatron import ENVIRONMENT, checkout_version
 from jointopt.measure.exports.targets import TARGETS
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
 from jointopt.measure.launchers.rows import WINDOW, failed_row, is_blank
+from jointopt.measure.logs.conditions import fabric_of, version_of
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.others import Batch
 from jointopt.measure.logs.run import iterations_in, read_run, window_of
@@ -49,6 +51,8 @@ FRAMEWORKS = {
         because="your training script, which is given --deepspeed_config",
     ),
 }  # fmt: skip
+
+_LOGGED_AS = {"megatron": "megatron-lm", "megatron-bridge": "nemo"}  # whose lines state the version
 
 
 class FrameworkProgram(Program):
@@ -127,6 +131,8 @@ class FrameworkProgram(Program):
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
         window = window_of(log, run)
         row = measured(run, job.cluster.num_gpus, metered=window is not None)
+        version = version_of(log, _LOGGED_AS.get(self.name, self.name)) or self.version
+        row |= {"framework_version": version or math.nan, "fabric": fabric_of(log) or math.nan}
         if window is None or not is_blank(row["energy_j"]):
             return row
         return row | dict(zip(WINDOW, (list(window), iterations_in(run)), strict=True))

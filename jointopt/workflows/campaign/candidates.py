@@ -137,5 +137,5 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     return table.assign(
         stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=job.model.name, **own,
         framework=job.training.framework.name, gpu=job.cluster.gpu.id, gpus_per_node=job.cluster.gpus_per_node,
-        num_gpus=job.cluster.num_gpus,
+        num_gpus=job.cluster.num_gpus, inter_node_gbytes_per_s=job.cluster.stated_gbytes_per_s,
     )  # fmt: skip

@@ -87,12 +87,24 @@ def test_what_megatron_cannot_do_is_refused(llama: Job) -> None:
         megatron_arguments(replace(llama, training=replace(llama.training, dtype="fp4")), PLAN, 20, "0.12")
 
 
+NETWORK = """node: NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB
+node: NCCL INFO Using network IB
+"""
+
+
 def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
     text = "".join(LINE.format(n=n, ms=ms) for n, ms in enumerate([9000.0, 812.3, 810.0, 850.0], start=1))
     log = read_log(text, dropped=1)
     assert log.iteration_s == pytest.approx((0.8123, 0.81, 0.85))
     row = measured(log, num_gpus=8)
     assert (row["iteration_time_s"], row["energy_j"], row["avg_power_w"]) == pytest.approx((0.8123, 15940, 647.8))
+
+
+def test_a_row_states_the_version_and_the_fabric_of_its_log(llama: Job) -> None:
+    lines = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 20))
+    row = MegatronProgram(HERE).results(llama, HERE, "megatron-core version: 0.16.1\n" + NETWORK + lines)
+    assert row is not None
+    assert (row["framework_version"], row["fabric"]) == ("0.16.1", "InfiniBand (2 ports)")
 
 
 def test_a_run_that_skips_every_iteration_is_a_failure_that_says_so(llama: Job) -> None:

@@ -1,0 +1,27 @@
+"""Plans of a job as rows of a measurement table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import jointopt
+from jointopt.runs.workloads import workloads
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.campaign.candidates import measurement_columns
+
+
+@pytest.mark.parametrize("offered", [25.0, 6.25])
+def test_rows_of_a_job_are_priced_under_its_own_fabric(offered: float) -> None:
+    job = jointopt.load_job("opt-350m-2x4-a100")
+    job = replace(job, cluster=replace(job.cluster, inter_node_gbytes_per_s=offered))
+    layouts = enumerate_layouts(job).layouts
+    plan = {name: values[:1] for name, values in layouts.items()} | {"stage_clock_mhz": np.full((1, 1), 1410.0)}
+    rows = measurement_columns(job, plan)
+    (found,), _ = workloads(rows)
+    assert found.job.cluster.inter_node_gbytes_per_s == offered
+    assert np.isnan(rows["inter_node_gbytes_per_s"]).tolist() == [
+        offered == job.cluster.gpu.usual_inter_node_gbytes_per_s
+    ]
