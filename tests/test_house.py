@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jointopt"
@@ -71,6 +72,14 @@ def test_the_house_has_at_most_ten_rooms_and_each_stands_on_one_floor() -> None:
     assert len(rooms()) <= 10
     assert {f"jointopt.{room}" for room in rooms()} | {"jointopt.cli"} == set(placed)
     assert len(placed) == len(set(placed))
+
+
+def test_each_wrong_formula_of_the_benchmark_replaces_one_place_of_the_code() -> None:
+    formulas = yaml.safe_load((ROOT / "tests" / "bench" / "wrong_formulas.yaml").read_text(encoding="utf-8"))
+    code = {name: (ROOT / name).read_text(encoding="utf-8") for name in {one["file"] for one in formulas}}
+    times = [(one["why"], code[one["file"]].count(one["before"].rstrip("\n"))) for one in formulas]
+    assert len(times) > 100
+    assert [(why, count) for why, count in times if count != 1] == []
 
 
 def test_the_house_has_at_most_eight_floors() -> None:

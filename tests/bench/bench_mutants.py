@@ -7,8 +7,8 @@
 Each mutant is one change in a copy of the repository, judged by the tests of its room (`ROOMS`), quick ones first,
 up to the first that fails; one that runs out of time counts as noticed. Tests that fail without any change are left
 out and named. What may be changed is in mutations.py; wrong_formulas.yaml lists formulas by hand, whose ``before`` must
-stand in its file exactly once: else the bench says so and ends with 1. Tests run in forks of this process, which has
-the libraries loaded. Rooms that move: edit `ROOMS`, and ``file`` in wrong_formulas.yaml.
+stand in its file exactly once: else the bench says so at once and ends with 1. Tests run in forks of this process,
+which has the libraries loaded. Rooms that move: edit `ROOMS`, and ``file`` in wrong_formulas.yaml.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
         (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
     ),
+    "tables": (
+        ("jointopt/runs/workloads.py",), (), ("tests/runs/test_workloads.py", "tests/surrogate/test_dataset.py"),
+    ),
     "measure": (
         ("jointopt/measure",), tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
-        ("tests/measure/devices", "tests/measure/launchers"),
+        tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
     ),
 }  # fmt: skip
 LOADED = (
@@ -147,12 +150,12 @@ class Recorder:
             self.failing.append(report.nodeid)
 
 
-def main() -> int:
+def main() -> None:
     options = _options()
     sampled = [one for room in options.room for one in _drawn(room, options)]
-    hand, errors = _hand_written(options.room) if options.hand else ([], [])
-    for error in errors:
-        print(error)
+    hand, errors = _hand_written(options.room, options.formulas) if options.hand else ([], [])
+    if errors:
+        sys.exit("\n".join(errors))
     for name in LOADED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -160,7 +163,6 @@ def main() -> int:
         tests = {room: _without_change(room, copies[0]) for room in options.room}
         verdicts = list(_judged([*hand, *sampled], tests, copies, options.share))
     _report(verdicts)
-    return 1 if errors else 0
 
 
 def _options() -> argparse.Namespace:
@@ -169,6 +171,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=200, help="changes drawn, equally many of each room (200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hand", action=argparse.BooleanOptionalAction, default=True, help="wrong_formulas.yaml")
+    parser.add_argument("--formulas", type=Path, default=HAND, help="another such file, or a part of it")
     parser.add_argument("--jobs", type=int, default=2)
     quick = "a quick look: leave out the slowest tests, so that the others take this share of the time"
     parser.add_argument("--share", type=float, default=1.0, help=quick)
@@ -194,10 +197,10 @@ def _is_of(room: str, file: Path) -> bool:
     return str(file).startswith(code) and not str(file).startswith(left_out)
 
 
-def _hand_written(rooms: Sequence[str]) -> tuple[list[tuple[str, Change]], list[str]]:
+def _hand_written(rooms: Sequence[str], formulas: Path = HAND) -> tuple[list[tuple[str, Change]], list[str]]:
     """(room, change) of the file's formulas, and a line for each that does not fit the code any more."""
     found, errors = [], []
-    for entry in yaml.safe_load(HAND.read_text(encoding="utf-8")):
+    for entry in yaml.safe_load(formulas.read_text(encoding="utf-8")):
         file, before = Path(entry["file"]), entry["before"].rstrip("\n").encode()
         room = next((name for name in ROOMS if _is_of(name, file)), None)
         source = (ROOT / file).read_bytes() if (ROOT / file).is_file() else b""
@@ -205,7 +208,7 @@ def _hand_written(rooms: Sequence[str]) -> tuple[list[tuple[str, Change]], list[
         change = Change(file, start, start + len(before), entry["after"].rstrip("\n"), "hand", entry["why"])
         if times != 1 or room is None or not compiles(change.applied(source)):
             cause = f"`before` occurs {times} times" if times != 1 else "it is in no room, or no Python"
-            errors.append(f"wrong_formulas.yaml: {file}: {entry['why']}: {cause}")
+            errors.append(f"{formulas.name}: {file}: {entry['why']}: {cause}")
         elif room in rooms:
             found.append((room, change))
     return found, errors
@@ -379,4 +382,4 @@ def _share(verdicts: Sequence[Verdict]) -> str:
 if __name__ == "__main__":
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
-    sys.exit(main())
+    main()
