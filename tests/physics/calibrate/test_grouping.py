@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from jointopt.physics.calibrate.grouping import keys_of, plan_keys, stage_blocks, unlabelled_stages
+from jointopt.physics.calibrate.grouping import keys_of, plan_keys, stage_blocks, unlabelled_stages, work_columns
 from jointopt.physics.calibrate.tables import response_table
 
 
@@ -35,3 +35,10 @@ def test_readings_of_one_clock_that_differ_by_more_than_1_5_percent_are_of_sever
     rows = response_table(rows.assign(instruction="forward", energy_j=300.0)).rows
     keys = keys_of(rows, ["instruction"])
     assert unlabelled_stages(rows, keys, rows, keys) == several
+
+
+def test_work_differs_by_the_columns_that_both_tables_have() -> None:
+    cells = {"model": ["gpt"], "tp": [2], "time_s": [1.0]}
+    measured = pd.DataFrame(cells | {"micro_batch_size": [4], "dtype": ["fp16"]})
+    queried = pd.DataFrame(cells | {"dtype": ["bf16"], "num_layers": [24], "method": ["plan"]})
+    assert work_columns(measured, queried) == ["model", "tp", "dtype"]

@@ -51,12 +51,20 @@ def test_what_a_process_was_seen_to_hold_stands_in_for_the_overhead(
     assert found["workspaces"] + found["other"] == 0.75 * GIB
 
 
+def test_a_process_that_holds_little_has_communicators_in_half_of_it_and_workspaces_in_the_rest(held: Held) -> None:
+    framework = {"memory_overhead_gib": 4 * MIB / GIB, "communicator_gib": 1.0}
+    found = {part: held(part, {"tp": 2}, framework=framework)[0] for part in PROCESS}
+    assert found == {"communication": 2 * MIB, "workspaces": 2 * MIB, "other": 0}
+
+
 @pytest.mark.parametrize(("dtype", "each"), [("bf16", 2.0), ("fp8", 1.5)])
-@pytest.mark.parametrize(("cells", "used"), [({}, 1), ({"sequence_parallel": False}, 0), ({"tp": 1}, 0)])
+@pytest.mark.parametrize(
+    ("cells", "used"), [({}, 1), ({"sequence_parallel": False}, 0), ({"tp": 1}, 0), ({"tp": 16}, 0)]
+)
 def test_user_buffers_hold_a_micro_batch_for_ten_products(
     dtype: str, each: float, cells: dict[str, Any], used: int, held: Held
 ) -> None:
-    # 3 sequences of 128 tokens over cp 2, 64 wide; half of the buffers gather, in 8 bit where products read 8 bit
+    # 3 sequences of 128 tokens over cp 2, 64 wide, nodes of 8; half of the buffers gather, in 8 bit where products do
     plan = {"tp": 2, "cp": 2, "sequence_parallel": True, "micro_batch_size": 3} | cells
     found = [held("workspaces", plan, dtype=dtype, framework={"user_buffers": on})[0] for on in (True, False)]
     assert found[0] - found[1] == used * 10 * each * 3 * 128 / 2 * 64
@@ -71,13 +79,17 @@ def test_graphs_of_layers_hold_an_input_and_a_gradient_of_each_layer_in_flight(
     assert found == [layers * both * batches for batches in in_flight]
 
 
-def test_one_graph_of_all_passes_keeps_its_memory_from_the_optimizer(held: Held) -> None:
-    # 16-bit gradients that the optimizer widens: in eager mode where the activations were
-    job = {"framework": {"gradient_bytes": 2}, "main_grads_dtype": "fp32"}
+@pytest.mark.parametrize(("seq_length", "in_their_place"), [(128, True), (16, False)])
+def test_one_graph_of_all_passes_keeps_its_memory_from_the_optimizer(
+    seq_length: int, in_their_place: bool, held: Held
+) -> None:
+    # 16-bit gradients that the optimizer widens: in eager mode where the activations were, if these were as many bytes
+    job = {"framework": {"gradient_bytes": 2}, "main_grads_dtype": "fp32", "seq_length": seq_length}
     eager, captured = (
         [held(part, {}, cuda_graph=graph, **job)[0] for part in ("main_gradients", "cuda_graphs")]
         for graph in ("", "full_iteration")
     )
+    assert (eager[0] == 0) == in_their_place
     assert (eager[0], eager[1]) == (captured[0], 0)
     assert sum(captured) == 4 * (4 * LAYER + 2 * TABLE)
 
