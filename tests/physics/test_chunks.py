@@ -91,7 +91,8 @@ def test_models_walked_at_once_take_what_each_takes_alone(uneven: CostModel) -> 
     index, clocks = np.array([1, 0, 0]), np.full((3, 2), uneven.top_mhz)
     slower = replace(uneven.job.training.framework, compute_factor=1.3 * uneven.job.training.framework.compute_factor)
     job = replace(uneven.job, training=replace(uneven.job.training, framework=slower))
-    models = [uneven, CostModel(job, uneven.layouts, uneven.hardware.constants)]
+    corrected = CostModel(job, uneven.layouts, uneven.hardware.constants).corrected(np.array([1.5, 1.1]))
+    models = [uneven, corrected]
     found = iteration_times_s(models, index, clocks)
     assert (found[1] > found[0]).all()
     for model, times in zip(models, found, strict=True):

@@ -127,6 +127,7 @@ def test_experts_must_split_over_the_ranks_of_a_stage(make_job, moe):
         "ep*etp is 8, which does not divide the 4 ranks of a stage (dp*cp*tp)."
     ]
     inside = make_job(model=moe, framework=Framework(experts_span_tp=False))
+    assert check_plan(inside, GOOD | {"cp": 2, "dp": 1, "ep": 2}) == []
     assert check_plan(inside, GOOD | {"ep": 4}) == ["ep 4 does not divide dp*cp, which is 2."]
 
 

@@ -38,6 +38,7 @@ degrees = st.fixed_dictionaries({name: st.integers(1, 3) for name in ("tp", "cp"
         (DEFAULT_ORDER, TWO, [0, 0, 0, 0, 1, 1, 1, 1]),  # pipelines [0, 4], [1, 5], [2, 6], [3, 7]
         (TP_PP_DP_ORDER, TWO, [0, 0, 1, 1, 0, 0, 1, 1]),  # [0, 2], [1, 3], [4, 6], [5, 7]
         (TP_PP_DP_ORDER, TWO | {"ep": 2}, [0, 0, 1, 1, 0, 0, 1, 1]),
+        (DEFAULT_ORDER, TWO | {"tp": 1, "cp": 2}, [0, 0, 0, 0, 1, 1, 1, 1]),
         ("pp-dp-tp-cp", TWO, [0, 1, 0, 1, 0, 1, 0, 1]),
         (NANOTRON_EXPERTS_ORDER, TWO | {"ep": 2}, [0, 0, 1, 1, 0, 0, 1, 1]),  # reshape(dp, pp, cp, tp)
         # nanotron 0.4: reshape(ep 2, pp 2, dp 2, tp 1), where the plan's dp is 4

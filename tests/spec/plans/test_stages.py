@@ -1,6 +1,7 @@
 """Layer counts per stage: equal where they can be, exactly balanced where they cannot."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
-from jointopt.spec.plans.stages import layers_by_cost, layers_per_stage
+from jointopt.core.schema import STAGE_LAYERS
+from jointopt.spec.catalog.models import load_model
+from jointopt.spec.plans.stages import largest_chunk, layers_by_cost, layers_per_stage
 
 
 def one(num_layers, pp, embedding=0.0, head=0.0, vpp=1):
@@ -88,3 +91,11 @@ def test_layers_given_out_by_cost_are_all_there_and_no_stage_is_a_layer_over_its
     assert sum(stages) == layers
     assert min(stages) >= 0
     assert max(stages) * layer < (layers * layer + head) / pp + 2 * layer
+
+
+def test_the_largest_chunk_is_the_longest_of_those_stated_else_an_equal_share_rounded_up():
+    model = replace(load_model("llama-3-8b"), num_layers=10)
+    stated = STAGE_LAYERS.of((2, 3, 4, 1))
+    columns = {"pp": [2, 4, 2, 2], "vpp": [1, 1, 2, 2], "stage_layers": [0, 0, 0, stated]}
+    found = largest_chunk(model, {name: np.array(values) for name, values in columns.items()})
+    assert found.tolist() == [5, 3, 3, 4]
