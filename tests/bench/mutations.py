@@ -19,7 +19,8 @@ SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep"
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
     r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|maxsize|maxiter|indent|stacklevel)"
-    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|BLOCK|BLOCK_TIMES|LONGEST|LARGEST_RESULT|MOST_BYTES|MOST_SAMPLES)$"
+    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|BLOCK|BLOCK_TIMES|LONGEST|LARGEST_RESULT)$"
+    r"|^_?MOST_(?:BYTES|INSTRUCTIONS|SAMPLES)$"
 )
 SILENT_FIELDS = {"annotation", "returns", "decorator_list", "bases", "type_params", "format_spec"}
 ROUNDING = 1e-6  # tolerances: 1e-9 or 1.1e-9 is the same to every test

@@ -412,7 +412,8 @@ def test_columns_of_experts_and_attention_reach_the_model() -> None:
     model = workloads(table(FINE))[0][0].job.model
     for name in ("moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "mtp_num_layers"):
         assert getattr(model, name) == FINE[name]
-    assert (model.kv_lora_rank, model.q_lora_rank) == (512, 1536)
+    for name in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        assert getattr(model, name) == getattr(load_model("deepseek-v3"), name)
     assert "kv_lora_rank" in predict(FINE).assumed[0].split()
 
 

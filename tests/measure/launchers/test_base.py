@@ -81,7 +81,9 @@ def test_a_value_of_another_type_is_refused_before_anything_starts(option: str, 
 def test_a_path_in_words_is_a_path_and_objects_are_taken_as_they_are(tmp_path: Path) -> None:
     assert load_launcher("command", command=["a", "{result}"], logs=str(tmp_path)).logs == tmp_path
     program = CommandProgram("a {result}")
-    assert load_launcher("slurm", program=program, limit_s=5).program is program
+    slurm = load_launcher("slurm", program=program, limit_s=0.5)
+    assert slurm.program is program
+    assert slurm.limit_s == 0.5
 
 
 def test_slurm_says_where_its_logs_are() -> None:

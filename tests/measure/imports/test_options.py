@@ -1,0 +1,36 @@
+"""Options whose meaning follows from other options, or from where they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from jointopt.measure.imports.megatron import dump_taken, words_taken
+from jointopt.measure.imports.torchtitan import config_taken
+
+WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8", "--num-query-groups", "2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "groups"), [([], 8), (["--group-query-attention"], 2), (["--multi-latent-attention"], 2)]
+)
+def test_groups_of_queries_count_only_where_grouped_or_latent_attention_is_on(more: list[str], groups: int) -> None:
+    assert words_taken([*WORDS, *more]).model["num_query_groups"] == groups
+
+
+def test_options_of_a_log_that_nothing_here_knows_have_no_effect_rather_than_being_unread() -> None:
+    lines = ["num_layers .... 2", "hidden_size .... 64", "num_attention_heads .... 8", "lr .... 0.1"]
+    known = dump_taken("\n".join(lines))
+    taken = dump_taken("\n".join([*lines, "newest_kernel .... True", "its_tile .... 128"]))
+    assert known is not None
+    assert taken is not None
+    assert taken.unread == ()
+    assert taken.without_effect == known.without_effect + 2
+
+
+@pytest.mark.parametrize(("less", "vpp"), [({}, 4), ({"first": 0, "last": 0}, 3), ({"first": 2, "last": 2}, 4)])
+def test_torchtitan_counts_both_ends_of_a_pipeline_as_layers(less: dict[str, int], vpp: int) -> None:
+    # 126 layers and one for each end are 64 stages of 2, 4 for each of 16 ranks; without them 63
+    stated = {f"pipeline_parallel_{end}_stage_less_layers": count for end, count in less.items()}
+    parallelism = {"pipeline_parallel_degree": 16, "pipeline_parallel_layers_per_stage": 2} | stated
+    taken = config_taken({"model": {"name": "llama3", "flavor": "405B"}, "parallelism": parallelism})
+    assert taken.plan["vpp"] == vpp
