@@ -290,6 +290,8 @@ def test_a_power_limit_slows_a_run_down_and_saves_energy() -> None:
 def test_a_plain_mlp_is_four_hidden_sizes_wide_where_the_table_does_not_say() -> None:
     jobs, _ = workloads(table({"ffn_hidden_size": 16384}, {"ffn_hidden_size": 11008}, without=("gated_mlp",)))
     assert [work.job.model.gated_mlp for work in jobs] == [False, True]
+    (blank,), _ = workloads(table(without=("gated_mlp", "ffn_hidden_size")))
+    assert (blank.job.model.ffn_hidden_size, blank.job.model.gated_mlp) == (4 * 4096, False)
 
 
 def test_experts_without_a_top_k_go_to_two_and_one_expert_is_dense() -> None:
@@ -345,6 +347,13 @@ def test_a_catalogue_name_stands_for_the_shape_of_the_model() -> None:
     assert (found.job.model, found.assumed) == (load_model("llama-3-8b"), [""])
 
 
+def test_one_blank_cell_of_a_row_that_agrees_with_the_catalogue_is_the_catalogue_s() -> None:
+    model = load_model("llama-3-8b")
+    cells = {name: getattr(model, name) for name in SHAPE} | {"model": model.name, "vocab_size": None}
+    (found,), _ = workloads(table(cells))
+    assert (found.job.model, found.assumed) == (model, [""])
+
+
 def test_cells_that_contradict_the_catalogue_model_win() -> None:
     (found,), _ = workloads(table({"model": "llama-3-8b", "num_layers": 16, "vocab_size": None}))
     assert (found.job.model.num_layers, found.job.model.hidden_size) == (16, 4096)
@@ -379,6 +388,15 @@ def test_a_table_states_the_experts_of_a_model_and_how_tokens_reach_them() -> No
     job, model = found.job, found.job.model
     assert (model.moe_ffn_hidden_size, model.num_shared_experts, model.num_dense_layers) == (256, 1, 2)
     assert (job.training.token_dispatcher, job.training.overlap_moe_a2a) == ("deepep", True)
+
+
+@pytest.mark.parametrize(("gpu", "usual"), [("gh200-96gb", 4), ("h100-sxm5-80gb", 8), ("h100-pcie-80gb", 8)])
+def test_a_blank_node_has_the_gpus_that_are_usual_for_its_kind(gpu: str, usual: int) -> None:
+    (found,), _ = workloads(
+        table({"gpu": gpu, "dtype": "bf16", "inter_node_gbytes_per_s": 25.0}, without=("gpus_per_node",))
+    )
+    assert found.job.cluster.gpus_per_node == usual
+    assert found.assumed == ["gpus_per_node"]
 
 
 def test_rows_under_different_fabrics_are_different_workloads() -> None:
