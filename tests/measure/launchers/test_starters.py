@@ -172,6 +172,20 @@ def test_what_would_run_is_shown_with_its_files(job: Job, tmp_path: Path) -> Non
     assert text.endswith(f"{tmp_path}/run_train.py --config-file {tmp_path}/nanotron.yaml\n")
 
 
+def test_a_module_keeps_its_name_and_a_linked_script_is_resolved_for_other_nodes_alone(
+    job: Job, tmp_path: Path
+) -> None:
+    real, link = tmp_path / "real.py", tmp_path / "link.py"
+    real.touch()
+    link.symlink_to(real)
+    plan = PLAN | {"zero_stage": 2}
+    module, script = FrameworkProgram("torchtitan"), FrameworkProgram("torchtitan", script=link)
+    for words in (module.words, module.local_words):
+        assert " -m torchtitan.train " in " ".join(words(job, plan, tmp_path))
+    assert {str(real), str(link)}.intersection(script.words(job, plan, tmp_path)) == {str(real)}
+    assert {str(real), str(link)}.intersection(script.local_words(job, plan, tmp_path)) == {str(link)}
+
+
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
 def test_slurm_starts_a_framework_in_the_container(runtime: str, job: Job, tmp_path: Path) -> None:
     slurm = Slurm(container="image.sqsh", container_runtime=runtime, mounts=("/data",), python="/venv/bin/python")
