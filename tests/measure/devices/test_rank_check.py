@@ -177,6 +177,14 @@ def test_ranks_with_agreeing_words_pass_when_all_are_there(tmp_path: Path) -> No
         assert check(tmp_path).passed(mark)
 
 
+def test_processes_are_looked_at_every_half_second(tmp_path: Path) -> None:
+    looked = check(tmp_path)
+    assert not looked.passed("no such mark", now_s=100.0)
+    with ranks((0, 0), (1, 1)) as mark:
+        assert not looked.passed(mark, now_s=100.4)
+        assert looked.passed(mark, now_s=100.6)
+
+
 def test_words_of_a_started_rank_are_refused_as_those_of_the_command(tmp_path: Path) -> None:
     with ranks((0, 0), words=[*PP2, "--use-tp-pp-dp-mapping"]) as mark, pytest.raises(RankOrderError, match="mapping"):
         check(tmp_path).passed(mark)
