@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,14 @@ def test_two_windows_add_up_to_the_whole() -> None:
     series = steady()
     first, second = series.between(1e9, 1e9 + 4), series.between(1e9 + 4, 1e9 + 10)
     assert first.total_energy_j + second.total_energy_j == pytest.approx(series.between().total_energy_j)
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"), [("", "the meter took no sample in that time"), ("GPU 0 is lost", "GPU 0 is lost")]
+)
+def test_a_window_without_samples_gives_the_meter_s_reason_where_it_has_one(known: str, reason: str) -> None:
+    reading = replace(steady(), reason=known).between(1e9 + 20, 1e9 + 23)
+    assert (reading.reason, reading.seconds) == (reason, 3.0)
 
 
 def test_a_counter_that_stands_still_is_refused() -> None:
