@@ -137,7 +137,8 @@ def megatron_bridge(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
 
     found = []
     for case in cases:
-        os.environ["WORLD_SIZE"] = str(case["world_size"])
+        os.environ.pop("NVTE_CPU_OFFLOAD_V1", None)
+        os.environ.update(case["environment"], WORLD_SIZE=str(case["world_size"]))
         recipe = _pretrain_common()
         recipe.model = GPTModelProvider(num_layers=2, hidden_size=128, num_attention_heads=2)
         read = process_config_with_overrides(recipe, cli_overrides=case["words"])

@@ -47,7 +47,8 @@ def plans_of(target: str, model: str, count: int) -> Iterator[tuple[dict[str, An
             continue
         words = [*made.launcher[2:], made.program, *made.words] if name == "accelerate" else list(made.words)
         words = [NODE.get(word, word) for word in words]
-        yield record, {"files": dict(made.files), "words": words, "dp": record["dp"], "world_size": made.world_size}
+        case = {"files": dict(made.files), "words": words, "environment": dict(made.environment)}
+        yield record, case | {"dp": record["dp"], "world_size": made.world_size}
         count -= 1
         if not count:
             return
