@@ -75,11 +75,12 @@ def torchtitan(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
             sys.modules.pop(Path(name).stem, None)
         config = ConfigManager().parse_args(case["words"])
         read = config.parallelism
+        batch, piped = config.training.local_batch_size, read.pipeline_parallel_degree > 1
         replicas, shards = read.data_parallel_replicate_degree, read.data_parallel_shard_degree
         found.append({
             "tp": read.tensor_parallel_degree, "pp": read.pipeline_parallel_degree, "dp": replicas * shards,
             "cp": read.context_parallel_degree, "ep": read.expert_parallel_degree,
-            "micro_batch_size": config.training.local_batch_size,
+            "micro_batch_size": read.pipeline_parallel_microbatch_size if piped else batch,
         })  # fmt: skip
     return found
 
@@ -100,7 +101,7 @@ def accelerate(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
 
 
 def nanotron(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
-    """``get_config_from_file`` of 0.4, strict dataclasses all. Its logger is imitated: it and they import each other."""
+    """``get_config_from_file`` of 0.4, its dataclasses strict. Its logger is imitated: both import each other."""
     sys.meta_path.insert(0, Imitated("nanotron.logging"))
     from nanotron.config import get_config_from_file
 
