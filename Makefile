@@ -64,9 +64,10 @@ clean:
 .venv/.services-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt and all that its tests of services need into .venv ..."
 	$(PIP) -e '.[dev,torch,postgres,browser,frameworks]'
-	@echo "Installing DeepSpeed, torchtitan and Megatron Core, which train exported plans, into .venv ..."
+	@echo "Installing DeepSpeed, torchtitan and Megatron, which read and train exported plans, into .venv ..."
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-build-isolation deepspeed==0.19.8 # whose build imports torch
 	$(PIP) --no-deps --upgrade --target .venv/torchtitan-0.2.2 torchtitan==0.2.2
 	$(PIP) --no-deps --upgrade --target .venv/torchtitan-0.3.0 torchtitan==0.3.0
 	$(PIP) --no-deps --upgrade --target .venv/megatron-core megatron-core==0.16.1
+	$(PIP) --no-deps --upgrade --target .venv/megatron-bridge-0.3.1 megatron-bridge==0.3.1
 	@touch $@ .venv/.dev-installed .venv/.run-installed

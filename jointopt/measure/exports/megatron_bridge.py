@@ -49,6 +49,8 @@ def export(intent: Intent, version: str) -> Export:
         sections["checkpoint"] = {"save": None, **sections.get("checkpoint", {})}  # type: ignore[dict-item]
     note = "Give the words, or the file, to the pretraining recipe of the model (scripts/training/run_recipe.py)."
     environment = {} if intent["zero_stage"] > 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if intent["offload"] == "activations":
+        environment["NVTE_CPU_OFFLOAD_V1"] = "1"  # it refuses to start without, lest weights are offloaded too
     return Export(
         NAME, version, tuple(_words(sections)), environment, int(intent.job.cluster.num_gpus),
         "scripts/training/run_recipe.py", files={FILE: block_yaml(sections)}, notes=(note, *notes, *gaps.notes),
