@@ -325,13 +325,16 @@ def _kernels(words: Words, intent: Intent) -> None:
     )  # fmt: skip
 
 
+CAPTURED_OF_EXPERTS: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess")  # of an MoE layer, what has one shape
+
+
 def _graphs(words: Words, gaps: Gaps, intent: Intent) -> None:
     """CUDA graphs, under the names of each version: of whole layers, of MoE layers what has a fixed shape."""
     kind = intent.job.training.cuda_graph
     if not kind:
         return
     gaps.never(not words.has("cuda_graph_impl"), f"training.cuda_graph {kind}")
-    parts: tuple[str, ...] = ("attn", "moe_router", "moe_preprocess") if intent.model.is_moe else ()
+    parts = CAPTURED_OF_EXPERTS if intent.model.is_moe else ()
     old = not words.has("cuda_graph_modules")
     if kind == "full_iteration":
         words.add(no_check_for_nan_in_loss_and_grad=True)

@@ -13,7 +13,13 @@ from typing import Any
 from jointopt.core.schema import MODULES
 from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
-from jointopt.measure.exports.megatron import dispatcher, layer_layout, megatron_words, offloaded_modules
+from jointopt.measure.exports.megatron import (
+    CAPTURED_OF_EXPERTS,
+    dispatcher,
+    layer_layout,
+    megatron_words,
+    offloaded_modules,
+)
 from jointopt.measure.exports.options import Words
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
@@ -149,7 +155,7 @@ def _graphs(intent: Intent) -> dict[str, dict[str, Any]]:
             "rerun_state_machine": {"check_for_nan_in_loss": False},
             "ddp": {"check_for_nan_in_grad": False},
         }
-    scope = ["attn", "moe_router", "moe_preprocess"] if intent.model.is_moe else ["attn", "mlp"]
+    scope = list(CAPTURED_OF_EXPERTS if intent.model.is_moe else ("attn", "mlp"))
     found["model"] |= {"cuda_graph_impl": kind, "cuda_graph_scope": scope}
     return found
 

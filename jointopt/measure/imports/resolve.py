@@ -14,7 +14,7 @@ from jointopt.measure.imports.catalogue import models_of_shape
 from jointopt.measure.imports.taken import Taken
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import model_names
-from jointopt.spec.job import Job
+from jointopt.spec.job import STATE_FIELDS, Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.model import Model
 
@@ -23,8 +23,7 @@ _NAMES = {
     "seq_length": "the sequence length (--seq-length)", "global_batch_size": "the batch (--global-batch-size)",
     "nodes": "the number of nodes (--nodes)", "gpus_per_node": "GPUs per node (--gpus-per-node)",
 }  # fmt: skip
-_STATES = ("precision_aware_optimizer", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather")
-_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework", *_STATES)
+_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework", *STATE_FIELDS)
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 
 

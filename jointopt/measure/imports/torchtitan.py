@@ -84,8 +84,9 @@ def python_taken(text: str) -> Taken | None:
     if not named:
         return None
     taken = Taken("torchtitan config in Python", "torchtitan", model=_model(named[0], ""))
-    taken.rest = lambda plan, _: _parts(values.pop("parallelism.module_fqns_per_model_part", None), plan["pp"])
-    taken.unread = tuple(name for name in values if not HARMLESS.match(name) and not name.endswith("_model_part"))
+    parts = values.pop("parallelism.module_fqns_per_model_part", None)
+    taken.rest = lambda plan, _: _parts(parts, plan["pp"])
+    taken.unread = tuple(name for name in values if not HARMLESS.match(name))
     return taken
 
 

@@ -52,8 +52,6 @@ FRAMEWORKS = {
     ),
 }  # fmt: skip
 
-_LOGGED_AS = {"megatron": "megatron-lm", "megatron-bridge": "nemo"}  # whose lines state the version
-
 
 class FrameworkProgram(Program):
     """A training framework of `FRAMEWORKS`, which logs every iteration; its log is what a run leaves.
@@ -131,7 +129,7 @@ class FrameworkProgram(Program):
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
         window = window_of(log, run)
         row = measured(run, job.cluster.num_gpus, metered=window is not None)
-        version = version_of(log, _LOGGED_AS.get(self.name, self.name)) or self.version
+        version = version_of(log, self.name) or self.version
         row |= {"framework_version": version or math.nan, "fabric": fabric_of(log) or math.nan}
         if window is None or not is_blank(row["energy_j"]):
             return row

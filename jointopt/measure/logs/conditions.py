@@ -16,6 +16,7 @@ _VERSIONS = {
     "nemo": (rf"nemo_version: ['\"]?{_NUMBER}", rf"megatron[-_.]bridge(?: version)?[ =:]+v?{_NUMBER}"),
     "nanotron": (rf"nanotron(?: version)?[ =:]+v?{_NUMBER}",),
 }
+_VERSIONS |= {"megatron": _VERSIONS["megatron-lm"], "megatron-bridge": _VERSIONS["nemo"]}  # as launchers name them
 _MOST = 0.7  # of options that every version has, in a list of all: some bear another name there
 _NONE = "0.0.0"  # by which torchtitan says that it does not know
 _NETWORK = re.compile(r"NCCL INFO Using network (\w+)")
