@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,13 @@ def test_a_target_takes_plans_of_all_degrees(target: str, tmp_path: Path) -> Non
         made += [record] if written(job, record, target, tmp_path) else []
     assert len(made) >= 10
     assert all(len({plan[name] for plan in made}) > 1 for name in ("dp", "tp", "micro_batch_size"))
+
+
+@pytest.mark.parametrize("kind", ["transformer_engine", "full_iteration"])
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
+def test_the_cuda_graphs_of_a_job_come_back(target: str, kind: str, tmp_path: Path) -> None:
+    job, layouts = space_of(target, "llama-3-8b")
+    job = replace(job, training=replace(job.training, cuda_graph=kind))
+    plain = next(at for at, dp in enumerate(layouts["dp"]) if dp == 16 and not layouts["recompute"][at])
+    read = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb")
+    assert read.job.training.cuda_graph == kind
