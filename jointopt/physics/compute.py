@@ -106,7 +106,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         gemm=gemm, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
-        core=arch.attention_constants(gpu, training.attention),
+        core=arch.attention_constants(gpu, training.attention).slower(profile.attention_factor),
         compute_factor=profile.compute_factor * overhead,
         elementwise_factor=profile.elementwise_factor * (1.0 if training.fused_norm else 1.5),
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
@@ -151,7 +151,23 @@ def linear(
         return Work(sm * slower * aligned, memory * slower, 2.0 * count * a * b * c, moved)
 
     a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
-    return Pass(product(a, b, c), product(a, c, b) + product(b, c, a))
+    products = Pass(product(a, b, c), product(a, c, b) + product(b, c, a))
+    if (dtype or k.dtype) not in QUANTIZED:
+        return products
+    return products + Pass(quantization(k, count * a * c), quantization(k, count * a * b))
+
+
+def quantization(k: Kernels, elements: Floats) -> Work:
+    """Kernel that casts the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
+
+    One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers).
+    Weights are cast once per iteration and not counted.
+    """
+    moved = elements * (k.element_bytes + 2.0 * k.gemm.dtype_bytes[k.dtype])
+    return elementwise(k, moved / k.elementwise_factor, 1)
+
+
+QUANTIZED = ("fp8", "fp4")  # precisions of products whose operands are cast before them
 
 
 def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:

@@ -16,7 +16,16 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import offload, traffic
-from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
+from jointopt.physics.compute import (
+    QUANTIZED,
+    Pass,
+    attention_core,
+    attention_layer,
+    embedding,
+    head,
+    mlp_layer,
+    moe_layer,
+)
 from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.makespan import Pipelines
@@ -129,6 +138,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
     if lay.offloads_activations.any():
         exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
+    overlap = np.maximum(profile.pp_overlap, np.where(lay.vpp > 1, profile.interleaved_pp_overlap, 0.0))
     params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
     step_s, step_bytes = _optimizer_step(job, hw, lay, layers, params)
@@ -136,7 +146,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
         on_host = lay.offloads_optimizer[:, None]
         step_s = np.where(on_host, offload.optimizer_step_s(job, lay, params), step_s)
         step_bytes = np.where(on_host, 0.0, step_bytes)
-    overhead = profile.micro_batch_overhead_s
+    host = _exposed_host_s(job, lay, layers)
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
     turns = np.array([1.0 + (s in V_SHAPED) for s in lay.split.schedule])[lay.split.which, None]  # of a V
@@ -147,10 +157,10 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
         units_s=_units_s(job, hw, lay, layer, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
-        forward_comm_s=summed(t.forward_s for t in exposed.values()) + overhead / 3.0,
+        forward_comm_s=summed(t.forward_s for t in exposed.values()) + host / 3.0,
         backward_sm_s=work.backward.sm_s, backward_memory_s=work.backward.memory_s,
-        backward_comm_s=summed(t.backward_s for t in exposed.values()) + overhead * 2.0 / 3.0,
-        host_s=_host_s(job, lay, layers), p2p_s=p2p_s * lay.vpp * (1.0 - profile.pp_overlap), gather_s=gather_s,
+        backward_comm_s=summed(t.backward_s for t in exposed.values()) + host * 2.0 / 3.0,
+        host_s=_host_s(job, lay, layers), p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         forward_flops=work.forward.flops * hw.kernels.flop_energy,
@@ -230,6 +240,17 @@ def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     moe_layers = layers - lay.dense_layers
     total = layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
+
+
+def _exposed_host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
+    """Time that the host adds to each micro-batch on each stage, (L, pp): the framework's own, and per local expert.
+
+    A dispatcher waits for the number of tokens of each expert, so the launches that follow do not hide behind kernels.
+    """
+    profile = job.training.framework
+    each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
+    experts = each_s * job.model.num_experts / lay.ep
+    return np.asarray(profile.micro_batch_overhead_s + experts[:, None] * (layers - lay.dense_layers))
 
 
 def summed(parts: Iterable[Floats]) -> Floats:

@@ -92,14 +92,17 @@ def _block_bytes(
 
 
 def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
-    """Bytes of stored attention scores per token: 5·a·s (softmax in, out, mask), Korthikanti et al. 2022, equation 1.
+    """Bytes of stored attention scores per token: 5·a·s (softmax, mask, dropped), Korthikanti et al. 2022, equation 1.
 
-    Flash kernels keep one fp32 per head instead (Dao et al. 2022, arXiv:2205.14135, section 3.1).
+    Without dropout the softmax alone, in fp32 (Megatron's attention_softmax_in_fp32). A mask has one byte in any
+    precision. Flash kernels keep one fp32 per head instead (Dao et al. 2022, arXiv:2205.14135, section 3.1).
     """
     heads = model.num_attention_heads / tp
     if training.attention in ("unfused", "fused"):
-        per_score = (5.0 if model.dropout else 4.0) if training.attention == "unfused" else 3.0
-        return per_score * (2.0 if training.dtype == "fp32" else 1.0) * heads * training.seq_length
+        value = _element_bytes(training)
+        stored = 2.0 * value + 1.0 if model.dropout and model.score_dropout else 4.0
+        per_score = stored if training.attention == "unfused" else 1.5 * value
+        return per_score * heads * training.seq_length
     return 4.0 * heads
 
 
@@ -217,7 +220,8 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
     in_flight, at_work = activation_bytes(job, lay)
     activations = in_flight + at_work
-    logits = logits_bytes(job.model, lay.tokens, lay.tp, profile.logits_bytes, profile.logits_tensor_parallel)
+    per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
+    logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
     logits = logits * (1.0 + job.model.mtp_num_layers)
     # logits are gone when the last layer is recomputed
     logits = np.maximum(logits[:, None] * lay.ends - at_work * profile.activation_factor, 0.0)

@@ -44,6 +44,7 @@ class Framework:
     # kernels
     compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
+    attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, cuDNN's say)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
     # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
     unaligned_head_factor: float = 1.0
@@ -53,6 +54,8 @@ class Framework:
     grouped_experts: bool = True  # one grouped product for all local experts, not one after the other
     expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
+    expert_launch_s: float = 0.0  # of each micro-batch, MoE layer and local expert: launches that nothing hides
+    expert_quantize_s: float = 0.0  # and for the casts of its operands, where products are in fp8 or fp4
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
     iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
     # per iteration, layer of a stage and data-parallel rank: ZeRO-1 and 2 copy weights slice by slice
@@ -67,6 +70,8 @@ class Framework:
     token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`
     fp8_dispatch: bool = False  # of fp8 training: tokens and their gradients go to experts in fp8
     pp_overlap: float = 0.0
+    interleaved_pp_overlap: float = 0.0  # the same where stages are interleaved (Megatron's overlap_p2p_comm)
+    splits_sends: bool = False  # tensor ranks send their share of an activation to the next stage, which gathers it
     gradient_sync_per_micro_batch: bool = False  # pipelines reduce gradients after every micro-batch
     # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
     gathers_once_with_pipeline: bool = False
@@ -78,7 +83,7 @@ class Framework:
     weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
     quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
     fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
-    logits_bytes: float = 6.0  # alive per logit at the peak of the loss
+    logits_bytes: float = 6.0  # alive per logit at the peak of the loss in 16 bit; twice that in fp32
     logits_tensor_parallel: bool = True  # logits stay split over tp
     activation_factor: float = 1.0  # allocator overhead on activations
     memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces

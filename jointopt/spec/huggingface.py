@@ -170,6 +170,7 @@ def _expert_groups(section: Section) -> Fields:
 def _gpt2(section: Section, shape: Fields) -> Fields:
     return _learned(section, "n_positions") | {
         "dropout": section.number("resid_pdrop", 1.0, zero=True, default=0.1) > 0,
+        "score_dropout": section.number("attn_pdrop", 1.0, zero=True, default=0.1) > 0,
         "ffn_hidden_size": size(section, "n_inner", 4 * shape["hidden_size"]),
     }
 
@@ -188,6 +189,7 @@ def _opt(section: Section, shape: Fields) -> Fields:
     affine, bias = section.flag("layer_norm_elementwise_affine", True), section.flag("enable_bias", True)
     return _learned(section, "max_position_embeddings", extra_rows=2) | {
         "dropout": section.number("dropout", 1.0, zero=True, default=0.1) > 0,
+        "score_dropout": section.number("attention_dropout", 1.0, zero=True, default=0.0) > 0,
         "embedding_size": 0 if width == shape["hidden_size"] else width,
         "final_norm": final and not section.flag("_remove_final_layer_norm", False),
         "norm_weight": affine, "norm_bias": affine, "linear_bias": bias,

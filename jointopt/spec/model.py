@@ -29,6 +29,7 @@ class Model:
     final_norm: bool = True  # False: none after the last layer (OPT-350M)
     embedding_norm: bool = False  # a norm after the word embedding (BLOOM)
     dropout: bool = False  # dropout masks are kept for the backward pass
+    score_dropout: bool = True  # where there is dropout, of the attention scores too (OPT: not)
     linear_bias: bool = False  # biases on attention and MLP projections
     qkv_bias: bool = False  # biases on q, k, v only (Qwen2)
     qk_norm: bool = False

@@ -10,8 +10,13 @@ from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.kernels import GemmConstants
 from tests.places import DATA
 
-MEASURED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb")
+MEASURED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200", "l40s")
 TABLE = DATA / "gemm_bf16.csv.gz"
+
+# of products with m, n, k >= 4096, the table's mean in TFLOP/s
+RATES = (
+    ("a100-sxm4-80gb", 262), ("h100-sxm5-80gb", 764), ("h200-sxm-141gb", 705), ("gb200", 1405), ("l40s", 208),
+)  # fmt: skip
 
 gpus = st.sampled_from(MEASURED)
 extents = st.integers(1, 200_000)
@@ -64,7 +69,7 @@ def test_a_thin_product_waits_for_memory_and_a_thick_one_for_the_sms():
     assert thick_sm_s > 100 * thick_memory_s
 
 
-@pytest.mark.parametrize(("gpu", "tflops"), list(zip(MEASURED, (262, 764, 705), strict=True)))
+@pytest.mark.parametrize(("gpu", "tflops"), RATES)
 def test_large_products_reach_the_published_mean_rate(gpu, tflops):
     """Means of aiconfigurator's products with m, n, k >= 4096."""
     size = np.array([4096, 8192, 16384])[:, None, None]
@@ -92,7 +97,7 @@ def test_the_power_limit_only_adds_time_and_only_on_the_sm_side(gpu, m, n, k):
     assert limited[1] == free[1]
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [("fp16", 1.0), ("fp8", 0.62), ("fp4", 0.42), ("fp32", 2.0)])
+@pytest.mark.parametrize(("dtype", "factor"), [("fp16", 1.0), ("fp8", 0.52), ("fp4", 0.26), ("fp32", 2.0)])
 def test_a_large_product_in_another_dtype_takes_its_share_of_the_bf16_time(dtype, factor):
     in_bf16 = total_s(16384, 16384, 16384, "b200-sxm-180gb")
     in_dtype = total_s(16384, 16384, 16384, "b200-sxm-180gb", dtype=dtype)
@@ -114,9 +119,10 @@ def test_every_gpu_has_constants_and_says_what_stands_in(gpu):
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("gpu", MEASURED)
-def test_products_of_a_thousand_and_more_are_timed_within_five_percent(gpu):
+def test_products_of_a_thousand_and_more_are_timed_within_five_percent_and_of_l40s_eight(gpu):
     import pandas as pd
 
     rows = pd.read_csv(TABLE).query(f"gpu == {gpu!r} and m >= 1024 and n >= 1024 and k >= 1024")
     predicted = total_s(rows.m.to_numpy(), rows.n.to_numpy(), rows.k.to_numpy(), gpu)
-    assert np.median(np.abs(predicted / rows.time_s.to_numpy() - 1.0)) < 0.05
+    within = 0.08 if gpu == "l40s" else 0.05
+    assert np.median(np.abs(predicted / rows.time_s.to_numpy() - 1.0)) < within

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.physics import memory as mem
-from jointopt.physics.cost_model import peak_memory_bytes
+from jointopt.physics.cost_model import CostModel, peak_memory_bytes
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import memory_parts, stage_parameters
 from jointopt.spec.catalog.models import load_model, model_names
@@ -60,6 +61,19 @@ def test_a_flash_kernel_keeps_four_bytes_per_head_whatever_the_sequence(gpt_mode
     for length in (2048, 65536):
         training = Training(length, 64, "bf16", "flash2")
         assert float(mem.score_bytes(model, training, np.array(1.0))) == 4 * A
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dropped", "per_score"), [("fp16", True, 2 + 1 + 2), ("fp32", True, 4 + 1 + 4), ("fp32", False, 4)]
+)
+def test_unfused_scores_keep_softmax_mask_and_what_is_left_of_them(
+    dtype: str, dropped: bool, per_score: int, gpt_model: Callable[..., Model]
+) -> None:
+    # OPT drops out hidden values, but no scores: their softmax alone is kept, in fp32
+    model = replace(gpt_model(hidden=H, heads=A), score_dropout=dropped)
+    assert model.dropout
+    training = Training(S, 64, dtype, "unfused")
+    assert float(mem.score_bytes(model, training, np.array(2.0))) == per_score * A / 2 * S
 
 
 def test_many_layouts_at_once_equal_each_alone(gpt_model: Callable[..., Model]) -> None:
@@ -148,6 +162,16 @@ def test_context_parallelism_divides_the_activations(
 ) -> None:
     kept_bytes = parts(make_job(), layouts_of(cp=[1, 2, 8]))["activations"]
     assert kept_bytes / kept_bytes[0] == pytest.approx([1, 1 / 2, 1 / 8])
+
+
+def test_logits_of_fp32_training_take_twice_the_bytes_of_16_bit(
+    make_job: Callable[..., Job], price: Callable[..., CostModel], gpt_model: Callable[..., Model]
+) -> None:
+    # a wide vocabulary on one narrow layer, so that the layer at work leaves nothing else of them
+    model = replace(gpt_model(layers=1, hidden=64, heads=1), vocab_size=128_000)
+    jobs = (make_job(1, model, dtype=dtype, attention="flash2") for dtype in ("bf16", "fp32"))
+    narrow, wide = (float(memory_parts(p.job, p.layouts)["logits"].max()) for p in map(price, jobs))
+    assert wide == pytest.approx(2.0 * narrow, rel=0.01)
 
 
 def test_logits_are_split_over_tp_only_where_the_framework_does(gpt_model: Callable[..., Model]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS
@@ -21,6 +21,10 @@ class AttentionConstants:
     forward: float  # share of the dense 16-bit peak, causal work only
     backward: float
     half_length: float  # tokens
+
+    def slower(self, factor: float) -> AttentionConstants:
+        """Those of a kernel that takes ``factor`` times as long."""
+        return replace(self, forward=self.forward / factor, backward=self.backward / factor)
 
 
 @functools.cache

@@ -37,6 +37,7 @@ def kernel_constants(gpu: Gpu) -> KernelConstants:
 def _gemm(gpu: Gpu, entry: Mapping[str, Any]) -> GemmConstants:
     table, peak = read_yaml("kernels.yaml"), _peak_16_bit_flops(gpu)
     fit, rate, measured = table["gemm"][entry["gemm"]], entry.get("gemm_rate", 1.0), table["dtype_time_factor"]
+    measured = measured | fit.get("dtype_time_factor", {})
     return GemmConstants(
         peak_flops=peak,
         hbm_bytes_per_s=gpu.memory_gbytes_per_s * GB,

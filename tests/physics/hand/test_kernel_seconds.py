@@ -107,6 +107,12 @@ def test_kernels_that_store_scores_compute_all_of_them_and_move_each_many_times(
         assert moved == pytest.approx([streamed_s(forward * SCORES), streamed_s(backward * SCORES)])
 
 
+def test_a_framework_s_own_attention_kernels_take_its_share_of_the_architecture_s_time() -> None:
+    usual, own = (middle(attention="flash2", framework={"attention_factor": f}) for f in (1.0, 0.75))
+    saved = [usual[f"{side}_sm_s"] - own[f"{side}_sm_s"] for side in ("forward", "backward")]
+    assert saved == pytest.approx([0.25 * core_s for core_s in flash_s(SQUARE)])
+
+
 def test_heads_whose_width_eight_does_not_divide_slow_unfused_scores() -> None:
     # 16 heads of 20: four divides them; the projections are 480 and 320 wide and aligned
     slower = unaligned_factors(load_gpu("a100-sxm4-80gb"))[2] * 3.0

@@ -74,6 +74,19 @@ def test_what_a_pipeline_overlaps_leaves_the_rest_exposed() -> None:
     assert found == pytest.approx(2 * BATCHES * 0.25 * NEAR_S)
 
 
+def test_tensor_ranks_that_send_their_share_of_an_activation_gather_what_arrives() -> None:
+    found = stages(pp=2, tp=4, framework={"splits_sends": True}).p2p_s[0]
+    assert found == pytest.approx(40e-6 + STREAM / 4 / 80e9 + inside_s("all_gather", STREAM, 4))
+    with_shards = stages(pp=2, tp=4, sequence_parallel=True, framework={"splits_sends": True}).p2p_s[0]
+    assert with_shards == pytest.approx(40e-6 + STREAM / 4 / 80e9)
+
+
+@pytest.mark.parametrize(("vpp", "left"), [(1, 1.0), (2, 0.25)])
+def test_interleaved_stages_hide_their_share_of_the_sends(vpp: int, left: float) -> None:
+    costs = stages(pp=2, vpp=vpp, framework={"interleaved_pp_overlap": 0.75})
+    assert costs.p2p_s[0] == pytest.approx(vpp * left * NEAR_S)
+
+
 @pytest.mark.parametrize("plan", [{"pp": 2, "tp": 8}, {"pp": 4, "dp": 4}], ids=["every boundary", "some boundaries"])
 def test_stages_on_different_nodes_send_through_one_nic(plan: dict[str, int]) -> None:
     # one boundary between nodes sets the pace of all
