@@ -12,7 +12,7 @@ from jointopt.core.facts import Assumption
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, plan_words, site_table
+from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -57,7 +57,8 @@ class Explanation(Result):
     keys = (
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
-        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate informed_by"
+        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
+        "informed_by"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -77,6 +78,7 @@ class Explanation(Result):
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # result -> 90 % interval
     fit_probability: float = 1.0  # that it fits in memory
     in_domain: bool = True  # recorded runs support such a plan
+    doubts: tuple[str, ...] = ()  # why they do not
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
     exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
@@ -125,7 +127,8 @@ def _totals(found: Explanation) -> list[str]:
             totals.append(f"{table.quantity(value, table.RESULT_UNITS[name][1])}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     memory = f"{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
-    known = "" if found.in_domain else " No recorded runs support such a plan (cluster, model, framework or clocks)."
+    why = "; ".join(found.doubts) or beyond(found.surrogate)
+    known = "" if found.in_domain else f" Its interval is wider: {why}."
     lines = [
         f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
         f"Plan: {plan_words(plan, plan)}{limits}",

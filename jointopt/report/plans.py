@@ -18,6 +18,7 @@ from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
 from jointopt.spec.plans.parse import format_plan
+from jointopt.surrogate.intervals import DOUBTS, doubts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -205,3 +206,23 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
         head, units = _SITE_HEADS[name], _SITE_UNITS.get(name, ((1.0, cluster.currency),))
         columns.append(table.measured(head, values.tolist(), units))
     return [*table.paragraphs([f"{title}:"]), *table.lay_out(columns)]
+
+
+def doubt_words(job: Job, plans: Columns, surrogate: str, measured: bool = False) -> list[str]:
+    """Why plans are outside of what predictions were checked against, each reason with its number of plans.
+
+    ``measured``: runs of the job's own cluster are known, and support any plan but for its clocks.
+    """
+    unsupported = np.asarray(plans["in_domain"]) == False  # noqa: E712  an array of objects has blanks too
+    found = {name: of & unsupported for name, of in doubts(job, plans).items() if name == "clock" or not measured}
+    rest = unsupported & ~np.logical_or.reduce(list(found.values()))
+    reasons = {DOUBTS[name]: int(of.sum()) for name, of in found.items()}
+    reasons[beyond(surrogate)] = int(rest.sum())
+    return [f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in reasons.items() if count]
+
+
+def beyond(surrogate: str) -> str:
+    """Reason for a plan that is like no recorded run in several ways at once."""
+    return (
+        f"beyond the runs that {'the physics was checked on' if surrogate == 'none' else surrogate + ' was trained on'}"
+    )

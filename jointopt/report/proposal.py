@@ -15,7 +15,15 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
-from jointopt.report.plans import basis_lines, has_site_costs, is_tight, plan_frame, predicted_table, site_table
+from jointopt.report.plans import (
+    basis_lines,
+    doubt_words,
+    has_site_costs,
+    is_tight,
+    plan_frame,
+    predicted_table,
+    site_table,
+)
 from jointopt.report.table import blocks_text, paragraphs
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
@@ -165,9 +173,8 @@ def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):
-        trained = f"{proposal.surrogate} was trained on"
-        known = "the physics was checked against" if proposal.surrogate == "none" else trained
-        lines.append(f"? outside of what {known}: its interval (±) is wider.")
+        why = "; ".join(doubt_words(proposal.job, proposal.front, proposal.surrogate, bool(proposal.informed_by)))
+        lines.append(f"? the interval (±) is wider: {why}.")
     if any(map(is_tight, plans)):
         least = min(plan["fit_probability"] for plan in plans)
         lines.append(

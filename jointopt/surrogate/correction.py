@@ -100,6 +100,6 @@ class Move:
         out = add_intervals(job, columns)
         if self.evidence.power.half_width is not None:
             out = with_power_interval(out, self.evidence.power.half_width)
-        in_domain = self.inside & supported(job, columns, self.known)
-        widened = self.inside if self.known else in_domain
-        return with_time_interval(job, out, self.half_width, widened, self.known) | {"in_domain": in_domain}
+        supports, at_top = supported(job, columns, self.known)
+        out = with_time_interval(job, out, self.half_width, self.inside & at_top, self.known)
+        return out | {"in_domain": self.inside & supports}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,48 +20,84 @@ def _errors() -> dict[str, Any]:
     return dict(read_yaml("physics_error.yaml"))
 
 
+# Why recorded runs do not support a plan, in the words of an answer.
+DOUBTS: Mapping[str, str] = {
+    "framework": "no recorded runs of the framework",
+    "gpu": "none on this GPU",
+    "model": "few of mixtures of experts",
+    "precision": "none in this precision",
+    "size": "none of this size (GPUs, sequence or width)",
+    "layout": "none of such degrees",
+    "clock": "clock response not measured on this GPU",
+}
+# Of what a time gains by a clock, 0.6-0.9 was measured on A100's stages and 0.35-0.65 on A40's (`physics.clock_law`):
+# where nothing was measured it is taken for known within this (90 %).
+CLOCK_SHARE = 0.25
+CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are remarked on
+
+
+def doubts(job: Job, columns: Columns) -> dict[str, Bools]:
+    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`."""
+    errors, training = _errors(), job.training
+    layout = np.zeros(len(columns["pp"]), bool)
+    for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
+        low, high = errors["ranges"][name]
+        layout |= (columns[name] < low) | (columns[name] > high)
+    of_all = {
+        "framework": not training.framework.fitted, "gpu": job.cluster.gpu.id not in errors["seen_gpus"],
+        "model": job.model.is_moe, "precision": training.dtype not in errors["dtypes"],
+        "size": not _spanned(job, errors),
+    }  # fmt: skip
+    found = {name: np.full(len(layout), value) for name, value in of_all.items()}
+    return found | {"layout": layout, "clock": clock_half_width(job, columns["stage_clock_mhz"]) > CLOCK_DOUBT}
+
+
 def in_domain(job: Job, columns: Columns) -> Bools:
     """Whether recorded runs support a plan (n,): a fitted framework profile; GPU, model and layout among the runs.
 
-    Clocks below the maximum count only on GPUs with a published clock response.
+    Clocks far below the maximum count only on GPUs with a published clock response.
     """
-    errors = _errors()
-    inside = np.full(len(columns["pp"]), _workload_seen(job, errors))
-    for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
-        low, high = errors["ranges"][name]
-        inside &= (columns[name] >= low) & (columns[name] <= high)
-    return np.asarray(inside & clocks_supported(job, columns["stage_clock_mhz"]))
+    return np.asarray(~np.logical_or.reduce(list(doubts(job, columns).values())))
 
 
-def clocks_supported(job: Job, stage_clock_mhz: Floats) -> Bools:
-    """Whether recorded runs support clocks (n, S): near the maximum, or of a GPU with a known response."""
+def clock_half_width(job: Job, stage_clock_mhz: Floats) -> Floats:
+    """Doubt of time for clocks (n, S) alone, (n,), as a 90 % half-width of its logarithm.
+
+    Nothing on a GPU with a measured clock response; elsewhere it grows with the logarithm of the lowest clock, and is
+    that of half the clock where the highest is not known.
+    """
     gpu = job.cluster.gpu
-    known = gpu.id in _errors()["clock_response_gpus"]
-    return np.asarray(known | (np.nanmin(stage_clock_mhz, axis=1) >= 0.95 * (gpu.clock_max_mhz or np.inf)))
+    if gpu.id in _errors()["clock_response_gpus"]:
+        return np.zeros(len(stage_clock_mhz))
+    lowest = np.nanmin(stage_clock_mhz, axis=1)
+    top_mhz = gpu.clock_max_mhz or 2.0 * lowest
+    return np.asarray(CLOCK_SHARE * np.log(np.maximum(top_mhz / lowest, 1.0)))
 
 
-def _workload_seen(job: Job, errors: dict[str, Any]) -> bool:
-    """Whether runs of such a model on such a cluster under that framework were recorded."""
-    training, model = job.training, job.model
+def _spanned(job: Job, errors: dict[str, Any]) -> bool:
+    """Whether recorded runs span the job's size."""
     sizes = (
         ("num_gpus", job.cluster.num_gpus),
-        ("seq_length", training.seq_length),
-        ("hidden_size", model.hidden_size),
+        ("seq_length", job.training.seq_length),
+        ("hidden_size", job.model.hidden_size),
     )
-    spanned = all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
-    known = training.framework.fitted and job.cluster.gpu.id in errors["seen_gpus"]
-    return bool(spanned and known and not model.is_moe and training.dtype in errors["dtypes"])
+    return all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
 
 
 def add_intervals(job: Job, columns: Columns) -> Columns:
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
     errors = _errors()
-    inside = in_domain(job, columns)
+    found = doubts(job, columns)
+    at_top, clock = _but_for_clocks(found), clock_half_width(job, columns["stage_clock_mhz"])
+    inside = at_top & ~found["clock"]
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
     low, high = _widest_time(job)
     known_low, known_high = errors["iteration_time_s"]["known"]
-    bounds["iteration_time_s"] = np.where(inside, known_low, low), np.where(inside, known_high, high)
+    bounds["iteration_time_s"] = tuple(
+        np.exp(sign * np.hypot(np.log(np.where(at_top, known, wide)), clock))
+        for sign, known, wide in ((-1, known_low, low), (1, known_high, high))
+    )
     bounds["avg_power_w"] = _bounds(errors["avg_power_w"], inside & power_known)
     # time and power err independently: their logarithms add in squares
     bounds["energy_j"] = tuple(
@@ -75,9 +111,18 @@ def add_intervals(job: Job, columns: Columns) -> Columns:
     return out | {"in_domain": inside}
 
 
-def supported(job: Job, columns: Columns, known: bool) -> Bools:
-    """Whether recorded runs support plans (n,): ``known`` runs of the same cluster do, at clocks that are supported."""
-    return clocks_supported(job, columns["stage_clock_mhz"]) if known else in_domain(job, columns)
+def supported(job: Job, columns: Columns, known: bool) -> tuple[Bools, Bools]:
+    """Whether recorded runs support plans, at their clocks and at the highest, (n,) each.
+
+    ``known`` runs of the same cluster support any plan at clocks that are supported.
+    """
+    found = doubts(job, columns)
+    at_top = np.ones_like(found["clock"]) if known else _but_for_clocks(found)
+    return at_top & ~found["clock"], at_top
+
+
+def _but_for_clocks(found: dict[str, Bools]) -> Bools:
+    return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name != "clock"]))
 
 
 def with_power_interval(columns: Columns, half_width: float) -> Columns:
@@ -91,17 +136,20 @@ def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: B
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
     the interval is at least that of the physics in unknown territory; ``known`` runs of the cluster show what a core
-    can do. Power keeps its own interval: logarithms of time and power add in squares.
+    can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of time and power add
+    in squares.
     """
     widest = _errors()["iteration_time_s"]["unknown"] if known else _widest_time(job)
-    return _with_time(columns, half_width, inside, widest)
+    return _with_time(columns, half_width, inside, widest, clock_half_width(job, columns["stage_clock_mhz"]))
 
 
-def _with_time(columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float]) -> Columns:
+def _with_time(
+    columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float], clock: Floats | float = 0.0
+) -> Columns:
     out = dict(columns)
     wide = dict(zip(("low", "high"), np.abs(np.log(widest)), strict=True))
     for side, sign in (("low", -1.0), ("high", 1.0)):
-        half = np.where(inside, half_width, np.maximum(half_width, wide[side]))
+        half = np.hypot(np.where(inside, half_width, np.maximum(half_width, wide[side])), clock)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
         out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half)
         out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half))

@@ -20,7 +20,7 @@ from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
-from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.intervals import DOUBTS, RESULTS, doubts
 from jointopt.surrogate.job_model import JobModel
 
 if TYPE_CHECKING:
@@ -59,9 +59,17 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
-        in_domain=bool(answer["in_domain"][0]), fit_probability=float(model.fit_probability(physics)[0]),
+        in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
+        fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts,
     )  # fmt: skip
+
+
+def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:
+    """Reasons why nothing recorded supports the one plan of ``answer``; the job's own runs leave its clocks alone."""
+    found = doubts(model.job, answer)
+    own = model.evidence.runs is not None
+    return tuple(DOUBTS[name] for name, of in found.items() if of[0] and (name == "clock" or not own))
 
 
 def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:

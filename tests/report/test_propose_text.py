@@ -70,7 +70,7 @@ def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
 def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, make_front: Fronts) -> None:
     text = make_proposal(front=make_front(2, in_domain=np.array([True, False]))).text()
     assert "\n? " in text
-    assert "outside of what the physics was checked against" in text
+    assert "interval (±) is wider: no recorded runs of the framework (1 plan)" in text
 
 
 def test_the_summary_has_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:

@@ -13,7 +13,14 @@ from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job, Training
-from jointopt.surrogate.intervals import RESULTS, add_intervals, in_domain, outside_of_domain, with_time_interval
+from jointopt.surrogate.intervals import (
+    RESULTS,
+    add_intervals,
+    doubts,
+    in_domain,
+    outside_of_domain,
+    with_time_interval,
+)
 
 
 def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
@@ -72,6 +79,30 @@ def test_low_clocks_are_inside_only_where_a_clock_sweep_was_published() -> None:
     assert in_domain(job("a100-sxm4-80gb"), low).all()
     assert in_domain(job("h100-sxm5-80gb"), top).all()
     assert not in_domain(job("h100-sxm5-80gb"), low).any()
+
+
+def test_a_clock_without_a_measured_response_widens_the_interval_by_how_far_it_is_from_the_highest() -> None:
+    hopper = job("h100-sxm5-80gb")
+    top_mhz = hopper.cluster.gpu.clock_max_mhz
+    plans = columns() | {"stage_clock_mhz": np.array([[top_mhz], [top_mhz / 2]])}
+    found = with_time_interval(hopper, add_intervals(hopper, plans), np.full(2, 0.1), np.ones(2, bool))
+    high = np.log(found["iteration_time_s_high"] / found["iteration_time_s"])
+    assert high.tolist() == pytest.approx([0.1, np.hypot(0.1, 0.25 * np.log(2))])
+
+
+def test_a_step_below_the_highest_clock_is_no_doubt_and_half_of_it_is() -> None:
+    plans = columns() | {"stage_clock_mhz": np.array([[1965.0], [990.0]])}
+    found = doubts(job("h100-sxm5-80gb"), plans)
+    assert found.pop("clock").tolist() == [False, True]
+    assert not any(of.any() for of in found.values())
+
+
+def test_each_reason_why_nothing_recorded_supports_a_job_goes_by_its_name() -> None:
+    known = job("h100-sxm5-80gb")
+    mixture = replace(known, model=load_model("mixtral-8x7b"))
+    assert doubts(mixture, columns())["model"].all()
+    assert doubts(job("l40s"), columns())["gpu"].all()
+    assert doubts(known, columns() | {"cp": np.array([1, 128])})["layout"].tolist() == [False, True]
 
 
 def test_one_slow_stage_is_enough_to_be_outside() -> None:
