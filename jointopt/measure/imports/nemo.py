@@ -26,7 +26,7 @@ _HARMLESS = re.compile(
     r"|transformer_engine|ub_|resume|seed|sync|name|openai|fused|headscale|activation_func|share_token|_target_|exp)"
     r"|(?:ddp|dataset|optimizer|train|tokenizer|mixed_precision)\.|.*_target_$"
 )
-_PRECISIONS = {"bf16": "bf16", "16": "fp16", "fp16": "fp16", "32": "fp32", "fp32": "fp32"}
+_PRECISIONS = {"bf16": "bf16", "16": "fp16", "fp16": "fp16"}  # fp32 is what Megatron's options mean without one
 
 
 def is_nemo(config: Mapping[str, Any]) -> bool:
@@ -51,7 +51,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     taken.cluster = stated(
         nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
     )
-    return _with_places(taken, flat, ("model.",), ("trainer.num_nodes", "trainer.devices"))
+    return _with_places(taken, flat, ("model.",), ("trainer.num_nodes", "trainer.devices", "trainer.precision"))
 
 
 def bridge_taken(config: Mapping[str, Any]) -> Taken:
