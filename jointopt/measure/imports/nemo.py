@@ -44,8 +44,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     flat = flattened(config)
     values = _megatron_names(_resolved({n[6:]: v for n, v in flat.items() if n.startswith("model.")}))
     values |= _precision(str(flat.get("trainer.precision", "")))
-    distributed = str(flat.get("model.optim.name", ""))
-    values |= {"use_distributed_optimizer": True} if "distributed" in distributed or "dist" in distributed else {}
+    values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
     taken = options_taken(values, "NeMo config")
     taken.framework = "nemo"
     taken.cluster = stated(

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.base import load_launcher
 from jointopt.spec.catalog.models import load_model
@@ -21,8 +19,8 @@ PLAN: dict[str, Any] = {
     "recompute": "none", "zero_stage": 2, "stage_clock_mhz": [1410.0],
 }  # fmt: skip
 STEPS = "".join(
-    f"[rank0]:[titan] 2026-11-22 04:16:36,380 - root - INFO - step: {step:2}  loss:  8.2  grad_norm: 2.4  memory: 61.25GiB"
-    f"(77.40%)  tps: {tps}  tflops: 400.50  mfu: 40.49%\n" for step, tps in ((1, 8), (2, 64), (3, 32))
+    f"[rank0]:[titan] 2026-11-22 04:16:36,380 - root - INFO - step: {step:2}  loss:  8.2  grad_norm: 2.4  memory: "
+    f"61.25GiB(77.40%)  tps: {tps}  tflops: 400.50  mfu: 40.49%\n" for step, tps in ((1, 8), (2, 64), (3, 32))
 )  # fmt: skip
 WRITES = "import sys; open(sys.argv[2], 'w').write(sys.argv[3]); print(sys.argv[4]); sys.exit(int(sys.argv[5]))"
 
@@ -31,7 +29,8 @@ def run(job: Job, folder: Path, log: str, printed: str = "", code: int = 0) -> d
     """The row of a run whose program leaves this log, on two nodes of one GPU that nothing meters."""
     cluster = replace(job.cluster, nodes=2, gpus_per_node=1)
     training = replace(job.training, seq_length=32, global_batch_size=4)
-    job = replace(job, model=load_model("llama-3-8b"), training=training, cluster=cluster, slurm=Slurm(gpu_request="none"))
+    llama, plain = load_model("llama-3-8b"), Slurm(gpu_request="none")
+    job = replace(job, model=llama, training=training, cluster=cluster, slurm=plain)
     command = [sys.executable, "-c", WRITES, "{start}", "{log}", log, printed, str(code)]
     options = {"iterations": 2, "warmup_iterations": 1, "command": command, "folder": folder}
     return dict(load_launcher("torchtitan", **options).run(job, PLAN))
