@@ -275,7 +275,7 @@ def _several(word: str) -> list[str]:
     if not re.search(r"(?:^|\s)--?[\w-]+", word) or not re.search(r"\s", word.strip()):
         return []
     try:
-        return word.split() if "'" in word and '"' in word else shlex.split(word)
+        return shlex.split(word)
     except ValueError:
         return []
 

@@ -60,5 +60,22 @@ def test_the_words_of_a_script_tell_the_framework(script: str, expected: tuple[s
     assert (taken.format, taken.framework, taken.plan["micro_batch_size"]) == expected
 
 
+@pytest.mark.parametrize(("more", "names"), [
+    ("--config_file acc.yaml", ("acc.yaml",)), ("--deepspeed=conf/ds.json", ("ds.json",)), ("--config big.txt", ()),
+    ("--train_file data.json", ()), ("--deepspeed", ()), ("--yaml_config a/b.yml --deepspeed_config c.json",
+                                                          ("b.yml", "c.json")),
+])  # fmt: skip
+def test_the_configs_that_a_script_is_given_are_named(more: str, names: tuple[str, ...]) -> None:
+    (taken,) = read_text(f"torchrun {TRAIN} {more}")
+    assert taken.names == names
+
+
+def test_the_environment_that_libraries_read_is_kept() -> None:
+    variables = "export NCCL_ALGO=Ring NVTE_X=1 CUDA_DEVICE_MAX_CONNECTIONS=1 HOME_OF=x\nCONFIG_FILE=a/b.toml"
+    (taken,) = read_text(f"{variables}\ntorchrun {TRAIN}")
+    assert taken.flags == {"NCCL_ALGO": "Ring", "NVTE_X": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert taken.names == ("b.toml",)
+
+
 def test_a_script_that_starts_nothing_known_is_no_import() -> None:
     assert read_text("echo hello\npython train.py --epochs 3") == []

@@ -92,6 +92,7 @@ def test_no_branch_is_taken_once_one_is_not_known() -> None:
     ("A=1 B=2 a $A", [["a", "§A"]]), ("export A=3; a $A", [["a", "3"]]), ("A=x; A+=y; a $A", [["a", "xy"]]),
     ("a 1 >> log 2>&1", [["a", "1"]]), ("a 1 | tee log; b", [["a", "1"], ["b"]]), ("if [ 1 -eq 2 ]; then a; fi; b", []),
     ("a ${A-u} ${B:-v}", [["a", "u", "v"]]), ("A=; a ${A:-w} x$A", [["a", "w", "x"]]), ("# a 1", []),
+    ("O=\"--x '1 2' --y 3\"; a \"$O\" b", [["a", "--x", "1 2", "--y", "3", "b"]]),
     ("a '--x 1 --y 2'", [["a", "--x", "1", "--y", "2"]]), ("a \"$@\" b", [["a", "b"]]),
 ])  # fmt: skip
 def test_a_line_is_the_commands_that_it_starts(line: str, commands: list[list[str]]) -> None:
@@ -99,7 +100,9 @@ def test_a_line_is_the_commands_that_it_starts(line: str, commands: list[list[st
     assert found == commands
 
 
-@pytest.mark.parametrize("condition", ["[ -f /etc/x ]", "[[ $1 == x ]]", '[ "$H" = y ] || [ $2 = x ]', "! [ 1 -eq 2 ]"])
+@pytest.mark.parametrize(
+    "condition", ["[ -f /etc/x ]", "[[ $1 == x ]]", "[ 3 -gt $1 ]", '[ "$H" = y ] || [ $2 = x ]', "! [ 1 -eq 2 ]"]
+)
 def test_a_condition_that_only_a_shell_could_decide_is_left_out_and_named(condition: str) -> None:
     script = read_script(f'O="--a 1"\nif {condition}; then\n  O="$O --b 2"\nfi\ntrain $O\n')
     assert script.commands == [["train", "--a", "1"]]
