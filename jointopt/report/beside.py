@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.report.plans import TIGHT
-from jointopt.report.table import TIME_UNITS, paragraphs, quantity
+from jointopt.report.table import paragraphs, result
 
 FAR, MOST_REASONS = 0.05, 3  # behind the first row, from which on a published plan's differences are named
 
@@ -39,10 +39,11 @@ class Beside:
 
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
-        time = quantity(self.iteration_time_s, TIME_UNITS)
+        time = result("iteration_time_s", self.iteration_time_s)
         place = f"{time}, rank {self.rank:,} of {layouts:,} layouts, {100 * self.behind:+.1f} % beside the first row"
         if self.source:
-            published = f"; published {quantity(self.published_time_s, TIME_UNITS)}" if self.published_time_s else ""
+            time_s = self.published_time_s
+            published = f"; published {result('iteration_time_s', time_s)}" if time_s else ""
             why = f"; not in the space: {' '.join(self.violations)}" if self.violations else ""
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"

@@ -122,9 +122,9 @@ def _totals(found: Explanation) -> list[str]:
     totals = []
     for name in ("iteration_time_s", "energy_j"):
         if math.isfinite(value := getattr(found, name)):
-            ends = [f"{100 * (bound / value - 1):+.0f}" for bound in found.intervals.get(name, ())]
+            ends = table.percent_of(found.intervals.get(name, ()), value, "+.0f")
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
-            totals.append(f"{table.quantity(value, table.RESULT_UNITS[name][1])}{interval}")
+            totals.append(f"{table.result(name, value)}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     memory = f"{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
     why = "; ".join(found.doubts) or beyond(found.surrogate)

@@ -15,7 +15,7 @@ from jointopt.report.beside import beside_lines
 from jointopt.report.documents import Result, known_figures, pick, plan_entries
 from jointopt.report.explanation import Explanation
 from jointopt.report.proposal import Proposal, spread_along
-from jointopt.report.table import ENERGY_UNITS, TIME_UNITS, TextColumn, blocks_text, lay_out, paragraphs, quantity
+from jointopt.report.table import TextColumn, blocks_text, lay_out, paragraphs, result
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job, job_mapping
 from jointopt.spec.plans.parse import format_plan
@@ -97,7 +97,7 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """A table: today's plan, then the proposals with what they change."""
-        time, energy = (quantity(self.today[name][0], units) for name, units in zip(self.today, _UNITS, strict=True))
+        time, energy = (result(name, values[0]) for name, values in self.today.items())
         how = "measured" if self.is_measured else "predicted"
         out = paragraphs([f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"])
         out += lay_out([
@@ -108,9 +108,6 @@ class Comparison:
         out += paragraphs(f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
         out += self.beside
         return out + paragraphs(f"Today's plan is no plan of the space: {text}" for text in self.violations)
-
-
-_UNITS = (TIME_UNITS, ENERGY_UNITS)
 
 
 @dataclass(frozen=True)
@@ -159,9 +156,9 @@ class Imported(Result):
     def _measured(self) -> list[str]:
         lines = []
         for row in self.runs:
-            time = quantity(row["iteration_time_s"], TIME_UNITS) if row["status"] == "ok" else row["status"]
+            time = result("iteration_time_s", row["iteration_time_s"]) if row["status"] == "ok" else row["status"]
             joules = row.get("energy_j", math.nan)
-            energy = f", {quantity(joules, ENERGY_UNITS)}" if np.isfinite(joules) else ""
+            energy = f", {result('energy_j', joules)}" if np.isfinite(joules) else ""
             lines.append(f"Measured: {time}{energy}: {row['notes']}.")
         return paragraphs(lines)
 

@@ -141,8 +141,7 @@ def is_tight(plan: Row) -> bool:
 
 
 def _against_first(values: Sequence[float]) -> list[str]:
-    others = table.fixed((100 * (value / values[0] - 1) for value in values[1:]), "+.1f")
-    return ["0" if math.isfinite(values[0]) else "-", *others]
+    return ["0" if math.isfinite(values[0]) else "-", *table.percent_of(values[1:], values[0], "+.1f")]
 
 
 def plan_frame(plans: Columns) -> pd.DataFrame:

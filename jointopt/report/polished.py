@@ -29,6 +29,7 @@ from jointopt.spec.job import Job
 
 Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
+_PERCENT = "+z.2f"  # beside the plan
 _SHORT_S = 0.05  # a pass below which the time that a change of clock takes is worth a word
 
 
@@ -95,13 +96,13 @@ class Polished(Result):
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
         graph, clocks = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40)
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-        time = table.quantity(self.iteration_time_s, table.TIME_UNITS)
-        energy = table.quantity(self.energy_j, table.ENERGY_UNITS)
-        slower = f"{_percent([self.chosen.iteration_time_s], self.iteration_time_s)[0]} % iteration time"
+        time, energy = (table.result(name, getattr(self, name)) for name in ("iteration_time_s", "energy_j"))
+        (slower,) = table.percent_of([self.chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
+        saved = f"{100 * self.saving(self.chosen):.2f} % of the energy at {slower} % iteration time"
         title = [
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
             f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
-            f"A clock per pass saves {100 * self.saving(self.chosen):.2f} % of the energy at {slower}.",
+            f"A clock per pass saves {saved}.",
         ]
         legend = "= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."
         remarks = table.paragraphs([legend, *_remarks(self)])
@@ -133,10 +134,6 @@ def zeus_command(path: Path) -> str:
     )
 
 
-def _percent(values: Sequence[float], reference: float) -> list[str]:
-    return [f"{100 * (value / reference - 1):+z.2f}" for value in values]
-
-
 def _points(found: Polished) -> list[str]:
     """One line per schedule; none is beaten by another, nor by the plan, in both time and energy."""
     points, time, energy = found.points, found.iteration_time_s, found.energy_j
@@ -145,8 +142,8 @@ def _points(found: Polished) -> list[str]:
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
         table.measured("time", times, table.TIME_UNITS, time),
         table.measured("energy", energies, table.ENERGY_UNITS, energy),
-        TextColumn("time\nΔ%", _percent(times, time)),
-        TextColumn("energy\nΔ%", _percent(energies, energy)),
+        TextColumn("time\nΔ%", table.percent_of(times, time, _PERCENT)),
+        TextColumn("energy\nΔ%", table.percent_of(energies, energy, _PERCENT)),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
     return table.lay_out(columns)

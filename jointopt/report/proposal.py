@@ -24,7 +24,7 @@ from jointopt.report.plans import (
     predicted_table,
     site_table,
 )
-from jointopt.report.table import blocks_text, paragraphs
+from jointopt.report.table import blocks_text, paragraphs, study_lines
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
 from jointopt.spec.plans.parse import PLAN_KEYS
@@ -135,8 +135,7 @@ class Shared:
         lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
         if rows := sorted({0, size // 2, size - 1}) if size else []:
             lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
-        lines += [f"Study: {self.study_name}", f"  jointopt dashboard --storage {without_password(storage)}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *study_lines(self.study_name, without_password(storage))])
 
 
 def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
@@ -215,7 +214,7 @@ def _summary(proposal: Proposal) -> list[str]:
     lines += paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
     lines += basis_lines(proposal.assumed, proposal.informed_by)
     if proposal.storage and proposal.study_name:
-        lines += [f"Study: {proposal.study_name}", f"  jointopt dashboard --storage {proposal.storage}"]
+        lines += study_lines(proposal.study_name, proposal.storage)
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
     return lines
 

@@ -133,8 +133,8 @@ class MeasuredResult(Result):
             without = f", without the {self.unstored} that could not be stored" if self.unstored else ""
             lines.append(f"Measurements: {self.place}{without}")
         if self.study_name:
-            opened = f"  jointopt dashboard --storage {self.place or ''} --study {self.study_name}"
-            lines += [f"Study: {self.study_name}", *table.paragraphs([opened], "      ")]
+            name, opened = table.study_lines(self.study_name, f"{self.place or ''} --study {self.study_name}")
+            lines += [name, *table.paragraphs([opened], "      ")]
         return table.blocks_text(table.paragraphs([title]), rows or ["Nothing was measured."], lines)
 
 
@@ -187,7 +187,7 @@ class Tuned(MeasuredResult):
             TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in self.runs]),
         ]
         kept = [math.nan if run.broken else run.result(first) for run in self.runs]
-        slower = table.fixed((100 * (value / table.least_of(kept) - 1) for value in kept), ".1f")
+        slower = table.percent_of(kept, table.least_of(kept), ".1f")
         shown: Any = dict.fromkeys(("iteration_time_s", "energy_j"), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
         return self.page(title, rows, legend if self.front else "", [f"{gain}."] if self.front else [])

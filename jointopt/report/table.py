@@ -102,6 +102,11 @@ def fixed(values: Iterable[float | None], form: str) -> list[str]:
     return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
 
 
+def percent_of(values: Iterable[float], reference: float, form: str) -> list[str]:
+    """The percentages by which values lie above a reference, as `fixed`."""
+    return fixed((100 * (value / reference - 1) for value in values), form)
+
+
 def figure(value: float) -> str:
     """One number of a sentence: all of its whole digits, or four digits in all, without an exponent."""
     if abs(value) >= 1000:
@@ -132,6 +137,16 @@ def quantity(value: float, units: Units) -> str:
     """One number with its unit, such as ``3.554 s``."""
     column = measured("", [value], units, value)
     return f"{column.cells[0]} {column.header}"
+
+
+def result(name: str, value: float) -> str:
+    """A figure of a result column with its unit."""
+    return quantity(value, RESULT_UNITS[name][1])
+
+
+def study_lines(name: str, storage: str) -> list[str]:
+    """The name of a study, and the command that opens it."""
+    return [f"Study: {name}", f"  jointopt dashboard --storage {storage}"]
 
 
 def equal_runs(keys: Iterable[Hashable]) -> list[range]:

@@ -61,9 +61,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
         (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
     ),
-    "tables": (
-        ("jointopt/runs/workloads.py",), (), ("tests/runs/test_workloads.py", "tests/surrogate/test_dataset.py"),
-    ),
+    "tables": (("jointopt/runs",), (), ("tests/runs", "tests/surrogate/test_dataset.py")),
     "measure": (
         ("jointopt/measure",), tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
         tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),

@@ -159,17 +159,16 @@ def _experts(words: Words, intent: Intent) -> None:
     if not model.is_moe:
         return
     dense, shared, scaled = model.num_dense_layers, model.num_shared_experts, routing.scaling != 1.0
-    softmax = routing.score == "softmax"
     words.add(
         num_experts=model.num_experts, moe_router_topk=model.moe_router_topk,
         moe_ffn_hidden_size=model.moe_ffn_hidden_size, **dispatcher(words, intent),
         moe_shared_expert_intermediate_size=model.moe_ffn_hidden_size * shared if shared else None,
-        moe_shared_expert_gate=routing.shared_gate and shared > 0,
+        moe_shared_expert_gate=shared_gate(intent),
         moe_layer_freq=f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None,
         moe_grouped_gemm=intent.job.training.dtype != "fp16" or version_key(words.version) >= version_key("0.16"),
         moe_permute_fusion=True, moe_router_dtype="fp32",
-        moe_router_score_function=None if softmax else routing.score,
-        moe_router_pre_softmax=softmax and (not routing.normalised or scaled or model.moe_router_topk == 1),
+        moe_router_score_function=None if routing.score == "softmax" else routing.score,
+        moe_router_pre_softmax=pre_softmax(intent),
         moe_router_topk_scaling_factor=routing.scaling if scaled else None,
         moe_router_num_groups=model.moe_router_num_groups or None,
         moe_router_group_topk=model.moe_router_group_topk or None,
@@ -179,6 +178,18 @@ def _experts(words: Words, intent: Intent) -> None:
         # random data would load experts unevenly, as no training does
         moe_router_force_load_balancing=not intent.is_training,
     )  # fmt: skip
+
+
+def pre_softmax(intent: Intent) -> bool:
+    """Whether scores are a softmax over all experts, not over the chosen ones: with one of these it must be."""
+    model, routing = intent.model, intent.details.routing
+    chosen_alone = routing.normalised and routing.scaling == 1.0 and model.moe_router_topk > 1
+    return routing.score == "softmax" and not chosen_alone
+
+
+def shared_gate(intent: Intent) -> bool:
+    """Whether the shared experts have a gate."""
+    return intent.details.routing.shared_gate and intent.model.num_shared_experts > 0
 
 
 def dispatcher(words: Words, intent: Intent) -> dict[str, Any]:

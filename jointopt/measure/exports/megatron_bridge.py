@@ -19,6 +19,8 @@ from jointopt.measure.exports.megatron import (
     layer_layout,
     megatron_words,
     offloaded_modules,
+    pre_softmax,
+    shared_gate,
 )
 from jointopt.measure.exports.options import Words
 
@@ -101,14 +103,14 @@ def _experts(words: Words, intent: Intent) -> dict[str, Any]:
     if not model.is_moe:
         return {}
     shared, dense = model.num_shared_experts * model.moe_ffn_hidden_size, model.num_dense_layers
-    softmax = routing.score == "softmax"
     return {
         "num_moe_experts": model.num_experts, "moe_router_topk": model.moe_router_topk,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
-        "moe_shared_expert_intermediate_size": shared or None, "moe_grouped_gemm": True, "moe_permute_fusion": True,
+        "moe_shared_expert_intermediate_size": shared or None, "moe_shared_expert_gate": shared_gate(intent),
+        "moe_grouped_gemm": True, "moe_permute_fusion": True,
         "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense) if dense else 1,
         "moe_router_score_function": routing.score, "moe_router_dtype": "fp32",
-        "moe_router_pre_softmax": softmax and (not routing.normalised or routing.scaling != 1.0),
+        "moe_router_pre_softmax": pre_softmax(intent),
         "moe_router_topk_scaling_factor": routing.scaling if routing.scaling != 1.0 else None,
         "moe_router_num_groups": model.moe_router_num_groups or None,
         "moe_router_group_topk": model.moe_router_group_topk or None,

@@ -49,11 +49,11 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
 
 def _plan(options: Options) -> dict[str, Any]:
     size = {name: options.whole(f"parallelism.{name}") or 1 for name in ("tp", "pp")}
-    summing = options.word("parallelism.tp_mode").rsplit(".", 1)[-1] != "all_reduce"
+    cut = options.word("parallelism.tp_mode").rsplit(".", 1)[-1] == "reduce_scatter"  # all_reduce where none is stated
     return stated(
         dp=options.whole("parallelism.dp"), **size, cp=options.whole("parallelism.context_parallel_size") or 1,
         ep=options.whole("parallelism.expert_parallel_size") or 1, vpp=1,
-        sequence_parallel=summing and size["tp"] > 1, zero_stage=options.whole("optimizer.zero_stage") or 0,
+        sequence_parallel=cut and size["tp"] > 1, zero_stage=options.whole("optimizer.zero_stage") or 0,
         recompute="full" if options.flag("parallelism.recompute_layer") else "none",
     )  # fmt: skip
 

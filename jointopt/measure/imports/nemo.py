@@ -26,7 +26,7 @@ _HARMLESS = re.compile(
     r"|transformer_engine|ub_|resume|seed|sync|name|openai|fused|headscale|activation_func|share_token|_target_|exp)"
     r"|(?:ddp|dataset|optimizer|train|tokenizer|mixed_precision)\.|.*_target_$"
 )
-_PRECISIONS = {"bf16": "bf16", "16": "fp16", "fp16": "fp16", "32": "fp32", "fp32": "fp32"}
+_PRECISIONS = {"bf16": "bf16", "16": "fp16", "fp16": "fp16"}  # fp32 is what Megatron's options mean without one
 
 
 def is_nemo(config: Mapping[str, Any]) -> bool:
@@ -44,14 +44,13 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     flat = flattened(config)
     values = _megatron_names(_resolved({n[6:]: v for n, v in flat.items() if n.startswith("model.")}))
     values |= _precision(str(flat.get("trainer.precision", "")))
-    distributed = str(flat.get("model.optim.name", ""))
-    values |= {"use_distributed_optimizer": True} if "distributed" in distributed or "dist" in distributed else {}
+    values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
     taken = options_taken(values, "NeMo config")
     taken.framework = "nemo"
     taken.cluster = stated(
         nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
     )
-    return _with_places(taken, flat, ("model.",), ("trainer.num_nodes", "trainer.devices"))
+    return _with_places(taken, flat, ("model.",), ("trainer.num_nodes", "trainer.devices", "trainer.precision"))
 
 
 def bridge_taken(config: Mapping[str, Any]) -> Taken:

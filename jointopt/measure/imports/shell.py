@@ -55,11 +55,16 @@ def read_script(text: str) -> Script:
     done: list[bool] = []  # whether an earlier branch was taken
     for statement in _statements(text):
         if not _condition(statement, branches, done, script):
-            if all(branches):
-                _run(statement, script)
-            elif None in branches and re.search(r"--\w|\w=", statement):
-                script.left_out.append(" ".join(statement.split()))
+            _run_where(branches, statement, script)
     return script
+
+
+def _run_where(branches: list[bool | None], statement: str, script: Script) -> None:
+    """Runs a statement of a branch that is taken, and lists one that may be, where it states anything."""
+    if all(branches):
+        _run(statement, script)
+    elif None in branches and re.search(r"--\w|\w=", statement):
+        script.left_out.append(" ".join(statement.split()))
 
 
 def _header_words(line: str) -> list[str]:
@@ -135,8 +140,10 @@ def _condition(statement: str, branches: list[bool | None], done: list[bool], sc
     if "then" not in statement or not re.search(r"\bthen\s+\S", statement):
         return True
     body = re.split(r"\bthen\s+", statement, maxsplit=1)[1]
-    if all(branches):
-        _run(re.sub(r";?\s*\bfi\b.*", "", body), script)
+    then, _, other = re.sub(r";?\s*\bfi\b.*", "", body).partition("; else ")
+    held = branches[-1]
+    _run_where(branches, then, script)
+    _run_where([*branches[:-1], held if held is None else not held], other, script)
     if re.search(r"\bfi\b", body):
         branches.pop()
         done.pop()
@@ -268,7 +275,7 @@ def _several(word: str) -> list[str]:
     if not re.search(r"(?:^|\s)--?[\w-]+", word) or not re.search(r"\s", word.strip()):
         return []
     try:
-        return word.split() if "'" in word and '"' in word else shlex.split(word)
+        return shlex.split(word)
     except ValueError:
         return []
 

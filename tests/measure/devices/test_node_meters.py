@@ -66,6 +66,12 @@ def test_clocks_left_to_the_driver_are_those_that_were_measured(tmp_path: Path) 
     assert found["notes"] == "at default clocks"
 
 
+def test_a_stage_of_a_gpu_without_a_clock_leaves_the_clocks_unknown(tmp_path: Path) -> None:
+    write_series(tmp_path, 0, 300.0, 1400.0)
+    write_series(tmp_path, 1, 300.0, np.nan)
+    assert with_readings(row(), PLAN, 2, tmp_path, True)["stage_clock_mhz"] is None
+
+
 def test_gpus_that_cannot_be_set_are_told_from_a_program_that_fails(tmp_path: Path) -> None:
     log = "Error: Clocks need administrator rights.\nsrun: error: n0: task 0: Exited with exit code 1"
     with pytest.raises(LauncherError, match="On a node: Clocks need administrator rights"):

@@ -79,6 +79,15 @@ def test_words_are_read_through_scripts(start: list[str], tmp_path: Path) -> Non
     assert refused(start, folder=tmp_path) == ""  # what only a shell knows
 
 
+@pytest.mark.parametrize(("name", "more"), [("train.txt", 0), ("train.sh", 1 << 20)])
+def test_other_files_and_those_beyond_a_megabyte_are_not_read(name: str, more: int, tmp_path: Path) -> None:
+    script = " ".join([*MEGATRON, "--pipeline-model-parallel-size 4"])
+    (tmp_path / "near.sh").write_text(script)
+    (tmp_path / name).write_text(script + "\n" + "#" * more)
+    assert refused(["bash", name], folder=tmp_path) == ""
+    assert "runs with pp 4" in refused(["bash", "near.sh"], folder=tmp_path)
+
+
 def test_words_in_quotation_marks_are_read(tmp_path: Path) -> None:
     assert "pp 2" not in refused(["sh", "-c", " ".join(PP2)])
     assert "--use-tp-pp-dp-mapping" in refused(["sh", "-c", f"cd x && {' '.join(PP2)} --use-tp-pp-dp-mapping"])

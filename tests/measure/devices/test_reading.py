@@ -113,7 +113,7 @@ def test_a_meter_that_stopped_early_does_not_stand_for_the_window() -> None:
 
 def test_without_a_meter_energy_is_not_measured_and_never_zero() -> None:
     reading = no_series("no GPU").between()
-    assert reading.reason == "no GPU"
+    assert (reading.reason, reading.seconds, reading.gpus) == ("no GPU", 0.0, 0)
     assert all(math.isnan(value) for value in reading.results(3).values())
     assert reading.words() == "Energy not measured: no GPU"
 

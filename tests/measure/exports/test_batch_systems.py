@@ -48,12 +48,55 @@ def test_the_program_runs_in_the_container_and_the_clocks_outside(runtime: str, 
 
 def test_a_jobset_has_a_pod_for_each_node_and_the_program_s_files() -> None:
     config_map, jobset = yaml.safe_load_all(files("kubernetes", "deepspeed")["jobset.yaml"])
+    name = "llama-3-8b-2x8-h100-sxm5-80gb"
+    assert (set(config_map["data"]), config_map["metadata"]) == (
+        {"plan.json", "ds_config.json"}, {"name": f"{name}-plan"},
+    )  # fmt: skip
+    (replicated,) = jobset["spec"].pop("replicatedJobs")
+    assert jobset["spec"] == {"network": {"enableDNSHostnames": True}, "failurePolicy": {"maxRestarts": 3}}
+    assert (replicated.pop("template")["spec"].keys(), replicated) == (
+        {"parallelism", "completions", "completionMode", "backoffLimit", "template"}, {"name": "node", "replicas": 1},
+    )  # fmt: skip
+
+
+def test_a_pod_runs_one_node_of_the_program_with_the_plan_at_hand() -> None:
+    _, jobset = yaml.safe_load_all(files("kubernetes", "deepspeed")["jobset.yaml"])
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert (job["parallelism"], job["completions"], job["completionMode"]) == (2, 2, "Indexed")
-    container = job["template"]["spec"]["containers"][0]
+    (container,), pod = job["template"]["spec"].pop("containers"), job.pop("template")["spec"]
+    place = container.pop("command")[-1].replace(" \\\n", "")
+    assert job == {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "backoffLimit": 0}
+    assert pod["restartPolicy"] == "Never"
+    assert pod["volumes"][1] == {"name": "shm", "emptyDir": {"medium": "Memory"}}
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
-    assert set(config_map["data"]) == {"plan.json", "ds_config.json"}
-    assert "--deepspeed_config /plan/ds_config.json" in container["command"][-1].replace(" \\\n", "")
+    assert [one["mountPath"] for one in container["volumeMounts"]] == ["/plan", "/dev/shm"]
+    assert place.startswith(
+        "export NODE_RANK=$JOB_COMPLETION_INDEX MASTER_ADDR=llama-3-8b-2x8-h100-sxm5-80gb-node-0-0."
+    )
+    assert "--deepspeed_config /plan/ds_config.json" in place
+
+
+@pytest.mark.parametrize(("target", "words"), [
+    ("megatron", 'torchrun --nnodes 2 --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port 29500 '
+                 "--nproc-per-node 8 pretrain_gpt.py"),
+    ("deepspeed", 'torchrun --nnodes 2 --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port 29500 '
+                  "--nproc-per-node 8 train.py"),
+    ("accelerate", 'accelerate launch --config_file accelerate.yaml --machine_rank "$NODE_RANK" --main_process_ip '
+                   '"$MASTER_ADDR" --main_process_port 29500 --gradient_accumulation_steps 128 train.py'),
+])  # fmt: skip
+def test_each_of_several_nodes_is_started_with_its_place(target: str, words: str) -> None:
+    text = " ".join(files("slurm", target)["job.sbatch"].replace("\\\n", "").split())
+    assert f"jointopt exec --plan plan.json --gpus-per-node 8 --order tp-cp-ep-dp-pp -- {words}" in text
+    assert "srun --export=ALL --ntasks=2 --ntasks-per-node=1" in text
+
+
+def test_one_node_needs_no_meeting_place() -> None:
+    job = job_named("llama-3-8b", gpus=8)
+    starts = {
+        target: TARGETS["slurm"].export(intent_of(job, plan_of(job)), program=target).files["job.sbatch"]
+        for target in ("megatron", "deepspeed")
+    }
+    assert "torchrun \\\n        --nproc-per-node 8 pretrain_gpt.py" in starts["megatron"]
+    assert "deepspeed \\\n        --num_nodes 1 \\\n        --num_gpus 8 train.py" in starts["deepspeed"]
 
 
 def test_a_batch_system_starts_no_batch_system() -> None:

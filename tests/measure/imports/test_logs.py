@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jointopt.measure.imports.torchtitan import log_taken
 from jointopt.runs.store import Store
 from jointopt.workflows.import_ import import_
 from jointopt.workflows.ingest import ingest
@@ -73,6 +74,22 @@ def test_a_log_of_torchtitan_needs_nothing_beside_it(tmp_path: Path) -> None:
     )
     (row,) = found.runs
     assert (row["iteration_time_s"], row["peak_memory_gib"]) == (16 * 8192 / 4096 / 16, 60.62)
+
+
+MESHES = [  # degrees that a log states, and the plan of them
+    ("dp_shard=1, dp_replicate=8, cp=1, tp=1, pp=1", {"dp": 8, "dp_replicate": 8, "zero_stage": 0}),
+    ("dp_shard=1, dp_replicate=4, cp=2, tp=1, pp=1", {"dp": 4, "cp": 2, "dp_replicate": 4, "zero_stage": 3}),
+    ("dp_shard=2, dp_replicate=1, cp=1, tp=2, pp=2", {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 2}),
+    ("dp_shard=4, tp=2, ep=2, etp=1", {"dp": 4, "tp": 2, "ep": 2, "etp": 1, "zero_stage": 3}),
+]
+
+
+@pytest.mark.parametrize(("mesh", "plan"), MESHES)
+def test_the_mesh_of_a_log_is_the_plan_and_counts_the_gpus(mesh: str, plan: dict[str, int]) -> None:
+    taken = log_taken(f"[titan] - root - INFO - Building device mesh with parallelism: {mesh}\n")
+    assert {name: taken.plan[name] for name in taken.plan.keys() & (plan.keys() | {"dp_replicate"})} == plan
+    assert taken.plan["sequence_parallel"] == (taken.plan["tp"] > 1)
+    assert taken.cluster == {"num_gpus": 8}
 
 
 def test_a_log_of_nanotron_states_its_config(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jointopt.measure.imports.files import read_text
 from jointopt.measure.imports.megatron import dump_taken, words_taken
 from jointopt.measure.imports.torchtitan import config_taken
 
@@ -34,3 +35,47 @@ def test_torchtitan_counts_both_ends_of_a_pipeline_as_layers(less: dict[str, int
     parallelism = {"pipeline_parallel_degree": 16, "pipeline_parallel_layers_per_stage": 2} | stated
     taken = config_taken({"model": {"name": "llama3", "flavor": "405B"}, "parallelism": parallelism})
     assert taken.plan["vpp"] == vpp
+
+
+TRAIN = "train.py --model_name_or_path mistralai/Mistral-7B-v0.1 --per_device_train_batch_size 2"
+PRETRAIN = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 8 --micro-batch-size 2"
+STARTS = [  # a script, and the format, framework and micro-batch that it states
+    (f"deepspeed {TRAIN}", ("launch script", "deepspeed", 2)),
+    (f"torchrun {TRAIN}", ("launch script", "", 2)),
+    (f"accelerate launch {TRAIN}", ("launch script", "", 2)),
+    (f"torchrun {TRAIN} --deepspeed ds.json", ("launch script", "deepspeed", 2)),
+    (f"python {TRAIN}", ("launch script", "", 2)),
+    (f"torchrun {PRETRAIN}", ("Megatron-LM options", "megatron-lm", 2)),
+    (f"deepspeed {PRETRAIN} --deepspeed --zero-stage 2", ("Megatron-LM options", "megatron-deepspeed", 2)),
+    ("torchrun run.py --parallelism.tensor_parallel_degree 2 --training.local_batch_size 4",
+     ("torchtitan config", "torchtitan", 4)),
+    ("python run.py model.num_layers=2 train.micro_batch_size=2 ddp.x=1", ("Megatron-Bridge config", "nemo", 2)),
+    ("python run.py trainer.devices=8 model.micro_batch_size=2", ("NeMo config", "nemo", 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "expected"), STARTS)
+def test_the_words_of_a_script_tell_the_framework(script: str, expected: tuple[str, str, int]) -> None:
+    (taken,) = read_text(script)
+    assert (taken.format, taken.framework, taken.plan["micro_batch_size"]) == expected
+
+
+@pytest.mark.parametrize(("more", "names"), [
+    ("--config_file acc.yaml", ("acc.yaml",)), ("--deepspeed=conf/ds.json", ("ds.json",)), ("--config big.txt", ()),
+    ("--train_file data.json", ()), ("--deepspeed", ()), ("--yaml_config a/b.yml --deepspeed_config c.json",
+                                                          ("b.yml", "c.json")),
+])  # fmt: skip
+def test_the_configs_that_a_script_is_given_are_named(more: str, names: tuple[str, ...]) -> None:
+    (taken,) = read_text(f"torchrun {TRAIN} {more}")
+    assert taken.names == names
+
+
+def test_the_environment_that_libraries_read_is_kept() -> None:
+    variables = "export NCCL_ALGO=Ring NVTE_X=1 CUDA_DEVICE_MAX_CONNECTIONS=1 HOME_OF=x\nCONFIG_FILE=a/b.toml"
+    (taken,) = read_text(f"{variables}\ntorchrun {TRAIN}")
+    assert taken.flags == {"NCCL_ALGO": "Ring", "NVTE_X": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert taken.names == ("b.toml",)
+
+
+def test_a_script_that_starts_nothing_known_is_no_import() -> None:
+    assert read_text("echo hello\npython train.py --epochs 3") == []

@@ -37,7 +37,72 @@ def test_conditions_on_known_variables_are_decided(condition: str, taken: bool) 
     assert ("--then" in words(script), "--else" in words(script)) == (taken, not taken)
 
 
-@pytest.mark.parametrize("condition", ["[ -f /etc/x ]", "[[ $1 == x ]]", '[ "$H" = y ] || [ $2 = x ]', "! [ 1 -eq 2 ]"])
+@pytest.mark.parametrize(("test", "holds"), [  # of 1, 2 and 3 beside 2
+    ("-lt", "yes no no"), ("-le", "yes yes no"), ("-gt", "no no yes"), ("-ge", "no yes yes"), ("-eq", "no yes no"),
+    ("-ne", "yes no yes"), ("=", "no yes no"), ("==", "no yes no"), ("!=", "yes no yes"),
+])  # fmt: skip
+def test_numbers_are_compared_as_a_shell_does(test: str, holds: str) -> None:
+    script = "if [ {number} {test} 2 ]; then train yes; else train no; fi"
+    assert [words(script.format(number=number, test=test))[1] for number in (1, 2, 3)] == holds.split()
+
+
+def test_an_if_in_one_line_that_only_a_shell_could_decide_is_named() -> None:
+    script = read_script('if [ -f x ]; then O="--a 1"; else O="--b 2"; fi\ntrain $O')
+    assert (script.commands, script.left_out) == ([["train", "§O"]], ['O="--a 1"', 'O="--b 2"'])
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("7 - 2", "5"), ("7 * N", "14"), ("7 / N", "3"), ("7 % 4 + 1", "4"), ("(7 + 1) * N", "16"), ("$N + 1", "3"),
+    ("7 / 0", "§"), ("7 + M", "§"), ("7 ** 2", "§"), ("7.5 + 1", "§"), ("7 +", "§"),
+])  # fmt: skip
+def test_sums_are_of_whole_numbers(text: str, value: str) -> None:
+    assert words(f"N=2\ntrain --n $(({text}))") == ["train", "--n", value]
+
+
+BRANCHES = """if {first}; then
+  O=one
+elif {second}; then
+  if [ 1 -eq 1 ]; then
+    O=two
+  fi
+else
+  O=three
+fi
+train $O"""
+
+
+@pytest.mark.parametrize(("first", "second", "taken"), [
+    ("[ 1 -eq 1 ]", "[ 1 -eq 1 ]", "one"), ("[ 1 -eq 2 ]", "[ 1 -eq 1 ]", "two"),
+    ("[ 1 -eq 2 ]", "[ 1 -eq 2 ]", "three"), ("[ 1 -eq 1 ]", "[ -f x ]", "one"),
+])  # fmt: skip
+def test_one_branch_of_several_is_taken(first: str, second: str, taken: str) -> None:
+    script = read_script(BRANCHES.format(first=first, second=second))
+    assert (script.commands, script.left_out) == ([["train", taken]], [])
+
+
+def test_no_branch_is_taken_once_one_is_not_known() -> None:
+    script = read_script(BRANCHES.format(first="[ -f x ]", second="[ 1 -eq 1 ]"))
+    assert script.commands == [["train", "§O"]]
+    assert script.left_out == ["O=one", "O=two", "O=three"]
+
+
+@pytest.mark.parametrize(("line", "commands"), [
+    ("a 1; b 2", [["a", "1"], ["b", "2"]]), ("a 1 && b 2 || c 3", [["a", "1"], ["b", "2"], ["c", "3"]]),
+    ("a 'x; y' \"u && v\"", [["a", "x; y", "u && v"]]), ("a $(b; c) d", [["a", "§", "d"]]),
+    ("A=1 B=2 a $A", [["a", "§A"]]), ("export A=3; a $A", [["a", "3"]]), ("A=x; A+=y; a $A", [["a", "xy"]]),
+    ("a 1 >> log 2>&1", [["a", "1"]]), ("a 1 | tee log; b", [["a", "1"], ["b"]]), ("if [ 1 -eq 2 ]; then a; fi; b", []),
+    ("a ${A-u} ${B:-v}", [["a", "u", "v"]]), ("A=; a ${A:-w} x$A", [["a", "w", "x"]]), ("# a 1", []),
+    ("O=\"--x '1 2' --y 3\"; a \"$O\" b", [["a", "--x", "1 2", "--y", "3", "b"]]),
+    ("a '--x 1 --y 2'", [["a", "--x", "1", "--y", "2"]]), ("a \"$@\" b", [["a", "b"]]),
+])  # fmt: skip
+def test_a_line_is_the_commands_that_it_starts(line: str, commands: list[list[str]]) -> None:
+    found = [[word for word in command if word] for command in read_script(line).commands]
+    assert found == commands
+
+
+@pytest.mark.parametrize(
+    "condition", ["[ -f /etc/x ]", "[[ $1 == x ]]", "[ 3 -gt $1 ]", '[ "$H" = y ] || [ $2 = x ]', "! [ 1 -eq 2 ]"]
+)
 def test_a_condition_that_only_a_shell_could_decide_is_left_out_and_named(condition: str) -> None:
     script = read_script(f'O="--a 1"\nif {condition}; then\n  O="$O --b 2"\nfi\ntrain $O\n')
     assert script.commands == [["train", "--a", "1"]]

@@ -17,8 +17,8 @@ from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.rows import new_log
 
 
-def mine(cores: int = 2) -> SimpleNamespace:
-    return SimpleNamespace(name="mine", cores=cores)
+def mine(cores: int = 2, offset_w: float = 0.0, wait_s: float = 1.0) -> SimpleNamespace:
+    return SimpleNamespace(name="mine", cores=cores, offset_w=offset_w, wait_s=wait_s)
 
 
 @pytest.fixture
@@ -45,6 +45,12 @@ def test_shipped_launchers_are_entry_points_as_others_are() -> None:
 def test_an_installed_package_adds_a_launcher(installed: None) -> None:
     assert "mine" in launcher_names()
     assert load_launcher("mine", cores=4, table=None).cores == 4
+
+
+def test_only_seconds_must_be_above_zero(installed: None) -> None:
+    assert load_launcher("mine", offset_w=-1.5, wait_s=0.1, cores=0).offset_w == -1.5
+    with pytest.raises(UsageError, match="wait_s of the launcher 'mine' must be a number of seconds above 0; got 0"):
+        load_launcher("mine", wait_s=0)
 
 
 def test_an_unknown_name_lists_the_known_and_the_nearest() -> None:

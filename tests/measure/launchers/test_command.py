@@ -95,6 +95,7 @@ def test_a_program_that_is_not_there_is_named(job: Job) -> None:
         ("[" * 100_000, "no JSON"),
         ("[3]", "must hold an object"),
         ('{"iteration_time": 3}', "iteration_time_s is how it is spelled"),
+        ('{"energy_j": 5, "iteration_time": 3, "loss": 1}', "iteration_time_s is how it is spelled"),
         ('{"iteration_time_s": NaN}', "iteration_time_s must be a number of seconds; got NaN"),
         ('{"iteration_time_s": null}', "must be a number of seconds; got null"),
         ('{"energy_j": 3}', "iteration_time_s is missing; got energy_j"),

@@ -72,6 +72,13 @@ def test_a_plan_record_with_a_list_of_clocks_finds_its_row(make_runs, job: Job) 
     assert ReplayLauncher(runs).run(job, plan)["pp"] == 2
 
 
+def test_a_blank_cell_of_a_plan_contradicts_no_row(make_runs, job: Job) -> None:
+    runs = make_runs().assign(ep=1.0)
+    first = runs.iloc[0]
+    row = ReplayLauncher(runs).run(job, {name: first[name] for name in ("dp", "tp", "pp")} | {"ep": None})
+    assert [row[name] for name in ("dp", "tp", "pp")] == [first[name] for name in ("dp", "tp", "pp")]
+
+
 def test_a_table_without_status_is_ok_where_there_is_a_time(make_runs, job: Job) -> None:
     runs = make_runs()
     launcher = ReplayLauncher(runs.drop(columns="status"))

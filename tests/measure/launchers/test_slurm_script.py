@@ -83,9 +83,9 @@ def test_setup_lines_come_before_the_run(job: Job) -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=3))
 def test_words_reach_the_program_as_they_are(words: list[str]) -> None:
-    line = " ".join(map(_quoted, [*words, "$(id)", "`id`", "$HOME", "--rank=${NODE_RANK}"]))
+    line = " ".join(map(_quoted, [*words, "$(id)", "`id`", "$HOME", "at-${NODE_RANK}.json"]))
     ran = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], env={"NODE_RANK": "3 4"}, capture_output=True)
-    assert ran.stdout.decode().split("\0")[:-1] == [*words, "$(id)", "`id`", "$HOME", "--rank=3 4"]
+    assert ran.stdout.decode().split("\0")[:-1] == [*words, "$(id)", "`id`", "$HOME", "at-3 4.json"]
 
 
 def test_what_slurm_says_of_a_job_is_read() -> None:

@@ -11,6 +11,7 @@ from jointopt.measure.logs.run import iterations_in, read_run, window_of
 
 BATCH = Batch(sequences=64, seq_length=1024, num_gpus=8)
 END = datetime(2026, 11, 22, 4, 16, 36, 380_000).timestamp()
+END_2024 = datetime(2024, 11, 22, 4, 16, 36).timestamp()
 
 
 def titan(step: int, tps: int = 8192, moment: str = "2026-11-22 04:16:36,380", loss: float = 8.2) -> str:
@@ -42,6 +43,7 @@ def test_a_line_of_several_iterations_counts_for_all_of_them() -> None:
         titan(1, 90) + titan(2) + titan(3, loss=float("nan")) + titan(4),  # one between them does not count
         titan(1, 90) + titan(2) + titan(3, moment="just now"),
         titan(1, 90) + titan(2) + titan(3, moment="2026-11-22 04:16:36"),  # to a second, of two
+        titan(1, 90) + titan(2) + titan(3, moment="11/22 04:16:36"),
         titan(1, 90) + titan(2) + titan(3, moment="2026-13-22 04:16:36,380"),
     ],
 )
@@ -54,4 +56,11 @@ def test_whole_seconds_are_good_enough_for_a_long_window() -> None:
     window = found(text)
     assert window is not None
     assert window[1] - window[0] == pytest.approx(32.0)
-    assert datetime.fromtimestamp(window[1]).strftime("%m/%d %H:%M:%S") == "11/22 04:16:36"
+    assert window[1] == datetime(datetime.now().year, 11, 22, 4, 16, 36).timestamp()
+
+
+@pytest.mark.parametrize(("tps", "found_at_all"), [(512, True), (8192, False)])
+def test_a_moment_with_its_year_last_is_read_too(tps: int, found_at_all: bool) -> None:
+    window = found(titan(1, 90) + titan(2, tps) + titan(3, tps, moment="11/22/2024 04:16:36"))
+    assert (window is not None) == found_at_all
+    assert window is None or window == (END_2024 - 32.0, END_2024)
