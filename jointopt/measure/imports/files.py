@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,5 +224,8 @@ def _overrides(words: list[str]) -> Taken | None:
 
 
 def _plain(value: str) -> Any:
+    if value.startswith("["):  # a list, as Hydra takes it; with words that are not quoted it stays text
+        with suppress(ValueError):
+            return json.loads(value)
     word = value.strip("'\"")
     return {"true": True, "false": False, "null": None, "none": None}.get(word.lower(), word)
