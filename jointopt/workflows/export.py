@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
 from jointopt.measure.exports.megatron import checkout_version
 from jointopt.measure.exports.targets import target_named
 from jointopt.spec.job import Job
-from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan, plan_records
+from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.workflows.plan_files import plan_of
 
@@ -74,6 +74,8 @@ def export(
     except ValueError as error:
         raise UsageError(f"--arguments cannot be split into words: {error}; got {arguments!r:.200}.") from error
     made = found.export(intent_of(job, record, purpose, arguments=own), version, program)
+    if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
+        made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
     for note in made.notes:
         _log.warning("%s", note)
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node)
