@@ -272,6 +272,8 @@ def _own_rules(job: Job) -> list[Rule]:
              f"{name} has no recompute_modules", f"{name} cannot choose recompute_modules."),
         Rule("no_recompute_layers", ("recompute_num_layers",), lambda c: c["recompute_num_layers"] > 0,
              f"{name} has no recompute_num_layers", f"{name} recomputes all layers or none: no recompute_num_layers."),
+        Rule("cp_shards", ("cp", "zero_stage"), lambda c: (c["cp"] > 1) & (c["zero_stage"] == 0),
+             f"{name} shards over cp", f"{name} shards over cp {{cp}}: zero_stage must not be 0."),
         Rule("replicas_of_dp", ("dp", "dp_replicate"), lambda c: c["dp"] % c["dp_replicate"] != 0,
              "dp_replicate does not divide dp", "dp_replicate {dp_replicate} does not divide dp {dp}."),
         Rule("no_offload", ("offload",), lambda c: c["offload"] > 0, f"{name} keeps nothing in host memory",
