@@ -7,6 +7,7 @@ beginning, as if the program had been started already.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -41,6 +42,13 @@ def steps(page: str) -> Iterator[tuple[str, list[str] | None]]:
             yield from ((one, None) for one in re.findall(r"cat >> (?:.*\n)*?END|(?:.*\\\n)*.+", block))
 
 
+@functools.cache
+def proposed(words: tuple[str, ...]) -> tuple[int, str, str]:
+    """Exit code, document and job file of one proposal, which several pages begin with."""
+    result = CliRunner().invoke(jointopt, list(words))
+    return result.exit_code, result.stdout, Path("job.yaml").read_text()
+
+
 def ran(command: str) -> tuple[int, str]:
     """Exit code and output of one command of a page in the working directory."""
     if command.startswith("cat >> "):
@@ -54,6 +62,11 @@ def ran(command: str) -> tuple[int, str]:
     if name == "cat":
         return 0, "".join(Path(path).read_text() for path in found)
     assert name == "jointopt", f"a page runs {name}: make it a block of bash"
+    if found[0] == "propose":
+        code, printed, job = proposed(tuple(found))
+        Path("job.yaml").write_text(job)
+        Path(target.strip()).write_text(printed)
+        return code, ""
     result = CliRunner().invoke(jointopt, found)
     if target:
         Path(target.strip()).write_text(result.stdout)
