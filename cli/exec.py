@@ -43,7 +43,8 @@ def exec(
       jointopt explain job.yaml --plan "dp=4 pp=2 clock=1410,1200" --json > plan.json
       jointopt exec --plan plan.json -- torchrun --nproc-per-node 8 train.py
     """
-    from jointopt.workflows.exec import execute, plan_of
+    from jointopt.workflows.exec import execute
+    from jointopt.workflows.plan_files import plan_of
 
     common.offer_restore()
     done = execute(

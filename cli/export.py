@@ -12,7 +12,9 @@ from jointopt.cli import common
 
 @click.command(short_help="Write what starts a plan elsewhere.")
 @click.argument("job")
-@click.option("--plan", required=True, help="Words such as dp=4 tp=2, a JSON mapping, or an entry of a front.")
+@click.option("--plan", required=True, help="Words such as dp=4 tp=2, a JSON mapping, or a JSON file of propose, "
+              "select or explain.")  # fmt: skip
+@click.option("--row", type=click.IntRange(min=1), help="Which plan of a proposal's file, from 1 on.")
 @click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
               "accelerate, slurm or kubernetes.")  # fmt: skip
 @click.option("--version", default="", help="Of the target; the newest known by default.")
@@ -21,6 +23,8 @@ from jointopt.cli import common
 @click.option("--program", default="", help="What a batch system starts; the job's own framework by default.")
 @click.option("--for", "purpose", type=click.Choice(["benchmark", "training"]), default="benchmark", show_default=True,
               help="Random data and no checkpoints, or what recipes set.")  # fmt: skip
+@click.option("--arguments", default="", help="Words of the program before those of the plan, which they replace: "
+              "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
 @common.as_json
 def export(
@@ -31,14 +35,15 @@ def export(
     Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name.
 
     \b
-    Example:
+    Examples:
       jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=2" --to torchtitan
+      jointopt export job.yaml --plan proposal.json --row 1 --to slurm --out run
     """
     from jointopt.report.documents import json_text
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    found = exported(common.job_of(job), plan, **options)
+    found = exported(common.job_of(job), Path(plan) if plan.endswith(".json") else plan, **options)
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

@@ -48,13 +48,15 @@ def import_(
 
     FILEs of one run, told apart by their content: a shell or sbatch script (or the arguments of a process) that starts
     Megatron-LM, torchtitan, DeepSpeed or Accelerate; a config of NeMo, Megatron-Bridge, torchtitan, DeepSpeed, nanotron
-    or Accelerate; a log of one. Options that are not known are counted and named. Iterations that were skipped, had NaN
-    gradients, or lie beside a checkpoint or an evaluation do not count.
+    or Accelerate; a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote meanwhile, for the energy.
+    Options that are not known are counted and named. Iterations that were skipped, had NaN gradients, or lie beside a
+    checkpoint or an evaluation do not count.
 
     \b
     Examples:
       jointopt import train.sh run.log --gpu h100-sxm5-80gb --out job.yaml --runs runs.csv
       jointopt import run.log --gpu h100-sxm5-80gb --propose
+      jointopt import run.log node0-dcgm.txt node1-dcgm.txt --runs runs.csv
     """
     from jointopt.workflows import import_ as workflow
 

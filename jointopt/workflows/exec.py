@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tempfile
@@ -28,7 +27,6 @@ from jointopt.measure.devices.rank_check import (
 )
 from jointopt.measure.devices.reading import Reading
 from jointopt.measure.launchers.process import run_in_foreground
-from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.spec.plans.ranks import DEFAULT_ORDER, check_order
 
 _log = logging.getLogger(__name__)
@@ -99,39 +97,6 @@ class _Watch:
             self._held.lock()
             self._set = True
             _log.info(self._check.remark or "The ranks run the stages of the plan: clocks are set.")
-
-
-def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
-    """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
-
-    Raises UsageError for another file, or a proposal of several plans without ``row``.
-    """
-    try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}.") from error
-    found = _plan_in(document, path, row)
-    plan = {name: value for name, value in found.items() if name in PLAN_KEYS}
-    if not set(DEGREES) & plan.keys():
-        raise UsageError(
-            f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
-            "or an object with dp, tp, pp and stage_clock_mhz."
-        )
-    return dict.fromkeys(DEGREES, 1) | plan
-
-
-def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
-    rows = document.get("front") if isinstance(document, dict) else document
-    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
-        return dict(document["plan"])
-    if not isinstance(rows, list):
-        return document if isinstance(document, dict) else {}
-    if row is None and len(rows) != 1:
-        raise UsageError(f"{path} holds {len(rows)} plans; say which with --row 1 to --row {len(rows)}.")
-    if not 1 <= (row or 1) <= len(rows):
-        raise UsageError(f"{path} holds {len(rows)} plans, and --row is {row}.")
-    chosen = rows[(row or 1) - 1]
-    return chosen if isinstance(chosen, dict) else {}
 
 
 def _used_gpus(plan: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
 from jointopt.measure.exports.megatron import checkout_version
 from jointopt.measure.exports.targets import target_named
 from jointopt.spec.job import Job
-from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan, plan_records
+from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
+from jointopt.workflows.plan_files import plan_of
 
 _log = logging.getLogger(__name__)
 
@@ -52,22 +53,29 @@ class Exported:
 
 
 def export(
-    job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
-    checkout: Path | None = None, program: str = "",
+    job: Job, plan: str | Path | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
+    checkout: Path | None = None, program: str = "", row: int | None = None, arguments: str = "",
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``; PlanError for a plan that is none of the job's.
 
-    ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts; ExportError names what
-    the target has no words for.
+    A path is a JSON file as `plan_of` reads it, with ``row`` where it holds several plans.
+    ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts, ``arguments`` are words
+    of the program before those of the plan; ExportError names what the target has no words for.
     """
     found = target_named(target)
-    parsed = parse_plan(_plan_alone(plan), job)
+    parsed = parse_plan(plan_of(plan, row) if isinstance(plan, Path) else _plan_alone(plan), job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     if broken := check_plan(job, record):
         raise PlanError(" ".join(broken))
     if checkout is not None:
         version = checkout_version(checkout)
-    made = found.export(intent_of(job, record, purpose), version, program)
+    try:
+        own = shlex.split(arguments)
+    except ValueError as error:
+        raise UsageError(f"--arguments cannot be split into words: {error}; got {arguments!r:.200}.") from error
+    made = found.export(intent_of(job, record, purpose, arguments=own), version, program)
+    if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
+        made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
     for note in made.notes:
         _log.warning("%s", note)
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node)
@@ -102,5 +110,5 @@ def _plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if "iteration_time_s" in plan:  # predictions stand beside the plan
         return {key: value for key, value in plan.items() if key in PLAN_KEYS}
     if "front" in plan:
-        raise UsageError("--plan is a whole proposal; give one entry of its front.")
+        raise UsageError("--plan is a whole proposal; give its file with --row, or one entry of its front.")
     return plan

@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
 from jointopt.measure.imports.files import read_file
 from jointopt.measure.imports.resolve import Resolved, resolved
 from jointopt.measure.imports.taken import Taken
 from jointopt.measure.launchers.failures import failure_of
-from jointopt.measure.launchers.rows import failed_row, result_row
+from jointopt.measure.launchers.rows import failed_row, is_blank, result_row
 from jointopt.measure.logs import zeus
 from jointopt.measure.logs.conditions import fabric_of, flags_text, version_of
-from jointopt.measure.logs.iterations import measured
+from jointopt.measure.logs.iterations import RunLog, measured
+from jointopt.measure.logs.metered import of_traces, of_windows
 from jointopt.measure.logs.others import Batch
-from jointopt.measure.logs.run import read_run
+from jointopt.measure.logs.run import read_run, window_of
+from jointopt.measure.logs.traces import Trace, read_trace
 from jointopt.report.imported import Comparison, Imported
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
@@ -45,7 +49,7 @@ def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **g
     return Imported(
         job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),
         runs=tuple(row | network for row in rows),
-        formats={one.source: one.format for one in taken},
+        formats={one.source: " and ".join(a.format for a in taken if a.source == one.source) for one in taken},
         unread={one.source: one.unread for one in taken if one.unread},
         without_effect=sum(one.without_effect for one in taken), remarks=(*run.remarks, *remarks),
         assumed=plan_assumptions(parsed),
@@ -82,42 +86,72 @@ def _name(files: Sequence[Path]) -> str:
 def _rows(
     taken: Sequence[Taken], run: Resolved, plan: Mapping[str, Any], warmup: int
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    """A measured row for each log, and a remark for each that holds none."""
+    """A measured row for each log, and remarks on those that hold none and on lines that are not read."""
     rows: list[dict[str, Any]] = []
-    remarks: list[str] = []
-    logs = [one for one in taken if one.log]
-    windows = [one for one in logs if zeus.is_zeus(one.log)]
-    for one in (one for one in logs if one not in windows):
+    meters = _Meters.of(taken, run.job, warmup)
+    remarks = [*meters.remarks]
+    for one in (one for one in taken if one.log):
         try:
-            result = _result(one, run.job, warmup) | _conditions(one, taken, run.job)
+            result = _result(one, run.job, warmup, meters) | _conditions(one, taken, run.job)
         except ValueError as error:
             remarks.append(f"{one.source} gives no measured row: {error} (--warmup N leaves out the first N)")
             continue
         rows.append(_workload(run.job, one.source) | _layout(run.plan, plan) | result)
-    try:
-        metered = _metered(windows, run.job, warmup)
-    except ValueError as error:
-        return tuple(rows), [*remarks, f"{windows[0].source} gives no energy: {error}"]
-    if metered and not rows:
-        rows.append(_workload(run.job, windows[0].source) | _layout(run.plan, plan) | metered)
-    missing = {name: metered[name] for name in ("energy_j", "avg_power_w") if name in metered}
-    return tuple(row if row.get("energy_j", 0.0) > 0 else row | missing for row in rows), remarks
+    if meters.windows and not rows:
+        source = next(one.source for one in taken if one.meter)
+        result = result_row(meters.words, **meters.windows)
+        rows.append(_workload(run.job, source) | _layout(run.plan, plan) | result)
+    if meters.traces and not rows:
+        remarks.append("no log states when iterations ran: the trace gives no energy")
+    return tuple(rows), remarks
 
 
-def _metered(files: Sequence[Taken], job: Job, warmup: int) -> dict[str, Any]:
-    """The result columns of windows of Zeus, the energies of all processes together; empty without files."""
-    if not files:
-        return {}
-    found = [zeus.read_windows(one.log, warmup) for one in files]
-    gpus, seconds = sum(one.num_gpus for one in found), max(one.seconds for one in found)
-    if gpus != job.cluster.num_gpus:
-        raise ValueError(f"its files cover {gpus} of {job.cluster.num_gpus} GPUs; give those of all processes")
-    joules = sum(one.energy_j for one in found)
-    notes = f"{found[0].count} windows of Zeus"
-    return result_row(notes, iteration_time_s=seconds, energy_j=joules, avg_power_w=joules / seconds / gpus)
+@dataclass(frozen=True)
+class _Meters:
+    """Meters beside the logs of a run: columns of Zeus' windows with their clause, traces, and remarks on both."""
+
+    windows: Mapping[str, float]
+    words: str
+    traces: tuple[Trace, ...]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, taken: Sequence[Taken], job: Job, warmup: int) -> _Meters:
+        """From the files that meters wrote; lines that are no samples are remarked on where a file is a trace alone."""
+        files = [one for one in taken if one.meter]
+        logs = {one.source for one in taken if one.log}
+        zeus_files = [one for one in files if zeus.is_zeus(one.meter)]
+        traces = {one.source: read_trace(one.meter, one.source) for one in files if one not in zeus_files}
+        remarks = [f"{source}: {trace.unread:,} lines are no samples and not read, such as {trace.first_unread[:60]!r}"
+                   for source, trace in traces.items() if trace.unread and source not in logs]  # fmt: skip
+        windows: tuple[Mapping[str, float], str] = {}, ""
+        try:
+            if zeus_files:
+                windows = of_windows([one.meter for one in zeus_files], job.cluster.num_gpus, warmup)
+        except ValueError as error:
+            remarks.append(f"{zeus_files[0].source} gives no energy: {error}")
+        return cls(*windows, tuple(traces.values()), tuple(remarks))
+
+    def added_to(self, row: Mapping[str, Any], log: RunLog, num_gpus: int) -> dict[str, Any]:
+        """``row`` with what meters know of its iterations: results that it has already stay, notes say the source."""
+        found, words, reason = {n: v for n, v in self.windows.items() if n != "iteration_time_s"}, self.words, ""
+        if self.traces:
+            try:
+                window = window_of(log)
+                reading, source = of_traces(self.traces, window, num_gpus)
+                reason = reading.reason
+                words = words or source
+                found = reading.results(window.iterations) | found
+            except ValueError as error:
+                reason = f"the log states no window: {error}"
+        out = dict(row) | {name: value for name, value in found.items() if is_blank(row.get(name))}
+        if not is_blank(row["energy_j"]):
+            return out
+        missing = f"energy not measured{f': {reason}' if reason else ''}"
+        return out | {"notes": joined_notes(row["notes"], missing if is_blank(out["energy_j"]) else words)}
 
 
-def _result(one: Taken, job: Job, warmup: int) -> dict[str, Any]:
+def _result(one: Taken, job: Job, warmup: int, meters: _Meters) -> dict[str, Any]:
     """The result columns of a log: measured, or out of memory."""
     failure = failure_of(one.log, 1, False, 0.0) if "Traceback" in one.log or "out of memory" in one.log else None
     if failure is not None and failure.status == "oom":
@@ -126,7 +160,7 @@ def _result(one: Taken, job: Job, warmup: int) -> dict[str, Any]:
         return row
     batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
     log = read_run(one.log, warmup, batch)
-    return measured(log, job.cluster.num_gpus)
+    return meters.added_to(measured(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
 
 
 def _workload(job: Job, source: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,32 @@ def test_an_entry_of_a_front_is_a_plan() -> None:
         assert words == json.loads(exported("--json").stdout)["words"]
 
 
+def test_a_file_of_plans_is_read_by_its_row(tmp_path: Path) -> None:
+    rows = [{"dp": 8, "tp": 1, "zero_stage": 2, "iteration_time_s": 1.0}, {"dp": 4, "tp": 2, "zero_stage": 2}]
+    (tmp_path / "proposal.json").write_text(json.dumps({"front": rows}))
+    second = exported("--json", "--row", "2", plan=str(tmp_path / "proposal.json"))
+    assert json.loads(second.stdout)["words"] == json.loads(exported("--json").stdout)["words"]
+    assert "holds 2 plans; say which with --row 1 to --row 2" in exported(plan=str(tmp_path / "proposal.json")).stderr
+    assert "none.json: No such file" in exported(plan=str(tmp_path / "none.json")).stderr
+
+
+@pytest.mark.parametrize("to", ["megatron", "slurm", "kubernetes"])
+def test_words_of_one_s_own_stand_before_those_of_the_plan_which_they_replace(to: str) -> None:
+    program = [] if to == "megatron" else ["--program", "megatron"]
+    own = "--data-path /data/a /data/b --save /ckpt"
+    text = exported("--for", "training", "--arguments", own, *program, to=to).stdout
+    assert re.search(r"pretrain_gpt\.py\s+\\?\s*--data-path /data/a /data/b\s+\\?\s*--save /ckpt", text)
+    assert (text.count("--data-path"), text.count("--save "), text.count("CHECKPOINTS")) == (1, 1, 1)
+    assert "--arguments cannot be split into words" in exported("--arguments", "a 'b").stderr
+
+
+def test_overrides_of_one_s_own_replace_those_of_a_recipe() -> None:
+    own = "--recipe llama3_8b_pretrain_config train.train_iters=50"
+    words = json.loads(exported("--json", "--arguments", own, to="megatron-bridge").stdout)["words"]
+    assert words[:3] == ["--recipe", "llama3_8b_pretrain_config", "train.train_iters=50"]
+    assert [word for word in words if word.startswith("train.train_iters")] == ["train.train_iters=50"]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
     plan = {"nanotron": "dp=4 tp=2 zero_stage=0 recompute=none", "accelerate": "dp=8 recompute=full"}.get(target, PLAN)
@@ -48,7 +75,10 @@ def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
         (("--to", "megatrn"), "--to must be one of megatron, "),
         (("--version", "newest"), "--version must be a version such as 0.16.1, or development; got 'newest'."),
         (("--plan", "dp=3"), "dp*tp*pp*cp is 6; it must be the cluster's 8 GPUs."),
-        (("--plan", '{"front": []}'), "--plan is a whole proposal; give one entry of its front."),
+        (
+            ("--plan", '{"front": []}'),
+            "--plan is a whole proposal; give its file with --row, or one entry of its front.",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(words: tuple[str, str], message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from jointopt.runs.table import read_measurements
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.workflows.import_ import import_, with_proposals
+from tests.measure.logs.trace_texts import dmon
 
 SCRIPT = """torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --swiglu \
  --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 \
@@ -159,3 +162,62 @@ def test_energy_of_zeus_joins_the_times_of_a_log(files: dict[str, Path], tmp_pat
     half = import_([tmp_path / "plain.log", zeus[0]], gpu=GPU)
     assert not half.runs[0]["energy_j"] > 0
     assert any("cover 8 of 16 GPUs" in remark for remark in half.remarks)
+
+
+BEGIN = datetime(2026, 2, 6, 20, 55, 2)
+
+
+def timed(energy: str = "0.0", ms: float = 9000.0) -> str:
+    """The log of a run that writes a line every nine seconds."""
+    lines = (LINE.format(n=n, ms=ms).replace("5500.0", energy) for n in range(1, 12))
+    moments = (f"{BEGIN + timedelta(seconds=9 * n)}" for n in range(1, 12))
+    return DUMP + "".join(line.replace("2026-02-06 20:55:02", at) for line, at in zip(lines, moments, strict=True))
+
+
+def test_energy_of_traces_of_all_nodes_joins_the_times_of_a_log(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(timed())
+    for node in range(2):
+        (tmp_path / f"node{node}.txt").write_text(dmon(BEGIN.timestamp() - node, 120, gpus=8))
+    (row,) = import_([tmp_path / "run.log", *tmp_path.glob("node*.txt")], gpu=GPU).runs
+    assert row["energy_j"] == pytest.approx(9 * 2 * 8 * 403.5, rel=1e-3)
+    assert (row["avg_power_w"], row["temperature_c"]) == (pytest.approx(403.5, rel=1e-3), 61.0)
+    assert "energy of dcgmi dmon (energy counters) over 6 iterations in 54.0 s" in row["notes"]
+    assert "energy not measured" not in row["notes"]
+
+
+def test_a_trace_that_lacks_a_node_leaves_energy_blank_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(timed())
+    (tmp_path / "node0.txt").write_text(dmon(BEGIN.timestamp(), 120, gpus=8) + "Error: lost connection\n")
+    found = import_([tmp_path / "run.log", tmp_path / "node0.txt"], gpu=GPU)
+    assert not found.runs[0]["energy_j"] > 0
+    assert "energy not measured: the traces cover 8 of 16 GPUs" in found.runs[0]["notes"]
+    assert "node0.txt: 1 lines are no samples and not read, such as 'Error: lost connection'" in found.remarks
+    assert import_([tmp_path / "node0.txt", tmp_path / "run.log"], gpu=GPU).plan == found.plan
+
+
+def test_energy_that_the_program_metered_itself_stays(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(timed("5500.0"))
+    (tmp_path / "trace.txt").write_text(dmon(BEGIN.timestamp(), 120, gpus=16))
+    (row,) = import_([tmp_path / "run.log", tmp_path / "trace.txt"], gpu=GPU).runs
+    assert (row["energy_j"], row["avg_power_w"]) == (88000.0, 610.9)
+    assert row["peak_power_w"] == pytest.approx(415.1)
+    assert "dcgmi" not in row["notes"]
+
+
+def test_a_trace_in_the_log_of_the_program_is_found(tmp_path: Path) -> None:
+    (tmp_path / "slurm-1.out").write_text(dmon(BEGIN.timestamp(), 50, gpus=16) + timed())
+    found = import_([tmp_path / "slurm-1.out"], gpu=GPU)
+    assert found.formats == {"slurm-1.out": "trace of GPUs and Megatron-LM log"}
+    assert "GPU 0 of slurm-1.out has samples from 2026-02-06 20:55:02 to 2026-02-06 20:55:52" in found.runs[0]["notes"]
+    assert not any("no samples" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize(("log", "why"), [
+    (LOG.replace("5500.0", "0.0"), r"0\.0 s passed .* took 45\.0 s"), (timed(ms=500.0), r"too coarse for 3\.0 s"),
+])  # fmt: skip
+def test_a_log_whose_times_do_not_fit_its_iterations_gets_no_energy(log: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(DUMP + log)
+    (tmp_path / "trace.txt").write_text(dmon(BEGIN.timestamp() - 60, 200, gpus=16))
+    (row,) = import_([tmp_path / "run.log", tmp_path / "trace.txt"], gpu=GPU).runs
+    assert row["energy_j"] != row["energy_j"]
+    assert re.search(f"energy not measured: the log states no window: .*{why}", row["notes"])

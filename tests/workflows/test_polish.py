@@ -131,8 +131,8 @@ def test_a_plan_that_breaks_a_rule_is_refused_with_the_rule() -> None:
 
 def test_a_pipeline_of_unequal_chunks_or_split_passes_is_refused() -> None:
     runs = replace(JOB, training=replace(JOB.training, framework=load_framework("torchtitan")))
-    with pytest.raises(InfeasibleError, match=r"1F1B.*schedule zb-h1"):
-        polish(runs, "dp=8 pp=4 mbs=8 zero=0 schedule=zb-h1", solver="linear")
+    with pytest.raises(InfeasibleError, match=r"1F1B.*schedule zbv"):
+        polish(runs, "dp=8 pp=4 vpp=2 mbs=8 zero=0 schedule=zbv", solver="linear")
     with pytest.raises(InfeasibleError, match=r"equal layers.*2;3;3;3"):
         polish(JOB, "dp=8 pp=4 vpp=2 mbs=8 stage_layers=2;3;3;3;4;3;3;3", solver="linear")
 

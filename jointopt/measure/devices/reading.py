@@ -105,8 +105,13 @@ class Series:
     clock_mhz: Floats
     reason: str = ""
 
-    def between(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
-        """The window from ``start_s`` to ``end_s`` (by default all of it), energy only where it can be believed."""
+    def between(
+        self, start_s: float | None = None, end_s: float | None = None, *, still_s: float = _STILL_S
+    ) -> Reading:
+        """The window from ``start_s`` to ``end_s`` (by default all of it), energy only where it can be believed.
+
+        A counter moves at least every ``still_s`` seconds.
+        """
         if len(self.time_s) < 2:
             return not_measured(self.reason or "the meter took no sample")
         start = float(self.time_s[0]) if start_s is None else start_s
@@ -114,7 +119,7 @@ class Series:
         cut = self._cut(start, end)
         if len(cut.time_s) < 2:
             return not_measured(self.reason or "the meter took no sample in that time", end - start)
-        reason = self._uncovered(start, end) or cut.trouble()
+        reason = self._uncovered(start, end) or cut.trouble(still_s)
         energy = np.full(len(self.gpus), np.nan) if reason else cut.energy_j[-1] - cut.energy_j[0]
         return Reading(
             end - start, energy, energy / (end - start), _over_time(np.max, cut.power_w),
@@ -122,13 +127,13 @@ class Series:
             _over_time(np.mean, cut.clock_mhz), reason,
         )  # fmt: skip
 
-    def trouble(self) -> str:
+    def trouble(self, still_s: float = _STILL_S) -> str:
         """Why a counter cannot be believed, blank where all can: it stands, falls, jumps, or contradicts the power."""
         seconds = self.time_s[-1] - self.time_s[0]
         if seconds < LEAST_WINDOW_S:
             return f"{seconds:.1f} s are too short for energy counters; measure {LEAST_WINDOW_S:.0f} s or more"
         for gpu, name in enumerate(self.gpus):
-            wrong = _wrong(self.time_s, self.energy_j[:, gpu], self.power_w[:, gpu])
+            wrong = _wrong(self.time_s, self.energy_j[:, gpu], self.power_w[:, gpu], still_s)
             if wrong:
                 return f"the energy counter of {name} {wrong}"
         return ""
@@ -170,19 +175,19 @@ def no_series(reason: str) -> Series:
     return Series((), np.empty(0), none, none, none, none, none, reason)
 
 
-def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats) -> str:
+def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) -> str:
     """The fault of one counter (n,) beside the power sensor (n,) of the same GPU; blank = none."""
     if not np.isfinite(energy_j).all():
         return "does not exist"
     if (np.diff(energy_j) < 0).any():
         return "went backwards"
-    if _longest_still(time_s, energy_j) > _STILL_S:
-        return f"stood still for {_longest_still(time_s, energy_j):.1f} s"
+    if (still := _longest_still(time_s, energy_j)) > still_s:
+        return f"stood still for {still:.1f} s"
     if not np.isfinite(power_w).all():
         return ""  # nothing to compare with
-    block = _most_in_a_block(time_s, energy_j)
-    if block > 2 * power_w.max():
-        return f"jumped: {block:,.0f} W over a second where the sensor never saw more than {power_w.max():.0f} W"
+    length = max(_BLOCK_S, still_s)
+    if (block := _most_in_a_block(time_s, energy_j, length)) > 2 * power_w.max():
+        return f"jumped: {block:,.0f} W over {length:.0f} s where the sensor never saw more than {power_w.max():.0f} W"
     counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
     allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
     if abs(counted - integrated) > allowed:
@@ -197,9 +202,9 @@ def _longest_still(time_s: Floats, energy_j: Floats) -> float:
     return float(np.diff(edges).max())
 
 
-def _most_in_a_block(time_s: Floats, energy_j: Floats) -> float:
-    """Highest mean power of the counter over any block of about a second, in W."""
-    borders = np.arange(time_s[0], time_s[-1] - _BLOCK_S / 2, _BLOCK_S)
+def _most_in_a_block(time_s: Floats, energy_j: Floats, block_s: float) -> float:
+    """Highest mean power of the counter over any block of about so many seconds, in W."""
+    borders = np.arange(time_s[0], time_s[-1] - block_s / 2, block_s)
     at = np.append(borders, time_s[-1])
     return float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
 from jointopt.measure.exports.intent import Export
 
 NODE = ("NODE_RANK", "MASTER_ADDR")
+_OVERRIDE = re.compile(r"'?[a-z]\w*(?:\.\w+)*=")
 
 
 def node_words(export: Export, nodes: int, gpus_per_node: int) -> list[str]:
@@ -23,10 +25,10 @@ def node_words(export: Export, nodes: int, gpus_per_node: int) -> list[str]:
 
 
 def folded(words: Sequence[str], indent: str = "    ") -> str:
-    """A command over several lines, one option on each."""
+    """A command over several lines, one option or override (``model.num_layers=32``) on each."""
     lines = [words[0]]
     for word in words[1:]:
-        if word.startswith("--") and len(word) > 2:
+        if (word.startswith("--") and len(word) > 2) or _OVERRIDE.match(word):
             lines.append(word)
         else:
             lines[-1] += f" {word}"

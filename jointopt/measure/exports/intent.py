@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ class Intent:
     iterations: int
     details: Details
     chunk_layers: tuple[int, ...]  # of each chunk in the order of the pipeline, (pp*vpp,)
+    arguments: tuple[str, ...] = ()  # the user's own, before those of the plan, of which they replace equal ones
 
     @property
     def model(self) -> Model:
@@ -60,7 +61,10 @@ class Intent:
         return self.plan[column]
 
 
-def intent_of(job: Job, plan: Mapping[str, Any], purpose: str = BENCHMARK, iterations: int | None = None) -> Intent:
+def intent_of(
+    job: Job, plan: Mapping[str, Any], purpose: str = BENCHMARK, iterations: int | None = None,
+    arguments: Sequence[str] = (),
+) -> Intent:  # fmt: skip
     """The intent of a plan (plan columns; newer ones may be missing). A training runs for the job's ``run_tokens``."""
     full = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()} | dict(plan)
     if "etp" not in plan:
@@ -69,7 +73,7 @@ def intent_of(job: Job, plan: Mapping[str, Any], purpose: str = BENCHMARK, itera
     full = {name: full[name] for name in LAYOUT_COLUMNS} | full  # in the order of the columns
     usual = job.training.run_iterations if purpose == TRAINING else None
     steps = iterations or usual or _ITERATIONS[purpose]
-    return Intent(job, full, purpose, steps, details_of(job.model), _chunk_layers(job, full))
+    return Intent(job, full, purpose, steps, details_of(job.model), _chunk_layers(job, full), tuple(arguments))
 
 
 def _chunk_layers(job: Job, plan: Mapping[str, Any]) -> tuple[int, ...]:

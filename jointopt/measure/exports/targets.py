@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from jointopt.core.errors import ExportError, UsageError, nearest
 from jointopt.measure.exports.intent import Export, Intent
@@ -25,7 +25,21 @@ class Target:
         made: Callable[..., Export] = module.export
         if program and not self.around:
             raise UsageError("--program names what a batch system starts: give it with --to slurm or kubernetes.")
-        return made(intent, version or self.version, *([program] if self.around else []))
+        found = made(intent, version or self.version, *([program] if self.around else []))
+        if self.around or not intent.arguments:
+            return found
+        return replace(found, words=(*intent.arguments, *_without(found.words, intent.arguments)))
+
+
+def _without(words: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
+    """The words without options and overrides that ``arguments`` state too, of which the later would count."""
+    names = {word.partition("=")[0] for word in arguments if word.startswith("--") or "=" in word}
+    dropped = False
+    for word in words:
+        if word.startswith("--") or "=" in word or ":" in word:
+            dropped = word.partition("=")[0] in names
+        if not dropped:
+            yield word
 
 
 TARGETS = {
@@ -40,8 +54,8 @@ TARGETS = {
 }
 # which target runs a job of a framework profile; of all others, Megatron-LM
 _OF_PROFILE = {
-    "nemo": "megatron-bridge", "torchtitan": "torchtitan", "nanotron": "nanotron", "deepspeed": "deepspeed",
-    "fsdp": "accelerate",
+    "nemo": "megatron-bridge", "megatron-bridge": "megatron-bridge", "torchtitan": "torchtitan",
+    "nanotron": "nanotron", "deepspeed": "deepspeed", "fsdp": "accelerate",
 }  # fmt: skip
 
 

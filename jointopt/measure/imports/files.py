@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.logs import megatron as megatron_log
 from jointopt.measure.logs import zeus
 from jointopt.measure.logs.others import FORMATS, NANOTRON, TORCHTITAN
+from jointopt.measure.logs.traces import is_trace
 from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.huggingface import model_from_config
 
@@ -36,7 +39,8 @@ _VARIABLES = (
     "TORCH_NCCL_",
 )  # of the environment, which libraries read
 _KINDS = (
-    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, or a log of one"
+    "a launch script, a config of Megatron-Bridge, NeMo, torchtitan, DeepSpeed, nanotron or Accelerate, a log of one, "
+    "or what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote beside it"
 )
 
 
@@ -85,9 +89,15 @@ def _of_json(text: str) -> Taken | None:
 
 
 def _log(text: str) -> list[Taken]:
-    """The log of a program, with what it says of its options."""
+    """The log of a program, with what it says of its options, and what a meter wrote, perhaps into the same file."""
     if zeus.is_zeus(text):
-        return [Taken("Zeus windows", log=text)]
+        return [Taken("Zeus windows", meter=text)]
+    if is_trace(text):
+        return [Taken("trace of GPUs", meter=text), *_log_alone(text)]
+    return _log_alone(text)
+
+
+def _log_alone(text: str) -> list[Taken]:
     dump = megatron.dump_taken(text)
     if dump or megatron_log.is_log(text):
         taken = dump or Taken("Megatron-LM log", "megatron-lm")
@@ -214,5 +224,8 @@ def _overrides(words: list[str]) -> Taken | None:
 
 
 def _plain(value: str) -> Any:
+    if value.startswith("["):  # a list, as Hydra takes it; with words that are not quoted it stays text
+        with suppress(ValueError):
+            return json.loads(value)
     word = value.strip("'\"")
     return {"true": True, "false": False, "null": None, "none": None}.get(word.lower(), word)

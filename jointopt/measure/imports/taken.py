@@ -104,6 +104,7 @@ class Taken:
     version: str = ""  # of the framework
     flags: dict[str, Any] = field(default_factory=dict)  # options that change an iteration's time, and no column says
     log: str = ""  # the text, where it is a log
+    meter: str = ""  # the text, where a meter wrote it: windows of Zeus, or a trace
     source: str = ""  # the file's name
 
 

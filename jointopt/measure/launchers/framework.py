@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from jointopt.measure.launchers.rows import WINDOW, failed_row, is_blank
 from jointopt.measure.logs.conditions import fabric_of, version_of
 from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
 from jointopt.measure.logs.others import Batch
-from jointopt.measure.logs.run import iterations_in, read_run, window_of
+from jointopt.measure.logs.run import read_run, window_of
 from jointopt.spec.job import Job
 from jointopt.spec.plans.ranks import DEFAULT_ORDER
 
@@ -127,13 +128,15 @@ class FrameworkProgram(Program):
             if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
                 return None  # the failure says more
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
-        window = window_of(log, run)
+        window = None
+        with suppress(ValueError):
+            window = window_of(run)
         row = measured(run, job.cluster.num_gpus, metered=window is not None)
         version = version_of(log, self.name) or self.version
         row |= {"framework_version": version or math.nan, "fabric": fabric_of(log) or math.nan}
         if window is None or not is_blank(row["energy_j"]):
             return row
-        return row | dict(zip(WINDOW, (list(window), iterations_in(run)), strict=True))
+        return row | dict(zip(WINDOW, ([window.start_s, window.end_s], window.iterations), strict=True))
 
     def files(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, str]:
         """Texts of the files that it reads, by their names."""

@@ -29,6 +29,8 @@ class Iteration:
     power_per_gpu_w: float = math.nan
     loss: float = math.nan
     fault: str = ""  # why it does not count; blank: it does
+    ended_s: float = math.nan  # when its line was written, in s since 1970
+    span: int = 1  # iterations that it is the mean of
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,10 @@ def _without_warm_up(iterations: Iterable[Iteration], warmup: int) -> list[Itera
 
 
 def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
-    """The lines of one start, those marked that hold any of its first ``warmup`` iterations: each spans several."""
+    """The lines of one start with their spans, those marked that hold any of its first ``warmup`` iterations."""
     ends = [one.number for one in lines]
     span = min((b - a for a, b in itertools.pairwise(ends)), default=1)
     begun = max(ends[0] - span, min(ends[0] - 1, 0))  # the iteration before the first line; NeMo counts from 0
     for before, one in zip([begun, *ends], lines, strict=False):
         cold = before < begun + warmup and not one.fault
-        yield dataclasses.replace(one, fault=WARM_UP) if cold else one
+        yield dataclasses.replace(one, span=span, fault=WARM_UP if cold else one.fault)

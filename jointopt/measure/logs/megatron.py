@@ -10,7 +10,7 @@ from collections import Counter
 from jointopt.core.units import GIB
 from jointopt.measure.logs import iterations
 from jointopt.measure.logs.iterations import Iteration, RunLog, run_log
-from jointopt.measure.logs.lines import Line, lines_of
+from jointopt.measure.logs.lines import Line, lines_of, moment_of
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
 _FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
@@ -61,12 +61,16 @@ def _largest(values: list[float]) -> float:
 def _iterations(line: Line) -> list[Iteration]:
     """The iterations of a line; where another rank wrote into it, there are several beginnings."""
     starts = [*_ITERATION.finditer(line.text)]
-    ends = [start.start() for start in starts[1:]] + [len(line.text)] * bool(starts)
-    found = (_iteration(int(s[1]), line.text[s.end() : e], line.rank) for s, e in zip(starts, ends, strict=True))
+    befores = [0, *(start.end() for start in starts)]
+    ends = [*(start.start() for start in starts[1:]), len(line.text)]
+    found = (
+        _iteration(int(start[1]), line.text[start.end() : end], line.rank, moment_of(line.text[before : start.start()]))
+        for start, before, end in zip(starts, befores, ends, strict=False)
+    )
     return [one for one in found if one is not None]
 
 
-def _iteration(number: int, rest: str, rank: str) -> Iteration | None:
+def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration | None:
     pairs = _FIELD.findall(rest)
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     fields = {name: float(value) for name, value in pairs}
@@ -74,7 +78,7 @@ def _iteration(number: int, rest: str, rank: str) -> Iteration | None:
         return None
     return Iteration(
         number, round(fields[_TIME] / 1e3, 9), rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
-        fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault(fields),
+        fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault(fields), ended_s,
     )  # fmt: skip
 
 

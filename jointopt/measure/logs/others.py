@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jointopt.core.units import GIB
 from jointopt.measure.logs import iterations
 from jointopt.measure.logs.iterations import Iteration, RunLog, run_log
-from jointopt.measure.logs.lines import Line, lines_of
+from jointopt.measure.logs.lines import Line, lines_of, moment_of
 
 _NUMBER = r"[-+]?(?:nan|inf|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
 _MAGNITUDE = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -73,7 +73,10 @@ class Format:
             loss = float(found["loss"]) if "loss" in found.re.groupindex and found["loss"] else math.nan
             if 0 < seconds < math.inf:
                 bad = iterations.NAN if found.groupdict().get("loss") and not math.isfinite(loss) else fault
-                yield Iteration(int(found["number"] or place), seconds, line.rank, loss=loss, fault=bad)
+                ended_s = moment_of(line.text[: found.start()])
+                yield Iteration(
+                    int(found["number"] or place), seconds, line.rank, loss=loss, fault=bad, ended_s=ended_s
+                )
 
 
 def _plain(text: str) -> float:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
-import time
-from datetime import datetime
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from jointopt.measure.logs import megatron
-from jointopt.measure.logs.iterations import WARM_UP, RunLog
-from jointopt.measure.logs.lines import lines_of
+from jointopt.measure.logs.iterations import Iteration, RunLog
 from jointopt.measure.logs.others import FORMATS, Batch
 
-_MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
-_MONTH_FIRST = re.compile(r"(\d\d)/(\d\d)(?:/(\d{4}))? (\d\d):(\d\d):(\d\d)")  # nanotron's, without a year
 _LEAST_WHOLE_S = 20.0  # a window whose end is known to a second alone
+_BETWEEN = 0.1  # of the iterations' time: what may have passed between them, and be in no line
+_ROUNDED_S = 1.0  # times of lines may be whole seconds
 
 
 def read_run(text: str, warmup: int, batch: Batch) -> RunLog:
@@ -28,42 +25,42 @@ def read_run(text: str, warmup: int, batch: Batch) -> RunLog:
     return form.read(text, warmup, batch)
 
 
-def window_of(text: str, log: RunLog) -> tuple[float, float] | None:
-    """Start and end of the iterations that count, in s since 1970, by the time in the line of the last one.
+class Window(NamedTuple):
+    """A time in which nothing but iterations that count ran: start and end in s since 1970, and their number."""
 
-    None where its line holds no time (of this machine's zone), where others lie between them, or where a time without
-    fractions of a second is too coarse for so short a window.
+    start_s: float
+    end_s: float
+    iterations: int
+
+
+def window_of(log: RunLog) -> Window:
+    """The longest stretch of iterations that count, none between them that does not, by the times of its lines.
+
+    ValueError says why there is none: lines without times (of this machine's zone), times that are too coarse for so
+    short a stretch, or that tell more or less time than the iterations took.
     """
-    first, last = log.kept[0], log.kept[-1]
-    if set(log.dropped) - {WARM_UP} or len({b.number - a.number for a, b in itertools.pairwise(log.kept)}) != 1:
-        return None
-    seconds = math.fsum(log.iteration_s) * (log.kept[1].number - first.number)  # each is a mean of so many
-    found = _time_of(text, last.number)
-    if found is None or (found.is_integer() and seconds < _LEAST_WHOLE_S):
-        return None
-    return found - seconds, found
+    stretch = max(_stretches(log.kept), key=_seconds)
+    seconds, end = _seconds(stretch), stretch[-1].ended_s
+    if not math.isfinite(end):
+        raise ValueError("its lines hold no times")
+    if end.is_integer() and seconds < _LEAST_WHOLE_S:
+        raise ValueError(f"its times are whole seconds, too coarse for {seconds:.1f} s without an interruption")
+    passed, counted = end - stretch[0].ended_s, seconds - _seconds(stretch[:1])
+    if abs(passed - counted) > _ROUNDED_S + _BETWEEN * counted:
+        raise ValueError(f"{passed:.1f} s passed from its first line that counts to its last, of which the iterations "
+                         f"took {counted:.1f} s")  # fmt: skip
+    return Window(end - seconds, end, sum(one.span for one in stretch))
 
 
-def iterations_in(log: RunLog) -> int:
-    """Iterations in the `window_of` a log, of which each line may hold several."""
-    return len(log.kept) * (log.kept[1].number - log.kept[0].number)
+def _stretches(kept: Iterable[Iteration]) -> list[list[Iteration]]:
+    """Iterations that follow on each other."""
+    found: list[list[Iteration]] = []
+    for one in kept:
+        if not found or one.number - found[-1][-1].number != one.span:
+            found.append([])
+        found[-1].append(one)
+    return found
 
 
-def _time_of(text: str, number: int) -> float | None:
-    """The time in the last line of an iteration, in s since 1970; None without one."""
-    line = re.compile(rf"\b(?:iteration:?|steps?:|global_step=)\s*{number}\b")
-    found = [line_.text for line_ in lines_of(text) if line.search(line_.text)]
-    if not found:
-        return None
-    if moment := _MOMENT.search(found[-1]):
-        year, month, day, hour, minute, second = (int(part) for part in moment.groups()[:6])
-        fraction = int((moment[7] or "0").ljust(6, "0"))
-    elif moment := _MONTH_FIRST.search(found[-1]):
-        month, day, hour, minute, second = (int(moment[place]) for place in (1, 2, 4, 5, 6))
-        year, fraction = int(moment[3] or time.localtime().tm_year), 0
-    else:
-        return None
-    try:
-        return datetime(year, month, day, hour, minute, second, fraction).timestamp()
-    except ValueError:
-        return None
+def _seconds(stretch: Iterable[Iteration]) -> float:
+    return math.fsum(one.seconds * one.span for one in stretch)

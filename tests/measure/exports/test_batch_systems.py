@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,31 @@ def test_the_script_is_shell_and_sets_clocks_around_the_program() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert "#SBATCH --requeue" in text
     assert text.index("jointopt exec --plan plan.json") < text.index("torchrun") < text.index("pretrain_gpt.py")
+
+
+# what stands in for the programs of a cluster: each notes its name, and goes on with what it was given
+PROGRAMS = {
+    "scontrol": "echo node7", "srun": 'while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=1 "$@"',
+    "jointopt": 'while [ "$1" != -- ]; do shift; done; shift; "$@"', "torchrun": 'echo "rank of $MASTER_ADDR:" "$@"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("container", [None, "nvcr.io/x:1"])
+def test_the_script_starts_the_program_on_a_node_with_the_words_of_the_plan(
+    container: str | None, tmp_path: Path
+) -> None:
+    for name, body in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\necho {name} >&2\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[7-8]", "SLURMD_NODENAME": "node8"}
+    text = files("slurm", container=container)["job.sbatch"]
+    done = subprocess.run(["bash", "-e"], input=text, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["scontrol", "srun", "jointopt", *(["srun"] if container else []), "torchrun"]
+    head, words = done.stdout.split(" pretrain_gpt.py ")
+    assert head == "rank of node7: --nnodes 2 --node-rank 1 --master-addr node7 --master-port 29500 --nproc-per-node 8"
+    job = job_named("llama-3-8b", gpus=16)
+    intent = intent_of(job, plan_of(job, tp=2, pp=2, sequence_parallel=True))
+    assert words.split() == list(TARGETS["megatron"].export(intent).words)
 
 
 def test_the_plan_beside_the_script_has_its_clocks() -> None:

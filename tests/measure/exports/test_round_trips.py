@@ -77,9 +77,10 @@ def test_the_plan_that_is_read_is_the_one_that_was_exported(
     for at in range(drawn, drawn + 12):  # up to one that the target takes
         record = record_of(layouts, at % len(layouts["dp"]))
         if files := written(job, record, target, tmp_path_factory.mktemp("export")):
-            read = import_(files, gpu="h100-sxm5-80gb")
+            read = import_(sorted(files, reverse=bool(at % 2)), gpu="h100-sxm5-80gb")  # in any order
             assert {name: read.plan[name] for name in LAYOUT_COLUMNS} == {name: record[name] for name in LAYOUT_COLUMNS}
             assert (read.job.model, read.job.cluster, read.unread) == (job.model, job.cluster, {})
+            assert [remark for remark in read.remarks if "another file" in remark] == []
             assert (read.job.training.global_batch_size, read.job.training.seq_length) == (64, 4096)
             return
 

@@ -180,6 +180,8 @@ def _sharing(job, plan):
         alone = plan["zero_stage"] == 0 and ranks > 1 and _has(job, "offload_sharded")
         if alone or _has(job, "no_offload_optimizer"):
             return False
+    if plan["cp"] > 1 and plan["zero_stage"] == 0 and _has(job, "cp_shards"):
+        return False
     if replicas == 1:
         return True
     if not job.training.framework.replicates:

@@ -142,6 +142,25 @@ def test_megatron_names_the_rule_of_each_plan_that_it_cannot_start(make_job, moe
     ]  # fmt: skip
 
 
+def test_deepspeed_names_what_its_engine_does_not_have(make_job, moe):
+    job = make_job(model=moe, framework=load_framework("deepspeed"))
+    plan = GOOD | USUAL | {"etp": 1, "sequence_parallel": False}
+    changes = [{"cp": 2, "dp": 1}, {"pp": 2, "stage_layers": "3;5", "dp": 1}, {"ep": 2, "pp": 2, "dp": 2, "tp": 2}]
+    layouts = {name: inside(name, [(plan | change)[name] for change in changes]) for name in plan}
+    names = violations(job, layouts).tolist()
+    expected = ("context_parallel", "stage_layers_offered", "experts_tp_piped")
+    assert [name in found for name, found in zip(expected, names, strict=True)] == [True] * 3
+
+
+def test_torchtitan_shards_over_context_parallel_ranks_and_has_no_zb_h1(make_job):
+    job, plan = make_job(framework=load_framework("torchtitan")), GOOD | USUAL | {"etp": 1}
+    layouts = {name: inside(name, [plan[name]] * 2) for name in plan}
+    layouts |= {"cp": inside("cp", [2, 1]), "dp": inside("dp", [1, 2]), "zero_stage": inside("zero_stage", [0, 0])}
+    layouts |= {"pp": inside("pp", [1, 2]), "schedule": inside("schedule", ["1f1b", "zb-h1"])}
+    first, second = violations(job, layouts).tolist()
+    assert ("cp_shards" in first, "schedule" in second, "cp_shards" in second) == (True, True, False)
+
+
 def test_a_measured_row_does_not_say_that_its_attention_is_latent(make_job):
     plan = GOOD | {"etp": 1} | USUAL | {"recompute": "selective", "recompute_modules": "mla_up_proj;layernorm"}
     layouts = {name: inside(name, [value]) for name, value in plan.items()}

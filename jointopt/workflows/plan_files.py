@@ -1,0 +1,45 @@
+"""Plans in JSON files: of ``propose``, ``select`` and ``explain``, or bare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.errors import UsageError
+from jointopt.core.schema import DEGREES
+from jointopt.spec.plans.parse import PLAN_KEYS
+
+
+def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
+    """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
+
+    Raises UsageError for another file, or a proposal of several plans without ``row``.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}.") from error
+    found = _plan_in(document, path, row)
+    plan = {name: value for name, value in found.items() if name in PLAN_KEYS}
+    if not set(DEGREES) & plan.keys():
+        raise UsageError(
+            f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
+            "or an object with dp, tp, pp and stage_clock_mhz."
+        )
+    return dict.fromkeys(DEGREES, 1) | plan
+
+
+def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
+    rows = document.get("front") if isinstance(document, dict) else document
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        return dict(document["plan"])
+    if not isinstance(rows, list):
+        return document if isinstance(document, dict) else {}
+    if row is None and len(rows) != 1:
+        raise UsageError(f"{path} holds {len(rows)} plans; say which with --row 1 to --row {len(rows)}.")
+    if not 1 <= (row or 1) <= len(rows):
+        raise UsageError(f"{path} holds {len(rows)} plans, and --row is {row}.")
+    chosen = rows[(row or 1) - 1]
+    return chosen if isinstance(chosen, dict) else {}
