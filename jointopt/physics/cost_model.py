@@ -18,7 +18,7 @@ from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
 from jointopt.physics.makespan import Pipelines, dp_exposed_s, makespan_s
-from jointopt.physics.memory import memory_parts
+from jointopt.physics.memory import peak_bytes
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -30,21 +30,22 @@ from jointopt.spec.kernels import KernelConstants
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 HEAT = ("peak_power_w", "temperature_c")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
+_HEAVIEST = 4  # stages of a layout, of which one needs most memory; mostly fewer
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     """Memory of the heaviest rank of every layout, (n,) bytes."""
     out = np.empty(len(layouts["pp"]))
-    for rows, group in _by_depth(layouts, _CELLS):
-        out[rows] = pc.summed(memory_parts(job, group).values()).max(axis=1)
+    for rows, group in _by_depth(layouts, _CELLS, _HEAVIEST):
+        out[rows] = peak_bytes(job, group)
     return out
 
 
-def _by_depth(layouts: Columns, cells: int) -> Iterator[tuple[Ints, Columns]]:
-    """Rows of one depth and their columns, of about so many layouts x stages."""
+def _by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:
+    """Rows of one depth and their columns, of about so many layouts x stages, by default all of the depth."""
     for depth in np.unique(layouts["pp"]).tolist():
-        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // depth, 1)
+        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // (stages or depth), 1)
         for start in range(0, len(rows), size):
             part = rows[start : start + size]
             yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
