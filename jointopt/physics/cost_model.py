@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics import clock_law, facility, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
+from jointopt.physics.layout_arrays import by_depth
 from jointopt.physics.makespan import Pipelines, dp_exposed_s, makespan_s
-from jointopt.physics.memory import peak_bytes
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -30,25 +31,7 @@ from jointopt.spec.kernels import KernelConstants
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 HEAT = ("peak_power_w", "temperature_c")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
-_HEAVIEST = 4  # stages of a layout, of which one needs most memory; mostly fewer
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
-
-
-def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
-    """Memory of the heaviest rank of every layout, (n,) bytes."""
-    out = np.empty(len(layouts["pp"]))
-    for rows, group in _by_depth(layouts, _CELLS, _HEAVIEST):
-        out[rows] = peak_bytes(job, group)
-    return out
-
-
-def _by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:
-    """Rows of one depth and their columns, of about so many layouts x stages, by default all of the depth."""
-    for depth in np.unique(layouts["pp"]).tolist():
-        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // (stages or depth), 1)
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
 
 
 @dataclass(frozen=True)
@@ -111,7 +94,7 @@ class CostModel:
         priced = np.flatnonzero(self.group_of >= 0)
         if len(priced) < len(new):
             new = np.union1d(priced, new)
-        for at, part in _by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
+        for at, part in by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
             rows = new[at]
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             costs = pc.stage_costs(self.job, self.hardware, part)

@@ -25,7 +25,7 @@ class Held:
 
     @classmethod
     def of(cls, lay: LayoutArrays) -> Held:
-        """What all ranks of the layouts hold."""
+        """Of all ranks of the layouts."""
         batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
         keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
         found = [_layers_held(lay.split, lay.pp, key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
@@ -61,7 +61,7 @@ class Held:
 
 
 def _layers_held(split: Split, pp: int, which: int, num_micro_batches: int) -> Floats:
-    """What `Held` has of one split and number of micro-batches, (times, 2, pp)."""
+    """`Held.layers` of one split and number of micro-batches, (times, 2, pp)."""
     kinds = split.dense[which], split.moe[which]
     alive = _alive(split.schedule[which], pp, kinds[0].shape[1], num_micro_batches)
     layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds], axis=1)

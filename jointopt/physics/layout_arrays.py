@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
@@ -164,3 +164,12 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
                 chunks[:, 1] = chunks[::-1, 1]
             found.append(chunks)
     return Split(which.reshape(-1), schedules, dense, moe)
+
+
+def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:
+    """Rows of one depth and their columns, of about so many layouts x stages, by default all of the depth."""
+    for depth in np.unique(layouts["pp"]).tolist():
+        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // (stages or depth), 1)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}

@@ -13,11 +13,14 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.held import Held
-from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
+from jointopt.physics.layout_arrays import LayoutArrays, by_depth, kv_heads_of_rank
 from jointopt.physics.process_memory import process_bytes
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
+
+_CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
+_HEAVIEST = 4  # ranks of a layout that may need most; mostly fewer
 
 
 @dataclass(frozen=True)
@@ -211,13 +214,16 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     return _parts(job, lay, Held.of(lay))
 
 
-def peak_bytes(job: Job, layouts: Columns) -> Floats:
-    """The sum of `memory_parts` on the rank that needs most, (L,), of the few ranks that may be it."""
-    lay = LayoutArrays(job, layouts)
-    held = Held.of(lay)
-    ranks = held.heaviest_ranks(lay.split)
-    parts = _parts(job, lay.of_ranks(ranks[held.group]), held.of_ranks(ranks))
-    return np.asarray(functools.reduce(np.add, parts.values()).max(axis=1))
+def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
+    """Memory of the heaviest rank of every layout, (n,) bytes: the sum of `memory_parts` on the ranks that may be it."""
+    out = np.empty(len(layouts["pp"]))
+    for rows, group in by_depth(layouts, _CELLS, _HEAVIEST):
+        lay = LayoutArrays(job, group)
+        held = Held.of(lay)
+        ranks = held.heaviest_ranks(lay.split)
+        parts = _parts(job, lay.of_ranks(ranks[held.group]), held.of_ranks(ranks))
+        out[rows] = functools.reduce(np.add, parts.values()).max(axis=1)
+    return out
 
 
 def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:

@@ -11,9 +11,9 @@ import pytest
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.physics import memory as mem
-from jointopt.physics.cost_model import CostModel, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.memory import memory_parts, stage_parameters
+from jointopt.physics.memory import memory_parts, peak_memory_bytes, stage_parameters
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Training
