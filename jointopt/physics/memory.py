@@ -215,7 +215,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
-    """Memory of the heaviest rank of every layout, (n,) bytes: the sum of `memory_parts` on the ranks that may be it."""
+    """Memory of the heaviest rank of every layout, (n,) bytes: the sum of `memory_parts`, on the few that may be it."""
     out = np.empty(len(layouts["pp"]))
     for rows, group in by_depth(layouts, _CELLS, _HEAVIEST):
         lay = LayoutArrays(job, group)

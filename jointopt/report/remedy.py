@@ -12,7 +12,8 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.table import figure
 from jointopt.spec.job import Job

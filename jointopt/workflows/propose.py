@@ -15,8 +15,9 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
+from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
