@@ -363,6 +363,12 @@ class CostModel:
         burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
         return np.asarray(burst + self.cooler.peak_leakage_w(burst))
 
+    def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
+        """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
+        out = {"iteration_time_s": time_s, "energy_j": energy_j, "peak_memory_gib": self.memory_bytes[index] / GIB}
+        idle_w = self.power_factor * slack.idle_power_w(self.power, self.cooler)
+        return self.violation(out | {"avg_power_w": np.maximum(power_w, idle_w)})
+
     def violation(self, out: Columns) -> Floats:
         """The largest relative excess of predictions over a constraint, (n,)."""
         return np.asarray(np.maximum.reduce([values / bound - 1.0 for values, bound in self.limits(out).values()]))

@@ -130,11 +130,9 @@ def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, bat
     """
     sends, vpp, own = pipes.p2p_s[rows, None], pipes.vpp[rows], pipes.split.own_passes[pipes.split.which[rows]]
     shares = vpp[:, None] * pipes.largest_shares[:, rows]
-    most = [share * (s - sends) + sends for share, s in zip(shares, (forward, backward), strict=True)]
-    alike = ~own
-    out = batches * (forward + backward).sum(axis=1)
-    depth = np.full(len(rows), pipes.depth)[alike]
-    out[alike] = iteration_time_s(*(m[alike] for m in most), depth, vpp[alike], batches[alike])
+    most_f, most_b = (share * (s - sends) + sends for share, s in zip(shares, (forward, backward), strict=True))
+    out, depth = batches * (forward + backward).sum(axis=1), np.full(len(rows), pipes.depth)
+    out[~own] = iteration_time_s(most_f[~own], most_b[~own], depth[~own], vpp[~own], batches[~own])
     return np.asarray(out)
 
 
