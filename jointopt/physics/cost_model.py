@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics import clock_law, facility, slack
+from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
-from jointopt.physics.makespan import Pipelines, dp_exposed_s, makespan_s
-from jointopt.physics.memory import memory_parts
+from jointopt.physics.layout_arrays import by_depth
+from jointopt.physics.limits import bounded
+from jointopt.physics.makespan import Pipelines, dp_exposed_s, least_makespan_s, makespan_s, most_makespan_s
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -31,23 +33,6 @@ PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib",
 HEAT = ("peak_power_w", "temperature_c")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
-
-
-def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
-    """Memory of the heaviest rank of every layout, (n,) bytes."""
-    out = np.empty(len(layouts["pp"]))
-    for rows, group in _by_depth(layouts, _CELLS):
-        out[rows] = pc.summed(memory_parts(job, group).values()).max(axis=1)
-    return out
-
-
-def _by_depth(layouts: Columns, cells: int) -> Iterator[tuple[Ints, Columns]]:
-    """Rows of one depth and their columns, of about so many layouts x stages."""
-    for depth in np.unique(layouts["pp"]).tolist():
-        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // depth, 1)
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
 
 
 @dataclass(frozen=True)
@@ -65,6 +50,7 @@ class StageTimes:
     total_s: Floats  # (n,)
 
 
+Makespan = Callable[[Pipelines, Ints, Floats, Floats], Floats]
 _Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
 
 
@@ -110,7 +96,7 @@ class CostModel:
         priced = np.flatnonzero(self.group_of >= 0)
         if len(priced) < len(new):
             new = np.union1d(priced, new)
-        for at, part in _by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
+        for at, part in by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
             rows = new[at]
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             costs = pc.stage_costs(self.job, self.hardware, part)
@@ -139,27 +125,50 @@ class CostModel:
         """The clock at which the constants were measured; 1.0 where the GPU's clocks are unknown."""
         return self.job.cluster.gpu.clock_max_mhz or 1.0
 
-    def evaluate(self, index: Ints, stage_clock_mhz: Floats, bound: bool = False) -> Columns:
-        """Predictions (n,) for plans: layout rows ``index`` (n,), clocks (n, >= pp) in MHz, NaN beyond pp.
+    def evaluate(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
+        """Predictions (n,) for plans: layout rows ``index`` (n,), clocks in MHz (n, >= pp), or (n, 1) for all stages.
 
         Columns as in `PREDICTIONS`; ``violation`` is the largest relative excess over a constraint, <= 0 if feasible.
-        ``bound``: where chunks differ, no more than the time and the energy, and fast. The energy grows by
-        `energy_slope_w` with the time at the same clocks, so that what is left of it as work is the same.
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
         for g, at, rows, depth in self.parts(index):
-            t = self.times(g, rows, stage_clock_mhz[at, :depth], bound)
-            energy = self._energy_j(g, rows, t)
+            clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
+            time_s = self.times(g, rows, clock).total_s
+            gpu_s = time_s * self.groups[g].replicas[rows] * depth
             # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
-            power = energy / (t.total_s * self.groups[g].replicas[rows] * depth)
-            out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = t.total_s, energy, power
+            energy = self._work_j(g, rows, clock) + slack.energy_slope_w(self.power, self.cooler, 1) * gpu_s
+            out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = time_s, energy, energy / gpu_s
         out["iteration_time_s"] *= self.time_factor[index]
         out["energy_j"] *= self.time_factor[index] * self.power_factor
         out["avg_power_w"] *= self.power_factor
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
-        out["violation"] = np.maximum.reduce([values / bound - 1.0 for values, bound in self.limits(out).values()])
-        return out
+        return out | {"violation": self.violation(out)}
+
+    def least_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
+        """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
+            clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
+            out[at] = self.times(g, rows, clock, least_makespan_s).total_s
+        return out * self.time_factor[index]
+
+    def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
+        """Energy (n,) of `evaluate` less `energy_slope_w` times its time, for which no time need be known."""
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
+            out[at] = self._work_j(g, rows, self.reached_mhz(g, rows, stage_clock_mhz[at, :depth]))
+        return out * self.time_factor[index] * self.power_factor
+
+    def least_power_w(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
+        """Average power (n,) in W that plans do not go below that have all clocks at least as high as these."""
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
+            clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
+            work = self._work_j(g, rows, clock) / (self.groups[g].replicas[rows] * depth)
+            most_s, least_s = self.times(g, rows, clock, most_makespan_s).total_s, self._floor(g)[0][rows]
+            out[at] = slack.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
+        return out * self.power_factor
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
@@ -202,7 +211,7 @@ class CostModel:
             costs = self.groups[g]
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
-            fastest = self.times(g, rows, top, bound=True).total_s
+            fastest = self.times(g, rows, top, least_makespan_s).total_s
             floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
             self._floors[g] = fastest, floor_j
         return self._floors[g]
@@ -249,15 +258,19 @@ class CostModel:
         burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
         return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
 
-    def times(self, g: int, rows: Ints, clock_mhz: Floats, bound: bool = False) -> StageTimes:
-        """Schedule of plans of group ``g``: all about time; ``bound``: a total that theirs does not go below, fast."""
+    def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: Makespan = makespan_s) -> StageTimes:
+        """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
         stages = self._stages(g, rows, clock_mhz)
-        return self._whole(g, rows, stages, makespan_s(self.groups[g].pipelines, rows, *stages[1:3], bound))
+        return self._whole(g, rows, stages, makespan(self.groups[g].pipelines, rows, *stages[1:3]))
+
+    def reached_mhz(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
+        """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""
+        return np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
 
     def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> _Stages:
         costs = self.groups[g]
         profile = self.job.training.framework
-        clock = np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
+        clock = self.reached_mhz(g, rows, clock_mhz)
         stretch = self.top_mhz / clock
         forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
         forward_kernel += costs.forward_memory_s.take(rows, 0)
@@ -318,20 +331,16 @@ class CostModel:
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
         )
 
-    def _energy_j(self, g: int, rows: Ints, t: StageTimes) -> Floats:
-        """Energy of all GPUs, (n,): the sum of `energy_parts` over parts, stages and ranks, with constants lumped."""
-        costs, terms, k = self.groups[g], self.energy_terms[g], self.power
-        x = t.clock_mhz / self.top_mhz
+    def _work_j(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
+        """Energy of all GPUs, (n,), but for `slack.energy_slope_w` over the time, at clocks (n, pp) that stages reach."""
+        terms, k = self.energy_terms[g], self.power
+        x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
-        scaled = terms.clocked_j.take(rows, 0)
+        busy = np.einsum("ij,ij->i", terms.sm_s.take(rows, 0), 1.0 / x) + terms.other_s[rows]
         x *= terms.active_j.take(rows, 0)
-        scaled += x
-        work = np.einsum("ij,ij->i", scaled, v2) + terms.fixed_j[rows]
-        busy = costs.num_micro_batches[rows] * t.kernel_s.sum(axis=1) + terms.step_s[rows]
-        rank_s = t.total_s * x.shape[1]
-        cold = work + k.static_w * rank_s + max(k.wait_w - k.static_w, 0.0) * (rank_s - busy)
-        at_zero, gain = self.cooler.leakage_line
-        return np.asarray((cold * (1.0 + gain) + at_zero * rank_s) * costs.replicas[rows])
+        x += terms.clocked_j.take(rows, 0)
+        work = np.einsum("ij,ij->i", x, v2) + terms.fixed_j[rows] - max(k.wait_w - k.static_w, 0.0) * busy
+        return np.asarray((1.0 + self.cooler.leakage_line[1]) * work * self.groups[g].replicas[rows])
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
@@ -345,27 +354,24 @@ class CostModel:
     def burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
         costs, limit_w = self.groups[g], self.limits_w[g]
-        burst = clock_law.busy_power_w(
-            self.power, t.clock_mhz, self.top_mhz, t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
-        )
+        work = t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
+        burst = clock_law.busy_power_w(self.power, t.clock_mhz, self.top_mhz, *work)
         burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
         return np.asarray(burst + self.cooler.peak_leakage_w(burst))
 
+    def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
+        """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
+        out = {"iteration_time_s": time_s, "energy_j": energy_j, "peak_memory_gib": self.memory_bytes[index] / GIB}
+        idle_w = self.power_factor * slack.idle_power_w(self.power, self.cooler)
+        return self.violation(out | {"avg_power_w": np.maximum(power_w, idle_w)})
+
+    def violation(self, out: Columns) -> Floats:
+        """The largest relative excess of predictions over a constraint, (n,)."""
+        return np.asarray(np.maximum.reduce([values / bound - 1.0 for values, bound in self.limits(out).values()]))
+
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
         """Bounded predictions: predicted values (n,) and the bound, by the constraint's name."""
-        limits, cluster = self.job.constraints, self.job.cluster
-        bounded = {"memory (GiB)": (out["peak_memory_gib"], self.memory_reach * memory_limit_gib(self.job))}
-        for name in ("iteration_time_s", "energy_j", "avg_power_w"):
-            bound = getattr(limits, name)
-            if bound is not None:
-                bounded[name] = (out[name], bound)
-        if limits.facility_energy_j is not None:
-            site = facility.facility_energy_j(cluster, out["iteration_time_s"], out["energy_j"])
-            bounded["facility_energy_j"] = (site, limits.facility_energy_j)
-        if limits.cluster_power_kw is not None:
-            site = facility.cluster_power_kw(cluster, out["avg_power_w"])
-            bounded["cluster_power_kw"] = (site, limits.cluster_power_kw)
-        return bounded
+        return bounded(self.job, out, self.memory_reach)
 
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
         """One sentence for each bound that the first plan of ``out`` exceeds."""
@@ -383,16 +389,10 @@ def iteration_times_s(models: Sequence[CostModel], index: Ints, stage_clock_mhz:
         stages = [model._stages(g, rows, stage_clock_mhz[at, :depth]) for model in models]
         pipes = Pipelines.joined([model.groups[g].pipelines for model in models], rows)
         forward, backward = (np.concatenate([some[i] for some in stages]) for i in (1, 2))
-        makespan = makespan_s(pipes, np.arange(len(pipes.vpp)), forward, backward, False).reshape(len(models), -1)
+        makespan = makespan_s(pipes, np.arange(len(pipes.vpp)), forward, backward).reshape(len(models), -1)
         for k, model in enumerate(models):
             out[k, at] = model._whole(g, rows, stages[k], makespan[k]).total_s
     return out * np.stack([model.time_factor[index] for model in models])
-
-
-def memory_limit_gib(job: Job) -> float:
-    """Memory in GiB that a run may use per GPU: the job's fraction, else the framework's."""
-    fraction = job.constraints.memory_fraction or job.training.framework.memory_fraction
-    return fraction * job.cluster.gpu.memory_gib
 
 
 _NAN = float("nan")

@@ -105,7 +105,8 @@ class EnergyTerms:
     clocked_j: Floats  # (L, pp) at the top clock, follows V²
     active_j: Floats  # (L, pp) at the top clock, follows f·V²
     fixed_j: Floats  # (L,) of all stages, whatever the clock
-    step_s: Floats  # (L,) optimizer steps of all stages
+    sm_s: Floats  # (L, pp) busy at the top clock, follows 1/f
+    other_s: Floats  # (L,) busy whatever the clock, of all stages
 
 
 def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
@@ -118,7 +119,8 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
     return EnergyTerms(
         clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
         active_j=k.active_w * (batches * memory + costs.optimizer_s),
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1), step_s=costs.optimizer_s.sum(axis=1),
+        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
+        sm_s=batches * sm, other_s=(batches * memory + costs.optimizer_s).sum(axis=1),
     )  # fmt: skip
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jointopt.core.schema import OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
@@ -18,7 +18,12 @@ from jointopt.spec.plans.stages import own_split
 
 
 class LayoutArrays:
-    """Layout columns as floats, and what every formula needs of them."""
+    """Layout columns as floats, and what every formula needs of them.
+
+    Arrays (L, pp) are of all ranks, or (L, K) of the ``ranks`` that `of_ranks` picked; the first is always rank 0.
+    """
+
+    ranks: Ints | None = None
 
     def __init__(self, job: Job, layouts: Columns) -> None:
         layouts = completed(job, layouts)
@@ -53,26 +58,41 @@ class LayoutArrays:
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
 
+    def of_ranks(self, ranks: Ints) -> LayoutArrays:
+        """The same layouts, of whose ranks only those of (L, K) are looked at."""
+        part = copy.copy(self)
+        part.ranks = ranks
+        return part
+
     @functools.cached_property
     def split(self) -> Split:
         """How the layers lie on the ranks and their chunks."""
         return chunk_layers(self.job, self.layouts)
 
     @functools.cached_property
+    def starts(self) -> Floats:
+        """1 where a rank has the first chunk, with the embedding, else 0, (L, pp): the first rank."""
+        return np.asarray(self._ranks == 0, float)
+
+    @functools.cached_property
     def ends(self) -> Floats:
         """1 where a rank has the last chunk, with head and loss, else 0, (L, pp): the last rank, of a V the first."""
         first_has = np.array([schedule in V_SHAPED for schedule in self.split.schedule])[self.split.which]
-        return np.where(first_has[:, None], np.eye(1, self.pp), np.eye(1, self.pp, self.pp - 1))
+        return np.asarray(self._ranks == np.where(first_has, 0, self.pp - 1)[:, None], float)
+
+    @property
+    def _ranks(self) -> Ints:
+        return np.arange(self.pp)[None, :] if self.ranks is None else self.ranks
 
     @functools.cached_property
     def layers(self) -> Floats:
         """Layers per rank, (L, pp)."""
-        return self.dense_layers + self.split.of_rank("moe")
+        return self.dense_layers + self.split.of_rank("moe", self.ranks)
 
     @functools.cached_property
     def dense_layers(self) -> Floats:
         """Of each rank's layers, how many are dense, (L, pp): all, or the leading ones of an MoE model."""
-        return self.split.of_rank("dense")
+        return self.split.of_rank("dense", self.ranks)
 
 
 def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
@@ -100,9 +120,14 @@ class Split:
         part.which = self.which[rows]
         return part
 
-    def of_rank(self, kind: str) -> Floats:
-        """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp)."""
-        return np.asarray(np.stack([chunks.sum(axis=1) for chunks in getattr(self, kind)])[self.which])
+    def of_rank(self, kind: str, ranks: Ints | None = None) -> Floats:
+        """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
+        layers = self.layers(kind)
+        return np.asarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
+
+    def layers(self, kind: str) -> Floats:
+        """Layers of a kind that each rank holds, (splits, pp)."""
+        return np.stack([chunks.sum(axis=1) for chunks in getattr(self, kind)])
 
 
 def _differ(chunks: Floats) -> bool:
@@ -139,3 +164,12 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
                 chunks[:, 1] = chunks[::-1, 1]
             found.append(chunks)
     return Split(which.reshape(-1), schedules, dense, moe)
+
+
+def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:
+    """Rows of one depth and their columns, of about so many layouts x stages, by default all of the depth."""
+    for depth in np.unique(layouts["pp"]).tolist():
+        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // (stages or depth), 1)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}

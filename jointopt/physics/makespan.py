@@ -6,7 +6,7 @@ And the gradient traffic that sticks out of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,18 +64,40 @@ class Pipelines:
     @functools.cached_property
     def first_shares(self) -> Floats:
         """Shares of a rank's seconds, forward and backward, that its first chunk takes, (2, L, pp)."""
+        return self._shares(lambda shares: shares[..., 0])
+
+    @functools.cached_property
+    def largest_shares(self) -> Floats:
+        """Those that its longest chunk takes, (2, L, pp)."""
+        return self._shares(lambda shares: shares.max(axis=3))
+
+    def _shares(self, of_chunks: Callable[[Floats], Floats]) -> Floats:
         shares = np.ones((2, len(self.p2p_s), self.depth))
         for number in np.flatnonzero(self.split.walked).tolist():
             rows = np.flatnonzero(self.split.which == number)
-            shares[:, rows] = self.chunk_shares(rows)[:2, ..., 0]
+            shares[:, rows] = of_chunks(self.chunk_shares(rows)[:2])
         return shares
 
 
-def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, bound: bool) -> Floats:
+def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
     """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch, (n, pp).
 
-    The last group of interleaved runs may be partly empty. ``bound``: where chunks differ, no more than that, and fast.
+    The last group of interleaved runs may be partly empty.
     """
+    return _makespan_s(pipes, rows, forward, backward, _each_walked_s)
+
+
+def least_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Seconds (n,) that `makespan_s` is not below, fast: the same but where chunks of a rank differ."""
+    return _makespan_s(pipes, rows, forward, backward, _least_s)
+
+
+def most_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Seconds (n,) that `makespan_s` is not above, fast: the same but where chunks of a rank differ."""
+    return _makespan_s(pipes, rows, forward, backward, _most_s)
+
+
+def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, walked_s: _Walked) -> Floats:
     depth, batches, which = pipes.depth, pipes.num_micro_batches[rows], pipes.split.which[rows]
     vpp = pipes.vpp[rows]
     own, walked = pipes.split.own_passes[which], pipes.split.walked[which]
@@ -84,26 +106,45 @@ def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, 
     makespan = np.empty(len(rows))
     seconds = forward[alike], backward[alike]
     makespan[alike] = iteration_time_s(*seconds, np.full(len(seconds[0]), depth), vpp[alike], full[alike])
-    if bound:
-        at = np.flatnonzero(walked)
-        makespan[at] = _least_s(pipes, rows[at], forward[at], backward[at], full[at])
-        walked = np.zeros_like(walked)
-    kind = pipes.schedule[rows].astype(np.int64)
-    key = walked * (np.where(own, full, 1) << 32 | kind << 16 | vpp)
-    for shape in np.unique(key[walked]).tolist():
-        at = np.flatnonzero(key == shape)
-        schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
-        makespan[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, full[at])
+    if walked.any():
+        makespan[walked] = walked_s(pipes, rows[walked], forward[walked], backward[walked], full[walked])
     return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
 
 
+_Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
+
+
 def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
-    """Seconds (n,) that `_walked_s` does not go below; ranks of schedules with passes of their own end as they like."""
+    """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
     sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
     shares = pipes.first_shares[:, rows]
     first, back = (share * (s - sends) + sends / vpp for share, s in zip(shares, (forward, backward), strict=True))
     first += np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
     return path_bound_s(first, forward + backward, batches)
+
+
+def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+    """Seconds (n,) that `_each_walked_s` is not above: all chunks as long as the rank's longest, or one rank at a time.
+
+    A schedule takes no longer where a pass does not; some rank is always at work.
+    """
+    sends, vpp, own = pipes.p2p_s[rows, None], pipes.vpp[rows], pipes.split.own_passes[pipes.split.which[rows]]
+    shares = vpp[:, None] * pipes.largest_shares[:, rows]
+    most_f, most_b = (share * (s - sends) + sends for share, s in zip(shares, (forward, backward), strict=True))
+    out, depth = batches * (forward + backward).sum(axis=1), np.full(len(rows), pipes.depth)
+    out[~own] = iteration_time_s(most_f[~own], most_b[~own], depth[~own], vpp[~own], batches[~own])
+    return np.asarray(out)
+
+
+def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
+    """Seconds (n,) of pipelines without a closed form."""
+    out, own = np.empty(len(rows)), pipes.split.own_passes[pipes.split.which[rows]]
+    key = np.where(own, batches, 1) << 32 | pipes.schedule[rows].astype(np.int64) << 16 | pipes.vpp[rows]
+    for shape in np.unique(key).tolist():
+        at = np.flatnonzero(key == shape)
+        schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
+        out[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, batches[at])
+    return out
 
 
 def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: Ints) -> Floats:

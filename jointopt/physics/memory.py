@@ -5,20 +5,22 @@ Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L lay
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
+from jointopt.physics.held import Held
+from jointopt.physics.layout_arrays import LayoutArrays, by_depth, kv_heads_of_rank
 from jointopt.physics.process_memory import process_bytes
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
-from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
-from jointopt.physics.zero_bubble import MOST_ROUNDS, held_chunks
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
+
+_CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
+_HEAVIEST = 4  # ranks of a layout that may need most; mostly fewer
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     moe_layers = layers - dense_layers
     dense = dense_layer[:, None] * dense_layers + moe_layer[:, None] * moe_layers
     table = model.vocab_size * model.hidden_size / lay.tp
-    dense[:, 0] += table
+    dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
-        dense[:, 0] += model.max_position_embeddings * model.hidden_size
+        dense += model.max_position_embeddings * model.hidden_size * lay.starts
     if lay.pp > 1 or not model.tied_embeddings:
         dense += table[:, None] * lay.ends
     if model.mtp_num_layers:  # their projections, and the embedding where it is another rank's
@@ -212,13 +214,29 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     training: communication, workspaces, other (`jointopt.physics.process_memory`).
     """
     lay = LayoutArrays(job, layouts)
+    return _parts(job, lay, Held.of(lay))
+
+
+def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
+    """Memory of the heaviest rank of every layout, (n,) bytes: the sum of `memory_parts`, on the few that may be it."""
+    out = np.empty(len(layouts["pp"]))
+    for rows, group in by_depth(layouts, _CELLS, _HEAVIEST):
+        lay = LayoutArrays(job, group)
+        held = Held.of(lay)
+        ranks = held.heaviest_ranks(lay.split)
+        parts = _parts(job, lay.of_ranks(ranks[held.group]), held.of_ranks(ranks))
+        out[rows] = functools.reduce(np.add, parts.values()).max(axis=1)
+    return out
+
+
+def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
     layers = lay.layers
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
     shard, zero = lay.shards[:, None], lay.zero[:, None]
     state = state_bytes(params, zero, shard, lay.expert_shards[:, None], training)
     state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
-    in_flight, at_work = activation_bytes(job, lay)
+    in_flight, at_work = activation_bytes(job, lay, held)
     activations = in_flight + at_work
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
     logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
@@ -229,7 +247,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     working = 2.0 * training.weight_gather_bytes * (params.dense + params.expert) / np.maximum(layers, 1.0)
     lost = activations * (profile.activation_factor - 1.0)
     kept = activations + np.minimum(lost, 0.0)
-    captured = _captured_bytes(job, lay, np.minimum(state["main_gradients"], kept + logits))
+    captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
     state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
     process = {name: np.broadcast_to(held[:, None], kept.shape) for name, held in process_bytes(job, lay).items()}
     return {
@@ -239,7 +257,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     }  # fmt: skip
 
 
-def _captured_bytes(job: Job, lay: LayoutArrays, step: Floats) -> Floats:
+def _captured_bytes(job: Job, lay: LayoutArrays, held: Held, step: Floats) -> Floats:
     """Bytes that captured CUDA graphs keep and eager execution frees, (L, pp); ``step`` (L, pp): the optimizer's.
 
     Transformer Engine's graphs: of each layer and micro-batch in flight an input and the gradient of an output. Of one
@@ -250,8 +268,8 @@ def _captured_bytes(job: Job, lay: LayoutArrays, step: Floats) -> Floats:
         return step
     if not job.training.cuda_graph:
         return np.zeros_like(step)
-    buffers = 2.0 * layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)
-    return _held(lay, buffers, buffers)
+    buffers = 2.0 * layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)[:, None]
+    return held.most_bytes(buffers, buffers)
 
 
 def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
@@ -272,32 +290,6 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
     return np.asarray(lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts))
 
 
-def _held(lay: LayoutArrays, dense: Floats, moe: Floats) -> Floats:
-    """Most bytes of activations alive at once on every rank, (L, pp), of so many bytes per layer of each kind there."""
-    batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
-    keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
-    held = np.zeros((len(dense), lay.pp))
-    for number, key in enumerate(keys.tolist()):
-        rows, which, micro_batches = np.flatnonzero(group == number), key >> 32, key & 0xFFFFFFFF
-        kinds = lay.split.dense[which], lay.split.moe[which]
-        alive = _alive(lay.split.schedule[which], lay.pp, kinds[0].shape[1], micro_batches)
-        layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds])
-        if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
-            layers = layers.max(axis=1, keepdims=True)
-        if layers.shape[1] > 1:
-            layers = np.unique(layers, axis=1)
-        for count in layers.swapaxes(0, 1):
-            held[rows] = np.maximum(held[rows], dense[rows] * count[0] + moe[rows] * count[1])
-    return held
-
-
-def _alive(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Ints:
-    """Micro-batches that each chunk of each rank holds, (pp, times, vpp)."""
-    if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
-        return held_chunks(schedule, pp, num_micro_batches)
-    return alive_chunks(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
-
-
 def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
     """Bytes that one layer of ``layer`` bytes keeps where it is not recomputed whole, (L,).
 
@@ -311,13 +303,13 @@ def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
     return np.asarray(layer - dropped)
 
 
-def activation_bytes(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
+def activation_bytes(job: Job, lay: LayoutArrays, held: Held) -> tuple[Floats, Floats]:
     """Bytes of every stage's micro-batches in flight, and of the part at work that backward recomputes, (L, pp) each.
 
     Offloaded activations leave those of two layers: the one at work and the one that is copied.
     """
     per_layer, working = layer_bytes(job, lay)
-    total = _held(lay, per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
+    total = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
     two = 2.0 * np.maximum.reduce(list(per_layer.values()))
     return np.where(lay.offloads_activations[:, None], np.minimum(total, two), total), working
 

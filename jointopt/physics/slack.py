@@ -55,9 +55,14 @@ def pipeline_floor_j(
 ) -> Floats:
     """`energy_floor_j` of one GPU per stage, (L,): work that follows V², work that does not, seconds of all stages."""
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
+    dynamic_j = (1.0 + cooler.leakage_line[1]) * (lowest * clocked_j + fixed_j)
+    return np.asarray(dynamic_j + idle_power_w(constants, cooler) * rank_s)
+
+
+def idle_power_w(constants: PowerConstants, cooler: Cooler) -> float:
+    """Power in W that no GPU goes below: static power and cold leakage."""
     cold_w, gain = cooler.leakage_line
-    idle_w = max((1.0 + gain) * constants.static_w + cold_w, 0.0)
-    return np.asarray((1.0 + gain) * (lowest * clocked_j + fixed_j) + idle_w * rank_s)
+    return max((1.0 + gain) * constants.static_w + cold_w, 0.0)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:

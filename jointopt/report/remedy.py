@@ -12,8 +12,9 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
-from jointopt.physics.memory import memory_parts
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 from jointopt.spec.plans.space import enumerate_layouts

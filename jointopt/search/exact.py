@@ -1,13 +1,9 @@
 """The exact Pareto front of the uniform-clock space, every layout at every clock, in bounded memory.
 
 Branch and bound that cannot change the answer: plans are left out only when a point of the running front is at most
-equal to a lower bound of all of them in both objectives. Bounds come from two optional promises of the problem: lower
-bounds per layout, and how time and energy move with the clock (`Problem.energy_slope_w`). With the second, the clocks
-between two evaluated ones are bounded by a box,
-
-    time >= time(high),  energy >= energy(low) - slope * (time(low) - time(high)),
-
-and a layout's clock range is halved only where its box is not covered.
+equal to a lower bound of all of them in both objectives, or when such a bound breaks a constraint. Bounds come from two
+optional promises of the problem: lower bounds per layout, and how time and energy move with the clock
+(`jointopt.search.boxes`).
 """
 
 from __future__ import annotations
@@ -17,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.pareto import concat, is_covered, merge, objectives
+from jointopt.search.boxes import may_be_feasible, may_improve, open_clocks
+from jointopt.search.pareto import concat, merge
 from jointopt.search.problem import LowerBound, Problem, Progress
 
 SEED_LAYOUTS = 64
@@ -25,7 +22,7 @@ SEED_CLOCKS = 8
 BLOCKS = 12  # layouts go through in about so many blocks, so that early fronts rule out later layouts
 SMALLEST_BLOCK = 2048  # layouts; of smaller blocks the calls cost more than what an early front spares
 STAGE_CELLS_PER_CHUNK = 4_000_000  # 32 MB of stage clocks; the evaluation holds some ten times as much
-ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the truth by rounding
+LOT = 256  # plans that wait for one another, as a pipeline of few plans takes as long to walk through as one of many
 
 
 @dataclass(frozen=True)
@@ -54,24 +51,20 @@ class _Sweep:
     evaluated: int = 0
     layouts_done: int = 0
 
-    def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> tuple[Floats, Floats]:
-        """Merge these plans into the front, in chunks, ``keep`` them all; return bounds of their times and energies.
+    def visit(self, layout_index: Ints, clock_index: Ints, *, keep: bool = False) -> None:
+        """Merge these plans into the front, in chunks; ``keep`` them all.
 
-        Those that ``problem.bound`` already shows to be covered are not evaluated.
+        Those whose bounds show them to be covered are not evaluated.
         """
-        values = np.empty((2, len(layout_index)))
         for start in range(0, len(layout_index), self.chunk_size):
             rows = np.arange(start, min(start + self.chunk_size, len(layout_index)))
-            if self.problem.bound is not None and not keep:
-                stage_clocks = self.problem.uniform_clocks(layout_index[rows], clock_index[rows])
-                values[:, rows] = self.problem.bounds(layout_index[rows], stage_clocks)
-                rows = rows[may_improve(self.front, *values[:, rows])]
+            if self.problem.least_time_s is not None and not keep:
+                clocks = self.problem.clocks_mhz[clock_index[rows], None]
+                rows = rows[may_improve(self.front, *self.problem.bounds(layout_index[rows], clocks))]
             batch = self.problem.plans(layout_index[rows], clock_index[rows], np.zeros(len(rows)))
-            values[:, rows] = objectives(batch)
             self.front = merge(self.front, batch)
             self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
-        return values[0], values[1]
 
     def report(self, layouts_done: int) -> None:
         self.layouts_done += layouts_done
@@ -79,14 +72,6 @@ class _Sweep:
             clocks = self.problem.num_clocks
             size = 0 if self.front is None else len(self.front["layout_index"])
             self.progress(self.layouts_done * clocks, self.problem.num_layouts * clocks, size)
-
-
-def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
-    """Indices of the bounds that the front does not cover, by more than rounding."""
-    if front is None:
-        return np.arange(len(time_lb_s))
-    low = 1.0 - ROUNDING
-    return np.flatnonzero(~is_covered(*objectives(front), time_lb_s * low, energy_lb_j * low))
 
 
 def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progress | None = None) -> ExactFront:
@@ -108,39 +93,44 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
 def _sweep_blocks(sweep: _Sweep) -> int:
     """Settle all layouts in blocks, the most promising first; returns the plans that this evaluated."""
     problem, every = sweep.problem, np.arange(sweep.problem.num_layouts)
-    order, time_lb_s, energy_lb_j = _ordered(every, problem.quick_bound or problem.lower_bound)
+    order, time_lb_s, energy_lb_j = _ordered(problem, every, problem.quick_bound or problem.lower_bound)
     _seed(sweep, order[:SEED_LAYOUTS])
     after_seed = sweep.evaluated
     if problem.quick_bound is not None:
         order, time_lb_s, energy_lb_j = promising(problem, sweep.front, every)
-        sweep.report(len(every) - len(order))
+    sweep.report(len(every) - len(order))
     block = max(1, min(sweep.chunk_size // 2, max(-(-len(order) // BLOCKS), SMALLEST_BLOCK)))
     for start in range(0, len(order), block):
         rows = slice(start, start + block)
-        alive = order[rows][may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])]
-        if sweep.problem.energy_slope_w is None:
-            _enumerate(sweep, alive)
+        alive = may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])
+        if problem.energy_slope_w is None:
+            _enumerate(sweep, order[rows][alive])
         else:
-            _bisect(sweep, alive, sweep.problem.energy_slope_w)
+            _bisect(sweep, order[rows][alive], time_lb_s[rows][alive])
         sweep.report(len(order[rows]))
     return sweep.evaluated - after_seed
 
 
 def promising(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[Ints, Floats, Floats]:
-    """Layouts whose quick bound the front does not cover, with their lower bounds, the smallest product first."""
+    """Layouts whose quick bound the front does not cover, with their lower bounds, the smallest product first.
+
+    None of those that break a constraint at every clock.
+    """
     if problem.quick_bound is not None:
-        layouts = layouts[may_improve(front, *problem.quick_bound(layouts))]
-    return _ordered(layouts, problem.lower_bound)
+        layouts, *bounds = _ordered(problem, layouts, problem.quick_bound)
+        layouts = layouts[may_improve(front, *bounds)]
+    return _ordered(problem, layouts, problem.lower_bound)
 
 
-def _ordered(layouts: Ints, bound: LowerBound | None) -> tuple[Ints, Floats, Floats]:
-    """The layouts with their bounds (-inf where none is known), the smallest product of both first."""
+def _ordered(problem: Problem, layouts: Ints, bound: LowerBound | None) -> tuple[Ints, Floats, Floats]:
+    """Layouts that may be feasible with their bounds (-inf where none is known), the smallest product of both first."""
     if bound is None:
         unknown = np.full(len(layouts), -np.inf)
         return layouts, unknown, unknown
     time_lb_s, energy_lb_j = bound(layouts)
-    order = np.argsort(time_lb_s * energy_lb_j, kind="stable")
-    return layouts[order].astype(np.int64), time_lb_s[order], energy_lb_j[order]
+    left = np.flatnonzero(may_be_feasible(problem, layouts, time_lb_s, energy_lb_j))
+    left = left[np.argsort((time_lb_s * energy_lb_j)[left], kind="stable")]
+    return layouts[left].astype(np.int64), time_lb_s[left], energy_lb_j[left]
 
 
 def _seed(sweep: _Sweep, layouts: Ints) -> None:
@@ -160,25 +150,21 @@ def _enumerate(sweep: _Sweep, layouts: Ints) -> None:
         sweep.visit(np.repeat(some, len(clocks)), np.tile(clocks, len(some)))
 
 
-def _bisect(sweep: _Sweep, layouts: Ints, slope_w: float) -> None:
-    """Both ends of the clock range, then halves of those ranges whose box the front does not cover."""
-    top = sweep.problem.num_clocks - 1
-    low, high = np.zeros(len(layouts), dtype=np.int64), np.full(len(layouts), top)
-    time_high, energy_high = sweep.visit(layouts, high)
-    time_low, energy_low = (time_high, energy_high) if top == 0 else sweep.visit(layouts, low)
-    ends_low, ends_high = np.stack([time_low, energy_low]), np.stack([time_high, energy_high])
-    while True:
-        box_j = ends_low[1] - slope_w * (ends_low[0] - ends_high[0])
-        split = may_improve(sweep.front, ends_high[0], box_j)
-        split = split[high[split] - low[split] >= 2]
-        if len(split) == 0:
-            return
-        layouts, low, high = layouts[split], low[split], high[split]
-        middle = (low + high) // 2
-        ends_middle = np.stack(sweep.visit(layouts, middle))
-        layouts = np.concatenate([layouts, layouts])
-        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
-        ends_low, ends_high = (
-            np.concatenate([ends_low[:, split], ends_middle], axis=1),
-            np.concatenate([ends_middle, ends_high[:, split]], axis=1),
-        )
+def _bisect(sweep: _Sweep, layouts: Ints, fastest_s: Floats) -> None:
+    """Of each layout the clocks that are left when its range is halved; the last ones in lots."""
+
+    def slowest(row: Ints, low: Ints, _: Ints) -> Floats:
+        return sweep.problem.clocks_mhz[low, None]
+
+    waiting = np.zeros((2, 0), np.int64)
+    for found in open_clocks(sweep.problem, lambda: sweep.front, layouts, fastest_s, slowest):
+        waiting = np.concatenate([waiting, np.stack(found)], axis=1)
+        if waiting.shape[1] >= LOT:
+            _settle(sweep, waiting)
+            waiting = waiting[:, :0]
+    _settle(sweep, waiting)
+
+
+def _settle(sweep: _Sweep, plans: Ints) -> None:
+    """Visit (layouts, clocks); of clocks that a power limit makes the same the highest, as without a limit, is first."""
+    sweep.visit(*plans[:, np.argsort(-plans[1], kind="stable")])

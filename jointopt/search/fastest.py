@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Ints
-from jointopt.search.exact import ROUNDING
+from jointopt.search.boxes import ROUNDING
 from jointopt.search.problem import LowerBound, Problem
 
 FEW = 64  # layouts whose bounds are worked out first

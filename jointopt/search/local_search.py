@@ -94,8 +94,8 @@ class LocalSearch:
         batches = self._evaluated(_slack_moves(self.genome, self.genome.encode(piped)), last)
         room = (last - self.spent) // (2 * self.problem.max_pp)
         if room > 0 and len(piped["slack"]):
-            moved = _moved_stages(self.problem, take(piped, evenly(piped, room)))
-            batches.append(explicit(self.problem, *moved))
+            layout, clocks, _ = _moved_stages(self.problem, take(piped, evenly(piped, room)))
+            batches.append(explicit(self.problem, layout, clocks))
             self.spent += len(batches[-1]["slack"])
         return batches
 
@@ -124,11 +124,11 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
         room = (evaluations - spent) // (2 * problem.max_pp)
         if room <= 0 or not len(piped["slack"]):
             break
-        layout, clocks = _moved_stages(problem, take(piped, evenly(piped, min(room, STARTS))))
+        moved = take(piped, evenly(piped, min(room, STARTS)))
+        layout, clocks, origin = _moved_stages(problem, moved)
         spent += len(layout)
-        if problem.bound is not None:
-            left = _may_be_noticed(front, *problem.bounds(layout, clocks))
-            layout, clocks = layout[left], clocks[left]
+        left = _may_be_noticed(front, *_bounds(problem, moved, layout, clocks, origin))
+        layout, clocks = layout[left], clocks[left]
         front = merge(front, noticeable(front, explicit(problem, layout, clocks)))
     return front, spent
 
@@ -163,8 +163,21 @@ def _slack_moves(genome: Genome, genes: Ints) -> Ints:
     return np.unique(around[inside], axis=0)
 
 
-def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats]:
-    """(layouts (n,), clocks (n, S)): each stage of each plan one clock of the grid up and down, others as they are."""
+def _bounds(problem: Problem, plans: Columns, layout: Ints, clocks: Floats, origin: Ints) -> tuple[Floats, Floats]:
+    """Time and energy, (n,) each, that ``plans`` of those rows (``origin``) do not go below with other ``clocks``.
+
+    Where none of them rose, no less than the time of the plan itself, as far as the problem promises that.
+    """
+    time_s, energy_j = problem.bounds(layout, clocks)
+    if problem.energy_slope_w is None:
+        return time_s, energy_j
+    slower = (np.nan_to_num(clocks) <= np.nan_to_num(plans["stage_clock_mhz"][origin])).all(axis=1)
+    more_s = np.where(slower, np.maximum(plans["iteration_time_s"][origin] - time_s, 0.0), 0.0)
+    return time_s + more_s, energy_j + problem.energy_slope_w * more_s
+
+
+def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats, Ints]:
+    """(layouts (n,), clocks (n, S), rows of plans): each stage of each plan one clock of the grid up and down."""
     clocks, count = plans["stage_clock_mhz"], len(plans["slack"])
     stages = clocks.shape[1]
     moved = np.repeat(clocks, 2 * stages, axis=0)
@@ -172,7 +185,8 @@ def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats]:
     stage = np.tile(np.repeat(np.arange(stages), 2), count)
     moved[rows, stage] = _next_clock(problem.clocks_mhz, moved[rows, stage], np.tile([-1, 1], stages * count))
     real = np.isfinite(moved[rows, stage])
-    return np.repeat(plans["layout_index"], 2 * stages)[real], moved[real]
+    origin = np.repeat(np.arange(count), 2 * stages)[real]
+    return plans["layout_index"][origin], moved[real], origin
 
 
 def _next_clock(grid: Floats, clock_mhz: Floats, direction: Ints) -> Floats:

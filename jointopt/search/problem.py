@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.search.pareto import objectives
 
 Evaluate = Callable[[Ints, Floats], Columns]
+OfPlans = Callable[[Ints, Floats], Floats]
 LowerBound = Callable[[Ints], tuple[Floats, Floats]]
+LeastViolation = Callable[[Ints, Floats, Floats, Floats], Floats]
 StageClocks = Callable[[Ints, Ints, Floats], Floats]
 Progress = Callable[[int, int, int], None]
 
@@ -25,17 +28,21 @@ class Problem:
     ``layouts``: equal-length arrays named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only.
     ``clocks_mhz``: ascending grid.
     ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns (n,) with at least ``iteration_time_s``,
-    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is the largest pp, NaN beyond a layout's pp.
+    ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is at least the largest pp of these layouts,
+    NaN beyond a layout's pp, or 1 for one clock on all stages.
     ``lower_bound(layout_index)``: time and energy that no clocks of that layout go below.
     ``quick_bound``: the same, lower and for far less. None = no faster than ``lower_bound``.
-    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S) from the bottleneck stage's clock and the share of
-    slack to use (0: one clock everywhere; 1: other stages as slow as they can be without becoming the bottleneck);
-    more slack never raises a clock. None = one clock for all stages.
-    ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that ``energy_j -
-    energy_slope_w * iteration_time_s`` never falls as it rises. True of the static power of all GPUs, or more, as long
+    ``stage_clocks(layout_index, clock_index, slack)``: clocks (n, S), likewise, from the bottleneck stage's clock and
+    the share of slack to use (0: one clock everywhere; 1: other stages as slow as they can be without becoming the
+    bottleneck); more slack never raises a clock. None = one clock for all stages.
+    ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that the work, ``energy_j -
+    energy_slope_w * iteration_time_s``, never falls as it rises. True of the static power of all GPUs, or more, as long
     as work costs no less energy at a higher clock. None = not promised.
-    ``bound``: arguments as ``evaluate``, faster: time and energy that the plans do not go below, and an ``energy_j -
-    energy_slope_w * iteration_time_s`` that is not above theirs. None = no faster than to evaluate them.
+    ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans' is not below, and their work; both
+    are faster than to evaluate them. None = no faster.
+    ``least_violation(layout_index, time_s, energy_j, power_w)``: what the violation of plans of those layouts is not
+    below where time, energy and average power are not below these. None = unknown.
+    ``least_power_w``: average power that plans are not below whose clocks are not below these. None = of no interest.
     """
 
     layouts: Columns
@@ -44,8 +51,11 @@ class Problem:
     lower_bound: LowerBound | None = None
     stage_clocks: StageClocks | None = None
     energy_slope_w: float | None = None
-    bound: Evaluate | None = None
     quick_bound: LowerBound | None = None
+    least_time_s: OfPlans | None = None
+    work_j: OfPlans | None = None
+    least_violation: LeastViolation | None = None
+    least_power_w: OfPlans | None = None
 
     @property
     def num_layouts(self) -> int:
@@ -78,8 +88,8 @@ class Problem:
         # Without slack it is one clock, whatever a decoder would make of it.
         relaxed = np.flatnonzero(slack > 0.0)
         if self.stage_clocks is not None and len(relaxed):
-            rows = layout_index[relaxed], clock_index[relaxed], slack[relaxed]
-            clocks[relaxed] = self.stage_clocks(*rows)
+            found = self.stage_clocks(layout_index[relaxed], clock_index[relaxed], slack[relaxed])
+            clocks[relaxed, : found.shape[1]] = found
         return clocks
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:
@@ -94,8 +104,24 @@ class Problem:
 
     def bounds(self, layout_index: Ints, clocks: Floats) -> tuple[Floats, Floats]:
         """Time and energy, (n,) each, that plans of explicit stage clocks (n, S) do not go below."""
-        values = (self.bound or self.evaluate)(layout_index, clocks)
-        return values["iteration_time_s"], values["energy_j"]
+        if self.least_time_s is None or self.energy_slope_w is None:
+            return objectives(self.evaluate(layout_index, clocks))
+        time_s = self.least_time_s(layout_index, clocks)
+        return time_s, self.work(layout_index, clocks) + self.energy_slope_w * time_s
+
+    def least_time(self, layout_index: Ints, clocks: Floats) -> Floats:
+        """Time (n,) that plans of explicit stage clocks (n, S) do not go below."""
+        return (self.least_time_s or self._times)(layout_index, clocks)
+
+    def work(self, layout_index: Ints, clocks: Floats) -> Floats:
+        """Energy less `energy_slope_w`, which is promised, times the time of plans of explicit stage clocks, (n,)."""
+        if self.work_j is not None:
+            return self.work_j(layout_index, clocks)
+        time_s, energy_j = objectives(self.evaluate(layout_index, clocks))
+        return energy_j - (self.energy_slope_w or 0.0) * time_s
+
+    def _times(self, layout_index: Ints, clocks: Floats) -> Floats:
+        return self.evaluate(layout_index, clocks)["iteration_time_s"]
 
     def describe(self, plans: Columns) -> Columns:
         """The same plans with their layouts' columns and the bottleneck's clock, for a table or a study."""

@@ -12,8 +12,9 @@ import pandas as pd
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
+from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.cells import MEASURED, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster

@@ -10,7 +10,8 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
 from jointopt.spec.job import Job

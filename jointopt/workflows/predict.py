@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
-from jointopt.physics.cost_model import memory_limit_gib
+from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates

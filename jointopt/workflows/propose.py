@@ -15,8 +15,10 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
 from jointopt.runs.database import without_password
@@ -37,7 +39,7 @@ from jointopt.search.pareto import (
     objectives,
     take,
 )
-from jointopt.search.problem import Problem
+from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.jobfile import dump_job
@@ -224,21 +226,25 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
 
-    def bound(index: Ints, stage_clock_mhz: Floats) -> Columns:
-        return _times(physics.evaluate(index, stage_clock_mhz, bound=True), runs[index])
+    def bound(of_layouts: LowerBound) -> LowerBound:
+        def times(index: Ints) -> tuple[Floats, Floats]:
+            time_s, energy_j = of_layouts(index)
+            return time_s * runs[index], energy_j * runs[index]
 
-    def lower_bound(index: Ints) -> tuple[Floats, Floats]:
-        time_s, energy_j = physics.lower_bound(index)
-        return time_s * runs[index], energy_j * runs[index]
+        return times
 
-    def quick_bound(index: Ints) -> tuple[Floats, Floats]:
-        time_s, energy_j = physics.quick_bound(index)
-        return time_s * runs[index], energy_j * runs[index]
+    def least_violation(index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
+        return physics.least_violation(index, time_s / runs[index], energy_j / runs[index], power_w)
 
+    limited = job.constraints.avg_power_w is not None or job.constraints.cluster_power_kw is not None
     return Problem(
-        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=lower_bound,
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=bound(physics.lower_bound),
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
-        energy_slope_w=physics.energy_slope_w, bound=bound, quick_bound=quick_bound,
+        energy_slope_w=physics.energy_slope_w, quick_bound=bound(physics.quick_bound),
+        least_time_s=lambda index, clocks: physics.least_time_s(index, clocks) * runs[index],
+        work_j=lambda index, clocks: physics.work_j(index, clocks) * runs[index],
+        least_violation=least_violation,
+        least_power_w=physics.least_power_w if limited else None,
     )  # fmt: skip
 
 

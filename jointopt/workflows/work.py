@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -149,7 +148,7 @@ def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
-    return replace(predicted, evaluate=evaluate, lower_bound=None, energy_slope_w=None)
+    return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=predicted.stage_clocks)
 
 
 def _column(results: Mapping[str, Any], name: str, count: int) -> Floats:

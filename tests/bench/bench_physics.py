@@ -16,7 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.space import enumerate_layouts
 

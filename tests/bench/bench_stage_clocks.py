@@ -13,7 +13,9 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.plans import short_clocks
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job

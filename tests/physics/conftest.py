@@ -12,7 +12,9 @@ import pytest
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.catalog.models import load_model

@@ -11,9 +11,9 @@ import pytest
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
 from jointopt.physics import memory as mem
-from jointopt.physics.cost_model import CostModel, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.memory import memory_parts, stage_parameters
+from jointopt.physics.memory import memory_parts, peak_memory_bytes, stage_parameters
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job, Training
@@ -192,3 +192,17 @@ def test_gpt_22b_keeps_the_activations_of_korthikanti_equations_5_and_6(
     found = mem.batch_bytes(job, LayoutArrays(job, layouts))
     formula = 48 * S * B * H * (2 if recompute == 2 else 34 / 8)
     assert float(found[0, 0]) == pytest.approx(formula, rel=1e-9)
+
+
+@pytest.mark.parametrize("graph", ["", "transformer_engine"])
+@pytest.mark.parametrize("index", [1, 3, 4, 5])
+def test_the_few_ranks_that_are_looked_at_hold_what_the_heaviest_of_all_holds(
+    index: int, graph: str, shipped_physics: Callable[[int], CostModel]
+) -> None:
+    job, layouts = shipped_physics(index).job, shipped_physics(index).layouts
+    job = replace(job, training=replace(job.training, cuda_graph=graph))
+    needed = peak_memory_bytes(job, layouts)
+    for depth in np.unique(layouts["pp"]):
+        at = layouts["pp"] == depth
+        every = memory_parts(job, {name: values[at] for name, values in layouts.items()})
+        np.testing.assert_allclose(needed[at], np.sum(list(every.values()), axis=0).max(axis=1), rtol=1e-12)

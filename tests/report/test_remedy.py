@@ -13,7 +13,8 @@ import yaml
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.units import GIB
-from jointopt.physics.cost_model import memory_limit_gib, peak_memory_bytes
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import _up
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import load_job, parse_job

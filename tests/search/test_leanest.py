@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, NEUTRAL, RECOMPUTE_CODES, Columns, Floats
-from jointopt.physics.cost_model import CostModel, peak_memory_bytes
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.memory import peak_memory_bytes
 from jointopt.search.leanest import leanest
 from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.clocks import uniform_stage_clocks

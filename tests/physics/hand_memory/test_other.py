@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.physics.cost_model import memory_limit_gib, peak_memory_bytes
-from jointopt.physics.memory import memory_parts
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.spec.job import Constraints, Job
 from jointopt.spec.model import Model
 
