@@ -332,7 +332,7 @@ class CostModel:
         )
 
     def _work_j(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
-        """Energy of all GPUs, (n,), but for `slack.energy_slope_w` over the time, at clocks (n, pp) that stages reach."""
+        """Energy of all GPUs (n,) but for `slack.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
         terms, k = self.energy_terms[g], self.power
         x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)

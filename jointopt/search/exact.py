@@ -166,5 +166,5 @@ def _bisect(sweep: _Sweep, layouts: Ints, fastest_s: Floats) -> None:
 
 
 def _settle(sweep: _Sweep, plans: Ints) -> None:
-    """Visit (layouts, clocks); of clocks that a power limit makes the same the highest, as without a limit, is first."""
+    """Visit (layouts, clocks); of clocks that a power limit makes the same the highest comes first, as without one."""
     sweep.visit(*plans[:, np.argsort(-plans[1], kind="stable")])
