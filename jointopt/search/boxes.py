@@ -41,6 +41,17 @@ def may_be_feasible(
     return np.asarray(~(problem.least_violation(layouts, time_lb_s, energy_lb_j, power_w) > ROUNDING))
 
 
+def worth_evaluating(problem: Problem, front: Columns | None, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+    """Indices of plans of explicit stage clocks (n, S) that may be feasible and improve the front.
+
+    ``bounds`` (2, n): time and energy that they are not below.
+    """
+    left = may_improve(front, *bounds)
+    power_w = 0.0 if problem.least_power_w is None else problem.least_power_w(layouts[left], clocks[left])
+    time_s, energy_j = bounds[:, left]
+    return left[may_be_feasible(problem, layouts[left], time_s, energy_j, power_w)]
+
+
 def open_clocks(
     problem: Problem, front: Callable[[], Columns | None], layouts: Ints, fastest_s: Floats, slowest: Slowest
 ) -> Iterator[tuple[Ints, Ints]]:

@@ -8,13 +8,14 @@ optional promises of the problem: lower bounds per layout, and how time and ener
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.boxes import may_be_feasible, may_improve, open_clocks
-from jointopt.search.pareto import concat, merge
+from jointopt.search.boxes import may_be_feasible, may_improve, open_clocks, worth_evaluating
+from jointopt.search.pareto import concat, front_order, merge
 from jointopt.search.problem import LowerBound, Problem, Progress
 
 SEED_LAYOUTS = 64
@@ -22,7 +23,7 @@ SEED_CLOCKS = 8
 BLOCKS = 12  # layouts go through in about so many blocks, so that early fronts rule out later layouts
 SMALLEST_BLOCK = 2048  # layouts; of smaller blocks the calls cost more than what an early front spares
 STAGE_CELLS_PER_CHUNK = 4_000_000  # 32 MB of stage clocks; the evaluation holds some ten times as much
-LOT = 256  # plans that wait for one another, as a pipeline of few plans takes as long to walk through as one of many
+LOT = 512  # plans that wait for one another, as a pipeline of few plans takes as long to walk through as one of many
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,26 @@ class _Sweep:
         Those whose bounds show them to be covered are not evaluated.
         """
         for start in range(0, len(layout_index), self.chunk_size):
-            rows = np.arange(start, min(start + self.chunk_size, len(layout_index)))
-            if self.problem.least_time_s is not None and not keep:
-                clocks = self.problem.clocks_mhz[clock_index[rows], None]
-                rows = rows[may_improve(self.front, *self.problem.bounds(layout_index[rows], clocks))]
-            batch = self.problem.plans(layout_index[rows], clock_index[rows], np.zeros(len(rows)))
-            self.front = merge(self.front, batch)
-            self.sample = concat([self.sample, batch]) if keep else self.sample
+            some = slice(start, start + self.chunk_size)
+            layout, clock = layout_index[some], clock_index[some]
+            for rows in [np.arange(len(layout))] if keep else self._worth_evaluating(layout, clock):
+                batch = self.problem.plans(layout[rows], clock[rows], np.zeros(len(rows)))
+                self.front = merge(self.front, batch)
+                self.sample = concat([self.sample, batch]) if keep else self.sample
         self.evaluated += len(layout_index)
+
+    def _worth_evaluating(self, layout: Ints, clock: Ints) -> Iterator[Ints]:
+        """Yield indices of these plans in two lots: the best by their bounds, then what these leave of the others."""
+        if self.problem.least_time_s is None:
+            yield np.arange(len(layout))
+            return
+        clocks = self.problem.clocks_mhz[clock, None]
+        bounds, left = np.stack(self.problem.bounds(layout, clocks)), np.arange(len(layout))
+        for lot in range(2):
+            left = left[worth_evaluating(self.problem, self.front, layout[left], clocks[left], bounds[:, left])]
+            rows = np.arange(len(left)) if lot else front_order(*bounds[:, left])
+            yield left[rows]
+            left = np.delete(left, rows)
 
     def report(self, layouts_done: int) -> None:
         self.layouts_done += layouts_done
@@ -166,5 +179,5 @@ def _bisect(sweep: _Sweep, layouts: Ints, fastest_s: Floats) -> None:
 
 
 def _settle(sweep: _Sweep, plans: Ints) -> None:
-    """Visit (layouts, clocks); of clocks that a power limit makes the same the highest comes first, as without one."""
+    """Visit (layouts, clocks); of clocks that a power limit makes the same the highest comes first, and stays."""
     sweep.visit(*plans[:, np.argsort(-plans[1], kind="stable")])

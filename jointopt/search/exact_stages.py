@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.boxes import may_improve, open_clocks
+from jointopt.search.boxes import may_improve, open_clocks, worth_evaluating
 from jointopt.search.breeding import Seen
 from jointopt.search.exact import STAGE_CELLS_PER_CHUNK, ExactFront, exact_front, promising
 from jointopt.search.genome import SLACK_LEVELS
-from jointopt.search.pareto import merge
+from jointopt.search.pareto import front_order, merge
 from jointopt.search.problem import Problem, Progress
 
+MOST_AT_ONCE = 512  # layouts at one clock, whose shares of slack are evaluated before the front rules others out
+LITTLE = 0.3  # share of slack
 SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
@@ -39,24 +41,40 @@ class _Sweep:
         relaxed = np.pad(self.problem.decode_clocks(*every, np.ones(len(every[0])))[:, :depth], ((0, 1), (0, 0)))
 
         def slowest(row: Ints, low: Ints, high: Ints) -> Floats:
-            ends = np.stack([row * clocks + low, row * clocks + high + 1], axis=1)
-            return np.asarray(np.minimum.reduceat(relaxed, ends.ravel(), axis=0)[::2])
+            order = np.argsort(row * clocks + low)  # what lies between two ranges is reduced in vain
+            ends = np.stack([row * clocks + low, row * clocks + high + 1], axis=1)[order]
+            out = np.empty((len(row), depth))
+            out[order] = np.minimum.reduceat(relaxed, ends.ravel(), axis=0)[::2]
+            return out
 
         found = list(open_clocks(self.problem, lambda: self.front, layouts, fastest_s, slowest))
-        if found:
-            self._evaluate(*(np.concatenate(part) for part in zip(*found, strict=True)))
+        layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
+        for start in range(0, len(layout), MOST_AT_ONCE):
+            some = slice(start, start + MOST_AT_ONCE)
+            self._evaluate(layout[some], clock[some])
 
     def _evaluate(self, layouts: Ints, clocks: Ints) -> None:
-        """All shares of slack of layouts at a bottleneck clock each, merged into the front."""
-        layout, clock = np.repeat(layouts, len(SLACKS)), np.repeat(clocks, len(SLACKS))
-        slack = np.tile(SLACKS, len(layouts))
+        """All shares of slack of layouts at a bottleneck clock each, merged into the front.
+
+        In lots: the best by their bounds, then little slack, then what these leave, as more slack is never faster.
+        """
+        of = np.repeat(np.arange(len(layouts)), len(SLACKS))
+        layout, clock, slack = layouts[of], clocks[of], np.tile(SLACKS, len(layouts))
         clocks_mhz = self.problem.decode_clocks(layout, clock, slack)
         left = Seen().add(layout, clocks_mhz)  # several shares may decode to the same clocks
+        bounds, least_s = np.empty((2, len(of))), np.zeros(len(layouts))
+        bounds[:, left] = self.problem.bounds(layout[left], clocks_mhz[left])
         self.evaluated += len(left)
-        if self.problem.least_time_s is not None:
-            left = left[may_improve(self.front, *self.problem.bounds(layout[left], clocks_mhz[left]))]
-        batch = self.problem.evaluated(layout[left], clock[left], slack[left], clocks_mhz[left])
-        self.front = merge(self.front, batch)
+        for lot in range(3):
+            left = left[worth_evaluating(self.problem, self.front, layout[left], clocks_mhz[left], bounds[:, left])]
+            rows = [front_order(*bounds[:, left]), np.flatnonzero(slack[left] <= LITTLE), np.arange(len(left))][lot]
+            some, left = left[rows], np.delete(left, rows)
+            batch = self.problem.evaluated(layout[some], clock[some], slack[some], clocks_mhz[some])
+            self.front = merge(self.front, batch)
+            little = slack[some] <= LITTLE
+            np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
+            more_s = np.where(slack[left] > LITTLE, np.maximum(least_s[of[left]] - bounds[0, left], 0.0), 0.0)
+            bounds[:, left] += np.stack([more_s, (self.problem.energy_slope_w or 0.0) * more_s])
 
 
 def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = None) -> ExactFront:

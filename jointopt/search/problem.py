@@ -36,10 +36,10 @@ class Problem:
     the share of slack to use (0: one clock everywhere; 1: other stages as slow as they can be without becoming the
     bottleneck); more slack never raises a clock. None = one clock for all stages.
     ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that the work, ``energy_j -
-    energy_slope_w * iteration_time_s``, never falls as it rises. True of the static power of all GPUs or more, while
-    work costs no less energy at a higher clock. None = not promised.
-    ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans are not below, and their work; both
-    are faster than to evaluate them. None = no faster.
+    energy_slope_w * iteration_time_s``, never falls as it rises. True of the static power of all GPUs, or more, as long
+    as work costs no less energy at a higher clock. None = not promised.
+    ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans' is not below, and their work, for
+    less than to evaluate them. None = no faster.
     ``least_violation(layout_index, time_s, energy_j, power_w)``: what the violation of plans of those layouts is not
     below where time, energy and average power are not below these. None = unknown.
     ``least_power_w``: average power that plans are not below whose clocks are not below these. None = of no interest.

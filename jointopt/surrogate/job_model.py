@@ -121,20 +121,24 @@ class JobModel:
         parts = []
         for start in range(0, count, _CHUNK):
             some = _rows(layouts, np.arange(start, min(start + _CHUNK, count)))
-            parts.append(self._correction.log_factor(self._runs(some, uniform_stage_clocks(some["pp"], top_mhz))))
+            every, clocks = np.arange(len(some["pp"])), uniform_stage_clocks(some["pp"], top_mhz)
+            parts.append(self._correction.log_factor(self._runs(some, every, clocks)))
         return np.concatenate(parts)
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         if self._correction is None:
             return add_intervals(self.job, columns)
-        runs = self._runs(_rows(columns, slice(None)), columns["stage_clock_mhz"])
+        # plans of a front share few layouts, and each is priced once for every constant
+        cells = np.stack([columns[name].astype(float) for name in LAYOUT_COLUMNS], axis=1)
+        _, first, layout = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+        runs = self._runs(_rows(columns, first), layout.reshape(-1), columns["stage_clock_mhz"])
         return self._correction.moves([runs])[0].bounded(self.job, columns)
 
-    def _runs(self, layouts: Columns, stage_clock_mhz: Floats) -> Runs:
-        """Plans of the job as runs that the surrogate can be queried about."""
-        count = len(layouts["pp"])
-        features, moved = described(self.physics(layouts), stage_clock_mhz, np.arange(count))
+    def _runs(self, layouts: Columns, layout: Ints, stage_clock_mhz: Floats) -> Runs:
+        """Plans of the ``layout`` (n,) each as runs that the surrogate can be queried about."""
+        count = len(layout)
+        features, moved = described(self.physics(layouts), stage_clock_mhz, layout)
         return Runs(moved, features, np.full(count, HERE), np.full(count, group_key(self.job)))
 
 
