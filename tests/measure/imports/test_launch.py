@@ -35,6 +35,6 @@ STARTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("script", "cluster"), STARTS)
-def test_a_launcher_states_nodes_and_gpus(script: str, cluster: dict[str, Any]) -> None:
-    assert cluster_of(read_script(script)) == cluster
+@pytest.mark.parametrize(("script", "sizes"), STARTS)
+def test_a_launcher_states_nodes_and_gpus(script: str, sizes: dict[str, Any]) -> None:
+    assert cluster_of(read_script(script)) == sizes

@@ -98,6 +98,7 @@ def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
     ("log", "kind"),
     [
         (NCCL, FailureKind.NCCL),
+        ("n0:7:7 [3] NCCL WARN socketProgress: closed by remote peer", FailureKind.NCCL),
         ("No space left on device", FailureKind.DISK_FULL),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", FailureKind.CUDA),
         ("train.py: error: unrecognized arguments: --tensor-parallel 2", FailureKind.UNKNOWN_FLAG),
@@ -105,7 +106,7 @@ def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
         ((LOGS / "aborted_while_ending.txt").read_text(), FailureKind.CRASHED),
         ((LOGS / "error_recorded.txt").read_text(), FailureKind.EXIT_CODE),
     ],
-    ids=["nccl", "disk", "cuda", "flag", "killed", "crashed", "error"],
+    ids=["nccl", "nccl alone", "disk", "cuda", "flag", "killed", "crashed", "error"],
 )
 def test_the_kind_of_a_failure_is_read_from_the_log(log: str, kind: FailureKind) -> None:
     assert failure_of(log, 2, False, 60).kind is kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def test_the_time_of_a_run_is_the_median_of_its_iterations_and_notes_give_the_sp
     assert row is not None
     assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("ok", 1.0, 2.5)
     assert "3 iterations, spread 50.0%, loss 5 to 3" in row["notes"]
+
+
+@pytest.mark.parametrize(("loss", "finite"), [([5.0, 4.0], True), ([5.0, math.nan], False), ([math.inf, 4.0], False)])
+def test_a_loss_that_is_not_finite_is_said(tmp_path: Path, loss: list[float], finite: bool) -> None:
+    row = read_result(written(tmp_path, loss=loss), MODEL)
+    assert row is not None
+    assert ("the loss is not finite" in row["notes"]) != finite
 
 
 @pytest.mark.parametrize(("embedding", "missing"), [(0, False), (64, False), (32, True)])

@@ -117,6 +117,11 @@ def test_phases_of_deepspeed_add_up_where_nothing_else_is_written() -> None:
     assert "without what lies between" in run.remark
 
 
+def test_lines_without_a_number_are_counted_from_one() -> None:
+    run = DEEPSPEED_PHASES.read(phases(90.0) * 2 + phases(26.0) + phases(27.0), 0, BATCH)
+    assert [one.number for one in run.kept] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("form", "text"), [(form, text) for form, text, _ in CASES.values()], ids=CASES)
 @settings(max_examples=40)
 @given(cut=st.integers(0, 400), other=st.integers(0, 400))
