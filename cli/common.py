@@ -26,17 +26,19 @@ surrogate = click.option(
 )  # fmt: skip
 
 
-def _basis(measured: Path | None, calibration: Path | None, **others: Any) -> dict[str, Any]:
+def _basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
     """The ground of predictions, with the files that options name read."""
     from jointopt.spec.calibration import load_calibration
+    from jointopt.spec.machine import load_machine
 
-    learned = calibration and load_calibration(calibration)
+    others |= {"calibration": calibration and load_calibration(calibration)}
+    others |= {"machine": machine and load_machine(machine)}
     if measured is None:
-        return {"measured": None, "calibration": learned, **others}
+        return {"measured": None, **others}
     from jointopt.runs.table import read_table
     from jointopt.surrogate.measurements import Measurements
 
-    return {"measured": Measurements.of(read_table(measured), str(measured)), "calibration": learned, **others}
+    return {"measured": Measurements.of(read_table(measured), str(measured)), **others}
 
 
 def answer(found: Result, as_json: bool, **text: Any) -> None:
@@ -84,7 +86,7 @@ def model_options(stored: str = "measurements", default: str = "sqlite:///jointo
     def decorated(command: F) -> F:
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
-            given = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "storage")}
+            given = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "machine", "storage")}
             return command(*args, basis=_basis(**given), **options)
 
         for option in (storage(stored, default), *_MODEL_OPTIONS):
@@ -98,6 +100,10 @@ _MODEL_OPTIONS = (
     click.option(
         "--calibration", type=PATH, metavar="CAL.yaml",
         help="Clock response of the GPU, written by `jointopt calibrate`.",
+    ),
+    click.option(
+        "--machine", type=PATH, metavar="MACHINE.yaml",
+        help="Links, products and memory of the nodes, measured by `jointopt doctor --probe`.",
     ),
     click.option(
         "--measured", type=PATH, metavar="TABLE",

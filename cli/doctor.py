@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from jointopt.cli import common
@@ -9,18 +11,30 @@ from jointopt.cli import common
 
 @click.command(short_help="What works on this machine, and what to install for the rest.")
 @click.option("--quick", is_flag=True, help="Do not measure how fast products, memory and links are.")
+@click.option("--probe", is_flag=True, help="Measure links, products and memory alone, and write the machine file.")
+@click.option("--out", type=common.PATH, metavar="MACHINE.yaml", help="Of --probe; machine.yaml by default.")
 @common.database("Database URL to look at.")
 @common.as_json
-def doctor(quick: bool, storage: str, as_json: bool) -> None:
+def doctor(quick: bool, probe: bool, out: Path | None, storage: str, as_json: bool) -> None:
     """Print what this machine has, what of jointopt works on it, and a cluster section for the job file.
 
-    Nothing is changed: no clock is set, no file made.
+    Nothing is changed: no clock is set, no file made. With --probe it measures for a few seconds what predictions take
+    with --machine, on all ranks where torchrun or srun starts it on several, and writes one file.
 
     \b
     Examples:
       jointopt doctor
-      jointopt doctor --quick --json > machine.json
+      jointopt doctor --quick --json > diagnosis.json
+      jointopt doctor --probe --out machine.yaml
+      srun --ntasks-per-node 8 jointopt doctor --probe
     """
     from jointopt.workflows.doctor import diagnose
+    from jointopt.workflows.doctor import probe as measure
 
+    if out and not probe:
+        raise click.UsageError("--out is the file of --probe; give both, or neither.")
+    if probe:
+        if found := measure(out or Path("machine.yaml")):
+            common.answer(found, as_json)
+        return
     common.answer(diagnose(storage, speeds=not quick), as_json)

@@ -110,8 +110,8 @@ class Cluster:
         told = self.run("sinfo", "--noheader", "--partition=main", "--format=%T")
         return set(told.split())
 
-    def run(self, *words: str) -> str:
-        return subprocess.run(words, capture_output=True, text=True, timeout=60).stdout.strip()
+    def run(self, *words: str, limit_s: float = 60) -> str:
+        return subprocess.run(words, capture_output=True, text=True, timeout=limit_s).stdout.strip()
 
     def jobs(self) -> list[str]:
         """States of all jobs that are not over."""

@@ -167,17 +167,18 @@ def quantization(k: Kernels, elements: Floats) -> Work:
     return elementwise(k, moved / k.elementwise_factor, 1)
 
 
+STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach
 QUANTIZED = ("fp8", "fp4")  # precisions of products whose operands are cast before them
 
 
 def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
     """Memory-bound kernels (norms, activations, dropout, residuals): bytes over bandwidth, plus launches.
 
-    0.85 of the nominal bandwidth is what streaming kernels reach; the profile's ``elementwise_factor`` is how far a
+    They reach the share `STREAMED` of the nominal bandwidth; the profile's ``elementwise_factor`` is how far a
     framework fuses them.
     """
     moved = moved_bytes * k.elementwise_factor
-    time = moved / (0.85 * k.gemm.hbm_bytes_per_s) + launches * k.gemm.launch_s
+    time = moved / (STREAMED * k.gemm.hbm_bytes_per_s) + launches * k.gemm.launch_s
     return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
 
 

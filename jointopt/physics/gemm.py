@@ -20,8 +20,8 @@ def gemm_time_s(
 
     ``batch`` equal products run grouped (experts). ``throttled`` includes the power limit as measured boards had it. A
     roofline (Williams et al. 2009) with tiles, waves and a prologue, fitted to m 256-32768, n and k 32-65536 in bf16 on
-    A100, H100, H200, idle and with warm caches; training takes 1.0-1.3 times as long. Raises `CatalogError` for a
-    dtype that the GPU has no rate for.
+    A100, H100, H200, idle and with warm caches; training takes 1.0-1.3 times as long. What was measured on the machine
+    itself multiplies it, one factor per dtype. Raises `CatalogError` for a dtype that the GPU has no rate for.
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
     factor = dtype_time_factor(constants, dtype)
@@ -39,7 +39,8 @@ def gemm_time_s(
         # a rounded maximum, 9 % above it where the two are equal: power averages over a product's phases
         larger, smaller = np.maximum(total_s, sustained_s), np.minimum(total_s, sustained_s)
         sm_bound_s = sm_bound_s + (larger * (1.0 + (smaller / larger) ** 8) ** 0.125 - total_s)
-    return sm_bound_s, memory_bound_s
+    measured = constants.measured_time_factor.get(dtype)
+    return (sm_bound_s, memory_bound_s) if measured is None else (sm_bound_s * measured, memory_bound_s * measured)
 
 
 def dtype_time_factor(constants: GemmConstants, dtype: str) -> float:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.report.documents import Result
-from jointopt.report.table import blocks_text, figure, paragraphs
+from jointopt.report.table import TextColumn, blocks_text, figure, lay_out, paragraphs
+from jointopt.spec.machine import Machine
 
 _FIGURES = {
-    "fp32": "fp32 products, TFLOP/s", "bf16": "bf16 products, TFLOP/s",
+    **{dtype: f"{dtype} products, TFLOP/s" for dtype in ("fp32", "fp16", "bf16", "fp8")},
     "memory_gbytes_per_s": "memory, GB/s", "link_gbytes_per_s": "link, GB/s per direction",
 }  # fmt: skip
 _GPU_FACTS = {
@@ -63,6 +64,52 @@ class Diagnosis(Result):
             share = f", {value / nominal:.0%} of the catalogue's {figure(nominal)}" if nominal else ""
             lines.append(f"  # measured {_FIGURES.get(name, name)}: {figure(value)}{share}")
         return "\n".join(lines) + "\n"
+
+
+_PROBED = {
+    "intra_node_gbytes_per_s": "link inside a node, GB/s", "inter_node_gbytes_per_s": "link between nodes, GB/s",
+    "inter_node_latency_us": "latency between nodes, µs", "memory_gbytes_per_s": "memory, GB/s",
+    "memory_gib": "memory, GiB",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Probed(Result):
+    """A measured machine beside what the catalogue has in place of its figures, and the file that holds it."""
+
+    rows = "compared"
+    machine: Machine
+    nominal: Mapping[str, float | None]  # by the names of the machine's figures; None: the catalogue has none
+    out: str
+
+    def document(self) -> dict[str, Any]:
+        """The content of the machine file, its figures beside the catalogue's, and where it was written."""
+        more = {"fit_error_percent": self.machine.fit_error_percent, "readings": self.machine.readings}
+        return {**self.machine.mapping(), **more, "compared": self._compared(), "out": self.out}
+
+    def _compared(self) -> list[dict[str, Any]]:
+        figures = [(name, self.machine.figures.get(name), self.nominal[name]) for name in _PROBED]
+        figures += [(f"{dtype} products", value, 1.0) for dtype, value in self.machine.product_time_factor.items()]
+        return [{"figure": name, "measured": v, "catalogue": other} for name, v, other in figures if v is not None]
+
+    def text(self) -> str:
+        """A line per figure with what it replaces, how well the times are met, and how to use the file."""
+        machine, on, rows = self.machine, self.machine.measured, self._compared()
+        nodes = f"{on['nodes']} node{'s' * (on['nodes'] != 1)} of {machine.gpus_per_node} x {machine.gpu}"
+        columns = [
+            TextColumn("", [_PROBED.get(row["figure"], f"{row['figure']}, times") for row in rows], left=True),
+            TextColumn("measured", [figure(row["measured"]) for row in rows]),
+            TextColumn("catalogue", ["-" if row["catalogue"] is None else figure(row["catalogue"]) for row in rows]),
+        ]
+        errors = ", ".join(f"{name} {value:g} %" for name, value in machine.fit_error_percent.items())
+        return blocks_text(
+            paragraphs([f"{nodes}, {on['backend']}, PyTorch {on['torch']}, measured in {on['seconds']:g} s"]),
+            lay_out(columns),
+            paragraphs([
+                f"Median error of the times that these give: {errors}.",
+                f"Written to {self.out}; predictions take it with --machine {self.out}.",
+            ]),
+        )  # fmt: skip
 
 
 def _machine_lines(machine: Mapping[str, Any]) -> list[str]:

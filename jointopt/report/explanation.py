@@ -14,6 +14,7 @@ from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, site_table
 from jointopt.report.table import TextColumn
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 
 _ENDS = ("_low", "_high")
@@ -90,6 +91,7 @@ class Explanation(Result):
         out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
         ends = {f"{n}{end}": v for n, both in self.intervals.items() for end, v in zip(_ENDS, both, strict=True)}
+        out["links"] = {name: {"value": v, "origin": origin} for name, (v, origin) in _links(job.cluster).items()}
         return out | bill(job, time_s, energy_j) | ends | {"stages": self.stages}
 
     def text(self) -> str:
@@ -107,7 +109,27 @@ class Explanation(Result):
             costs = site_table(job, ["this plan"], [time_s], [energy_j]) if has_site_costs(job) else []
             blocks[2:2] = [energy_table(self), site, costs]
             blocks.append(stage_energy_table(self.stages))
-        return table.blocks_text(*blocks, basis_lines(self.assumed, self.informed_by))
+        return table.blocks_text(*blocks, link_lines(self.job.cluster), basis_lines(self.assumed, self.informed_by))
+
+
+_LINKS = {
+    "intra_node_gbytes_per_s": "{:g} GB/s inside a node", "inter_node_gbytes_per_s": "{:g} GB/s between nodes",
+    "inter_node_latency_us": "{:g} µs between nodes",
+}  # fmt: skip
+
+
+def _links(cluster: Cluster) -> dict[str, tuple[float, str]]:
+    """(figure, where it is from) of the links that the cluster has, by its name in the job file."""
+    present = {name: cluster.nodes > 1 or name.startswith("intra") for name in _LINKS}
+    return {name: (getattr(cluster, name), cluster.origin(name)) for name in _LINKS if present[name]}
+
+
+def link_lines(cluster: Cluster) -> list[str]:
+    """The links that predictions rest on, each with where it is from; none for a single GPU."""
+    if cluster.num_gpus == 1:
+        return []
+    texts = [f"{_LINKS[name].format(value)} ({origin})" for name, (value, origin) in _links(cluster).items()]
+    return table.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
 
 
 def _tight(found: Explanation) -> str:

@@ -25,6 +25,7 @@ from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import STATE_FIELDS, Job, Training
+from jointopt.spec.machine import Machine, is_of, on_machine
 from jointopt.spec.model import Model
 
 _WORKLOAD = (
@@ -75,6 +76,14 @@ class Workload:
         plans = {name: values[at] for name, values in self.plans.items()}
         assumed = [self.assumed[i] for i in at.tolist()]
         return replace(self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed)
+
+    def on(self, machine: Machine | None) -> Workload:
+        """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
+        if machine is None or not is_of(machine, self.job.cluster):
+            return self
+        known = machine.figures.keys()
+        assumed = [" ".join(name for name in names.split() if name not in known) for names in self.assumed]
+        return replace(self, job=on_machine(self.job, machine), assumed=assumed)
 
 
 def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
@@ -254,7 +263,8 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
         assumed.append("inter_node_gbytes_per_s")
     if "power_limit_w" in row:
         where["power_limit_w"] = float(row["power_limit_w"])
-    return build_cluster(where)
+    cluster = build_cluster(where)
+    return replace(cluster, stated=cluster.stated - {*assumed})
 
 
 _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}

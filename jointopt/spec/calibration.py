@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.atomic_write import write_whole
-from jointopt.core.errors import JobError, UsageError
+from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.spec.check import Section
-from jointopt.spec.files import dump_yaml, parse_yaml, read_text
+from jointopt.spec.files import read_written, write_yaml
 from jointopt.spec.job import Job
 
 VERSION = 1
@@ -63,24 +62,17 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     document = {"version": calibration.version, "gpu": calibration.gpu, "constants": known}
     rest = {name: getattr(calibration, name) for name in _KEYS if name not in document}
     document |= {name: list(value) if isinstance(value, tuple) else dict(value) for name, value in rest.items()}
-    try:
-        write_whole(path, _HEADER + dump_yaml(document))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+    write_yaml(path, _HEADER, document)
 
 
 def load_calibration(path: Path) -> Calibration:
     """The calibration of a file; JobError names a key that is unknown, missing or out of range, and the file."""
-    try:
-        return _parsed(Section(parse_yaml(read_text(path)), "").only(_KEYS))
-    except UsageError as error:
-        raise JobError(f"{path} is no calibration that `jointopt calibrate` wrote: {error}") from error
+    return read_written(path, "calibration that `jointopt calibrate` wrote", _parsed)
 
 
-def _parsed(section: Section) -> Calibration:
-    version = section.whole("version")
-    if version != VERSION:
-        raise section.refuse("version", f"{VERSION}, the only one that this jointopt reads")
+def _parsed(mapping: Mapping[str, Any]) -> Calibration:
+    section = Section(mapping, "").only(_KEYS)
+    version = section.version(VERSION)
     constants = section.section("constants", _CONSTANTS)
     optional = ("wait_w", "board_limit_w")
     known = {name: _number(constants, name) for name in _CONSTANTS if constants.has(name) or name not in optional}

@@ -94,6 +94,12 @@ class Section:
         expected = "one line of text (in quotes where it looks like a number or a bool)"
         return str(self._checked(key, default, fits, expected))
 
+    def version(self, known: int) -> int:
+        """The version of the file, which must be the known one."""
+        if self.whole("version") != known:
+            raise self.refuse("version", f"{known}, the only one that this jointopt reads")
+        return known
+
     def section(self, key: str, known: Iterable[str] | None = None) -> Section:
         """The mapping under a key, with known keys only (None: any); an empty one where the key is not given."""
         value = self.values.get(key)

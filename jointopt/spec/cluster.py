@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.facts import Assumption
+from jointopt.spec.machine import Machine
 
+MEASURED = "measured"
 _MOST_OF_TDP = 1.5
 _MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
 
@@ -57,6 +59,7 @@ class Gpu:
     host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
     process_memory_gib: float | None = None  # held by a process before it trains; None = the framework's overhead
     power: PowerConstants | None = None
+    product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, measured over the catalogue's
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,6 +123,8 @@ class Cluster:
     price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
     currency: str = ""
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
+    machine: Machine | None = None  # whose measured figures are in the others
+    stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
 
     @property
     def num_gpus(self) -> int:
@@ -128,9 +133,20 @@ class Cluster:
 
     @property
     def stated_gbytes_per_s(self) -> float:
-        """The fabric between nodes in GB/s per GPU as a table states it: NaN for the GPU's usual one."""
-        usual = self.gpu.usual_inter_node_gbytes_per_s
-        return math.nan if self.inter_node_gbytes_per_s == usual else self.inter_node_gbytes_per_s
+        """The fabric between nodes in GB/s per GPU as a table states it: NaN for the GPU's usual or a measured one."""
+        key = "inter_node_gbytes_per_s"
+        usual = self.inter_node_gbytes_per_s == self.gpu.usual_inter_node_gbytes_per_s
+        if self.machine is not None:  # whose figure would stand in for a blank
+            usual = self.origin(key) != "stated"
+        return math.nan if usual else self.inter_node_gbytes_per_s
+
+    def origin(self, key: str) -> str:
+        """Whether a figure is ``stated`` by the job, ``measured`` on the machine, ``assumed``, or the catalogue's."""
+        if key in self.stated:
+            return "stated"
+        if self.machine is not None and key in self.machine.figures:
+            return MEASURED
+        return "assumed" if any(one.key == key for one in self.assumed) else "catalogue"
 
     @property
     def scale_up_gpus(self) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from jointopt.core.errors import JobError
+from jointopt.core.atomic_write import write_whole
+from jointopt.core.errors import JobError, UsageError
 from jointopt.spec.check import shown
 
+T = TypeVar("T")
 _MOST_BYTES = 4_000_000  # a job is a page, a config.json at most thousands of lines of quantisation settings
 _MOST_YAML_CHARACTERS = 200_000
 _DEEPEST = 12  # a job file nests three levels
@@ -100,6 +102,22 @@ def _refuse_exotic_yaml(text: str) -> None:
             raise JobError(f"{place}: anchors and aliases (& and *) are not read; write the value out.")
         if getattr(event, "tag", None):
             raise JobError(f"{place}: tags (!) are not read; write a plain value.")
+
+
+def write_yaml(path: Path, header: str, mapping: Mapping[str, Any]) -> None:
+    """Writes the mapping below a header of comments. Raises UsageError where it cannot."""
+    try:
+        write_whole(path, header + dump_yaml(mapping))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]) -> T:
+    """What ``parsed`` makes of a YAML file; JobError names the file, ``what`` it should be, and the first flaw."""
+    try:
+        return parsed(parse_yaml(read_text(path)))
+    except UsageError as error:
+        raise JobError(f"{path} is no {what}: {error}") from error
 
 
 def _line(marked: yaml.Node | yaml.Event) -> str:

@@ -18,6 +18,7 @@ from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 from jointopt.spec.huggingface import read_config
 from jointopt.spec.job import OBJECTIVES, SITE_ENERGY, TIME_ALONE, Constraints, Job, Search
+from jointopt.spec.machine import load_machine
 from jointopt.spec.model import Model
 from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.shape import inline_model
@@ -66,7 +67,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     section = Section(mapping, "").only(JOB_KEYS)
     name = section.text("name", stem)
     model = _model(section, name, base_dir)
-    cluster = _cluster(section)
+    cluster = _cluster(section, base_dir)
     allowed = section.section("search", _SEARCH_KEYS)
     clocks, assumed = read_clocks(allowed, cluster.gpu)
     training = read_training(section, cluster.gpu)
@@ -148,12 +149,14 @@ def _config_path(text: str, base_dir: Path) -> Path | None:
         return None
 
 
-def _cluster(section: Section) -> Cluster:
+def _cluster(section: Section, base_dir: Path) -> Cluster:
     value = section.values.get("cluster")
     if isinstance(value, str):
         value = {"catalog": section.text("cluster")}
     elif not isinstance(value, Mapping):
         raise section.refuse("cluster", "a catalogue name, or a mapping with gpu, nodes and gpus_per_node")
+    if isinstance(value.get("machine"), str):
+        value = {**value, "machine": load_machine(base_dir / value["machine"]).mapping()}
     cluster = build_cluster(value)
     if cluster.num_gpus > _MOST_GPUS:
         raise JobError(f"cluster: {cluster.num_gpus:,} GPUs are more than any job may have ({_MOST_GPUS:,}).")
@@ -266,12 +269,16 @@ def _model_mapping(model: Model) -> str | dict[str, Any]:
 
 def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
-    sizes = {"gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
+    sizes: dict[str, Any] = {
+        "gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
+    }  # fmt: skip
+    if cluster.machine is not None:
+        sizes["machine"] = cluster.machine.mapping()
     assumed, filled = {assumption.key for assumption in cluster.assumed}, _filled(cluster)
     stated = {key: filled[key] for key in FIGURES if key not in assumed}
     needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
     site = {key: filled[key] for key in SITE if key in filled}
-    if cluster.gpu.memory_gib != load_gpu(cluster.gpu.id).memory_gib:
+    if cluster.gpu.memory_gib != build_cluster(sizes | needed).gpu.memory_gib:
         site["memory_gib"] = _plain(cluster.gpu.memory_gib)
     mapping = {"name": cluster.name} | sizes | needed | site
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}

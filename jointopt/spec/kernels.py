@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jointopt.core.facts import Assumption
 from jointopt.core.units import GB, MICRO
@@ -37,6 +37,7 @@ class GemmConstants:
     throttle_slope: float  # loss of rate per e-fold of size above it
     dtype_time_factor: Mapping[str, float]  # SM time of a product relative to bf16
     dtype_bytes: Mapping[str, float]  # bytes per element of the operands
+    measured_time_factor: Mapping[str, float] = field(default_factory=dict)  # of a machine's products over all this
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from jointopt.runs.cells import MEASURED, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
 from jointopt.surrogate.features import described, group_key
 from jointopt.surrogate.residual_gp import Runs, together
 
@@ -80,14 +81,14 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
     return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
 
 
-def price(table: pd.DataFrame, cluster: Cluster | None = None) -> Priced:
+def price(table: pd.DataFrame, cluster: Cluster | None = None, machine: Machine | None = None) -> Priced:
     """Predictions of the physics and features of every row that can be priced; TableError where none can.
 
     ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
-    the usual ones of the row's GPU.
+    the usual ones of the row's GPU. ``machine``: measured figures of its nodes.
     """
     found, reasons = workloads(table)
-    priced = price_workloads(table, found, cluster)
+    priced = price_workloads(table, [work.on(machine) for work in found], cluster)
     if not len(priced.rows):
         reasons |= priced.reasons
         raise TableError(f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}")

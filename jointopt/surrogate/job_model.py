@@ -15,6 +15,7 @@ from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine, on_machine
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
@@ -46,18 +47,19 @@ class JobModel:
     @classmethod
     def of(
         cls, job: Job | JobModel, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-        calibration: Calibration | None = None, storage: str | None = None,
+        calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
     ) -> JobModel:  # fmt: skip
         """The model that a command's options stand for; a model is returned as it is.
 
         ``surrogate``: a shipped one's name, a folder, or none. ``measured``: runs at hand. ``storage``: the URL of a
-        database, whose measurements count too. UsageError for an unknown surrogate or a calibration of another GPU,
+        database, whose measurements count too. ``machine``: figures that stand in for what the job does not state.
+        UsageError for an unknown surrogate, or a calibration or machine of another GPU,
         TableError for measured times that are in another unit.
         """
         if isinstance(job, JobModel):
             return job
         learned = load_surrogate(surrogate)
-        model = cls(calibrated(job, calibration), learned, name=surrogate)
+        model = cls(on_machine(calibrated(job, calibration), machine), learned, name=surrogate)
         if learned is None:
             return model
         model = model.fit_evidence(*_measurements(measured, storage))

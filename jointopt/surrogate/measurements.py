@@ -18,6 +18,7 @@ from jointopt.runs.rules import RESULT_RULES
 from jointopt.runs.table import sound_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, with_results
 from jointopt.surrogate.evidence import LEARNED_FROM, Evidence, evidence_by_source, kind, log_time_ratio, relabelled
 
@@ -40,6 +41,7 @@ class Measurements:
     table: pd.DataFrame
     warnings: tuple[str, ...] = ()
     name: str = GIVEN
+    machine: Machine | None = None  # that rows on such nodes ran on
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
@@ -68,11 +70,12 @@ class Measurements:
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:
         """Workloads of the rows, and why each other row belongs to none; TableError where no row has one."""
-        return workloads(self.table)
+        found, reasons = workloads(self.table)
+        return [work.on(self.machine) for work in found], reasons
 
     @functools.cached_property
     def priced(self) -> Priced:
-        """The physics' answer for every row that it can price, on the usual links of each GPU."""
+        """The physics' answer for every row that it can price, on the usual links of each GPU or the machine's."""
         found, reasons = self.workloads
         priced = price_workloads(self.table, found)
         return replace(priced, reasons=reasons | priced.reasons)

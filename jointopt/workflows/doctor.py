@@ -7,20 +7,28 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import CatalogError, LauncherError, UsageError
+from jointopt.core.units import GIB
+from jointopt.measure.devices import machine as devices
 from jointopt.measure.devices.clocks import restore_offer
-from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine, measured_speeds
+from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine
 from jointopt.measure.devices.meter import PERMISSION
+from jointopt.physics.probe_fit import fit
+from jointopt.report.diagnosis import Probed
 from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table, without_password
+from jointopt.spec.catalog.clusters import link_defaults
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu
+from jointopt.spec.machine import Machine as MeasuredMachine
+from jointopt.spec.machine import save_machine
 
 _log = logging.getLogger(__name__)
 CPU_CORE = "cpu-core"
@@ -39,7 +47,7 @@ def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> 
     if speeds and _has("torch"):
         _log.info("measuring products, memory and links ...")
         try:
-            measured = dict(measured_speeds(len(machine.gpus) or min(machine.cores, _MOST_CPU_PROCESSES)))
+            measured = devices.speeds(devices.probe_readings(_processes(machine)))
         except LauncherError as error:
             notes.append(str(error))
     gpu, unknown = _catalogued(machine)
@@ -48,6 +56,59 @@ def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> 
         machine=asdict(machine), features=tuple(_features(machine, measured, storage)), speeds=measured,
         nominal=_nominal(gpu), cluster=_cluster(machine, gpu), notes=tuple(notes),
     )  # fmt: skip
+
+
+def _processes(machine: Machine) -> int:
+    return len(machine.gpus) or min(machine.cores, _MOST_CPU_PROCESSES)
+
+
+def probe(out: Path) -> Probed | None:
+    """Measure this machine, or the nodes that torchrun or srun has started this on, and write the machine file ``out``.
+
+    None on ranks but the first. Raises LauncherError where PyTorch is missing or fails, CatalogError for an unknown
+    GPU, UsageError where the file cannot be written.
+    """
+    if not _has("torch"):
+        raise LauncherError("The probe needs PyTorch; install it with: pip install 'jointopt[torch]'.")
+    rank, here = devices.rank_variables(os.environ), found_machine()
+    readings = devices.probe_readings(_processes(here), rank)
+    if not readings:
+        return None
+    if here.gpus and readings["device"] == "cpu":
+        raise LauncherError(f"PyTorch {readings['torch']} does not see the GPUs; install a build of it with CUDA.")
+    gpu = load_gpu(CPU_CORE if readings["device"] == "cpu" else readings["device"])
+    found, per_node = fit(readings, gpu), readings["gpus_per_node"]
+    measured = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "nodes": readings["processes"] // per_node}
+    measured |= {name: readings[name] for name in _VERSIONS if name in readings} | {"jointopt": version("jointopt")}
+    machine = MeasuredMachine(
+        gpu=gpu.id, gpus_per_node=per_node, product_time_factor=found.product_time_factor,
+        figures={"memory_gib": _memory_gib(here, readings), **found.figures}, measured=measured,
+        fit_error_percent=found.error_percent,
+        readings={name: readings[name] for name in ("products", "copy", "collectives")},
+    )  # fmt: skip
+    save_machine(machine, out)
+    return Probed(machine, _nominal_figures(gpu, per_node), str(out))
+
+
+_VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
+
+
+def _memory_gib(here: Machine, readings: Mapping[str, Any]) -> float:
+    """Of the smallest GPU, as the driver counts it and the catalogue does; cores share their machine's evenly."""
+    if readings["device"] == "cpu":
+        return math.floor(10.0 * here.memory_gib / int(readings["gpus_per_node"])) / 10.0
+    known = [gpu.memory_gib for gpu in here.gpus if gpu.memory_gib]
+    return round(min(known) if known else float(readings["memory_bytes"]) / GIB, 2)
+
+
+def _nominal_figures(gpu: Gpu, gpus_per_node: int) -> dict[str, float | None]:
+    """The figures that stand in where nothing is stated or measured."""
+    return {
+        "intra_node_gbytes_per_s": gpu.intra_node_gbytes_per_s,
+        "inter_node_gbytes_per_s": gpu.usual_inter_node_gbytes_per_s,
+        "inter_node_latency_us": link_defaults(gpu, gpus_per_node)["inter_node_latency_us"].value,
+        "memory_gib": gpu.memory_gib, "memory_gbytes_per_s": gpu.memory_gbytes_per_s,
+    }  # fmt: skip
 
 
 def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:

@@ -13,6 +13,7 @@ from jointopt.core.errors import TableError, nearest
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.spec.calibration import Calibration
+from jointopt.spec.machine import Machine
 from jointopt.surrogate.measurements import Measurements, doubts, off_scale
 from jointopt.workflows.predict import predict
 
@@ -25,7 +26,7 @@ LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 
 def evaluate(
     table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None,
+    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
 ) -> Evaluation:  # fmt: skip
     """Errors of predictions on ``table``; rows that ran out of memory count for feasibility only.
 
@@ -41,7 +42,7 @@ def evaluate(
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]
-    judged = predict(table, surrogate, measured, calibration, storage).assign(**names)
+    judged = predict(table, surrogate, measured, calibration, storage, machine).assign(**names)
     for sentence in _doubts(judged):
         _log.warning("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]

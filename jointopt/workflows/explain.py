@@ -17,7 +17,9 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.cluster import MEASURED
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.intervals import DOUBTS, RESULTS, doubts
@@ -32,14 +34,14 @@ if TYPE_CHECKING:
 def explain(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None,
+    storage: str | None = None, machine: Machine | None = None,
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
-    ``surrogate``, ``measured``, ``calibration`` and ``storage`` as in `JobModel.of`; a `JobModel` has them already.
+    ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already.
     Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
     """
-    model = JobModel.of(job, surrogate, measured, calibration, storage)
+    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan, model.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     broken = check_plan(model.job, record)
@@ -92,7 +94,17 @@ def assumptions(job: Job) -> tuple[Assumption, ...]:
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
         power = (*power, Assumption("dtype", "fp32", reason))
-    return (*job.cluster.assumed, *power, *kernel_constants(gpu).assumed, cooling.ASSUMED)
+    kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
+    return (*job.cluster.assumed, *power, *kernels, cooling.ASSUMED)
+
+
+_MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node_gbytes_per_s"}
+
+
+def _measured(job: Job) -> set[str]:
+    """Keys of assumptions about kernels in whose place the machine's own figures stand."""
+    found = {key for key, figure in _MEASURED_BY.items() if job.cluster.origin(figure) == MEASURED}
+    return found | ({"gemm"} if job.training.dtype in job.cluster.gpu.product_time_factor else set())
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

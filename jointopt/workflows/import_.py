@@ -67,7 +67,8 @@ def with_proposals(imported: Imported, **options: Any) -> Imported:
     if imported.runs:
         options["measured"] = _with(options.get("measured"), imported.frame())
     proposal = propose(imported.job, **options)
-    own = {key: value for key, value in options.items() if key in ("surrogate", "measured", "calibration", "storage")}
+    basis = ("surrogate", "measured", "calibration", "storage", "machine")
+    own = {key: value for key, value in options.items() if key in basis}
     today = explain(imported.job, imported.plan, **own)
     return dataclasses.replace(imported, comparison=Comparison.of(proposal, today, imported.runs))
 

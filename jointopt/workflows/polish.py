@@ -21,6 +21,7 @@ from jointopt.physics.polish.options import Options, Problem, efficient, widened
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
@@ -44,17 +45,18 @@ def polish(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
     seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    machine: Machine | None = None,
 ) -> Polished:  # fmt: skip
     """Turn the stage clocks of ``plan`` into a clock per instruction, and price the schedules exactly.
 
     ``chosen`` uses the least energy within ``slowdown`` (0.01 = 1 %) of the plan's iteration time, and never more time
     or energy than the plan. ``solver``: lowtime (the extra ``polish``; ends in about ``seconds``), or linear (scipy).
-    The last four as in `JobModel.of`. Raises PlanError for text that is no plan, InfeasibleError where it breaks a
+    The last five as in `JobModel.of`. Raises PlanError for text that is no plan, InfeasibleError where it breaks a
     rule or a limit or has no pipeline, UsageError where lowtime is missing.
     """
     started = time.perf_counter()
     _check_options(slowdown, solver, seconds)
-    model = JobModel.of(job, surrogate, measured, calibration, storage)
+    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]

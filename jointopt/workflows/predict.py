@@ -17,6 +17,7 @@ from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
+from jointopt.spec.machine import Machine, check_machine
 from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
@@ -40,23 +41,26 @@ _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that feature
 
 def predict(
     table: pd.DataFrame, surrogate: str = "none", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None,
+    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """The table with predicted columns; rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none (with measured runs: the shipped one). ``measured``: runs at
     hand, with the same columns; their column source counts where it shares a name with the table's. ``calibration``:
-    for the rows on its GPU. ``storage``: the URL of a database, whose measurements are measured runs too. A row that
-    cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. ``violations`` names
-    the rules by which a row's plan cannot be started (``spec/catalog/framework_rules.yaml``). TableError for a cell
-    that makes no sense, and where no row can be predicted.
+    for the rows on its GPU; ``machine``: for those on such nodes, for what they do not state. ``storage``: the URL of a
+    database, whose measurements are measured runs too. A row that cannot be predicted has blanks, ``predicted_fits``
+    false, and the reason in ``not_predicted``. ``violations`` names the rules by which a row's plan cannot be started
+    (``spec/catalog/framework_rules.yaml``). TableError for a cell that makes no sense, and where no row can be
+    predicted.
     """
     import pandas as pd
 
     found, reasons = workloads(table)
     check_calibrates(calibration, (work.job for work in found))
-    found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)) for work in found]
+    check_machine(machine, (work.job for work in found))
+    found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine) for work in found]
     runs = _measured(measured, storage)
+    runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
     queried = table
     if runs is not None and not _share_a_source(runs.table, table):

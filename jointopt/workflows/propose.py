@@ -43,6 +43,7 @@ from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.jobfile import dump_job
+from jointopt.spec.machine import Machine
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
@@ -91,7 +92,7 @@ class Stopwatch:
 def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, study: str | None = None,
+    storage: str | None = None, study: str | None = None, machine: Machine | None = None,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
 
@@ -103,7 +104,7 @@ def propose(
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
-        model = JobModel.of(job, surrogate, measured, calibration, storage)
+        model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job = model.job
     _need_power(job)
     space, layouts, peak_bytes, dropped = _feasible(model, watch)

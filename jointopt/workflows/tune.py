@@ -23,6 +23,7 @@ from jointopt.search.acquire import acquire, gain_left
 from jointopt.search.pareto import front_order, hypervolume
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.within_job import ROUGH, Spread
@@ -45,7 +46,7 @@ def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, batch: int = 1, retry_failed: bool = False, spread: Spread | None = None,
-    **options: Any,
+    machine: Machine | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
@@ -59,10 +60,10 @@ def tune(
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
-    model = JobModel.of(wanted, surrogate, runs, calibration, storage)
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job = model.job
     listing = chosen.candidates(job)
-    candidates = searched(model) if listing is None else listed(listing, job, calibration)
+    candidates = searched(model) if listing is None else listed(listing, job, calibration, machine)
     usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
     loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)

@@ -19,6 +19,7 @@ from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
@@ -48,7 +49,7 @@ class _Chosen:
 def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, again: bool = False, **options: Any,
+    storage: str | None = None, again: bool = False, machine: Machine | None = None, **options: Any,
 ) -> Validated:  # fmt: skip
     """Run the ``top`` best plans that `propose` finds for ``job``, spread along its front, and the default reference.
 
@@ -60,11 +61,11 @@ def validate(
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
-    model = JobModel.of(wanted, surrogate, runs, calibration, storage)
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
-        found = listed(listing, job, calibration)
-        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage), job, top)
+        found = listed(listing, job, calibration, machine)
+        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), job, top)
     elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
         plans = _of_front(model, top, seed, storage)
     else:

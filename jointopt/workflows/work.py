@@ -24,6 +24,7 @@ from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
+from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import CONSTRAINED, Stopwatch, priced_problem
@@ -42,7 +43,7 @@ def work(
     job: Job | JobModel, storage: str, *, trials: int = 1000, batch: int = 8, seed: int = 0,
     evaluate: str | None = None, lease_s: float = 60.0, study: str | None = None, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    launcher: Launcher | str | None = None, **options: Any,
+    launcher: Launcher | str | None = None, machine: Machine | None = None, **options: Any,
 ) -> Shared:  # fmt: skip
     """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
 
@@ -59,7 +60,7 @@ def work(
     runner = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     if runner is not None:
         job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
-    model = JobModel.of(job, surrogate, measured, calibration, storage)
+    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job, predicted = model.job, priced_problem(model, once=True)
     answer = None if evaluate is None else _Runs(runner) if runner else load_function(evaluate)
     problem = predicted if answer is None else _answered(job, predicted, answer)

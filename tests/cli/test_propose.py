@@ -58,6 +58,7 @@ def test_options_reach_the_search(asked: dict[str, Any]) -> None:
         "surrogate": "default",
         "measured": None,
         "calibration": None,
+        "machine": None,
     }
     assert asked == same
     assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")

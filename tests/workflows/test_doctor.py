@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.devices.machine import measured_speeds
 from jointopt.report.diagnosis import Feature
 from jointopt.spec.jobfile import parse_job, parse_yaml
+from jointopt.spec.machine import load_machine
 from jointopt.workflows.doctor import diagnose
 
 REST = """
@@ -20,6 +24,13 @@ model: llama-3-8b
 training: {seq_length: 4096, global_batch_size: 32, dtype: fp32}
 objectives: [iteration_time_s]
 """
+
+EXPLAIN = ("explain", "job.yaml", "--plan", "tp=2", "--storage", "none", "--json")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def feature(found, name: str) -> Feature:
@@ -69,11 +80,64 @@ def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(tm
 
 
 @pytest.mark.usefixtures("torch")
-def test_speeds_are_measured_by_processes_that_talk_to_each_other() -> None:
-    speeds = measured_speeds(2)
-    assert speeds["processes"] == 2
-    assert min(speeds["matrix_tflops"]["fp32"], speeds["memory_gbytes_per_s"], speeds["link_gbytes_per_s"]) > 0
-    assert "gloo" in speeds["backends"]
+def test_a_probe_of_cores_is_a_machine_file_that_predictions_take(
+    no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jointopt.workflows.doctor._processes", lambda machine: 2)
+    done = CliRunner().invoke(jointopt, ["doctor", "--probe", "--out", "here.yaml"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "link inside a node, GB/s" in done.stdout
+    assert "Written to here.yaml" in done.stdout
+    machine = load_machine(Path("here.yaml"))
+    assert (machine.gpu, machine.gpus_per_node, machine.measured["nodes"]) == ("cpu-core", 2, 1)
+    assert {one["kind"] for one in machine.readings["collectives"]} == {"all_reduce", "all_gather", "p2p"}
+    cluster = "cluster: {gpu: cpu-core, nodes: 1, gpus_per_node: 2}\n"
+    Path("job.yaml").write_text(REST + cluster)
+    answer = CliRunner().invoke(jointopt, [*EXPLAIN, "--machine", "here.yaml"], catch_exceptions=False)
+    link = json.loads(answer.stdout)["links"]["intra_node_gbytes_per_s"]
+    assert link == {"value": machine.figures["intra_node_gbytes_per_s"], "origin": "measured"}
+
+
+@pytest.mark.usefixtures("torch")
+def test_two_nodes_of_torchrun_measure_the_links_between_them(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--master-addr=127.0.0.1",
+    ]
+    words += [f"--master-port={free_port()}"]
+    probe = ["-m", "jointopt", "doctor", "--probe", "--json"]
+    with ThreadPoolExecutor() as pool:
+        nodes = [[*words, f"--node-rank={node}", *probe] for node in (0, 1)]
+        done = list(pool.map(lambda node: subprocess.run(node, cwd=tmp_path, stdout=-1, text=True, timeout=300), nodes))
+    assert [each.returncode for each in done] == [0, 0]
+    printed = [each.stdout for each in done]
+    assert printed[1] == ""
+    found = json.loads(printed[0])
+    assert (found["gpus_per_node"], found["measured"]["nodes"]) == (2, 2)
+    assert min(found["figures"][key] for key in ("intra_node_gbytes_per_s", "inter_node_gbytes_per_s")) > 0
+    assert load_machine(tmp_path / "machine.yaml").mapping()["figures"] == found["figures"]
+
+
+@pytest.mark.usefixtures("torch")
+def test_tasks_of_srun_measure_together(cluster, tmp_path: Path) -> None:
+    words = ("--nodes=2", "--ntasks-per-node=1", f"--chdir={tmp_path}", sys.executable, "-m", "jointopt")
+    printed = cluster.run("srun", *words, "doctor", "--probe", "--json", limit_s=300)
+    found = json.loads(printed)
+    assert (found["gpus_per_node"], found["measured"]["nodes"]) == (1, 2)
+    assert found["figures"]["inter_node_gbytes_per_s"] > 0
+
+
+def test_without_pytorch_the_probe_says_what_to_install(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.workflows.doctor._has", lambda module: False)
+    done = CliRunner().invoke(jointopt, ["doctor", "--probe"])
+    assert done.exit_code == 1
+    assert "The probe needs PyTorch; install it with: pip install 'jointopt[torch]'." in done.stderr
+    assert CliRunner().invoke(jointopt, ["doctor", "--out", "x.yaml"]).exit_code == 2
 
 
 def test_measured_speeds_are_comments_beside_the_catalogue(no_gpu: None) -> None:

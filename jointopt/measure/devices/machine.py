@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,14 +133,72 @@ def _lines(command: list[str]) -> tuple[str, ...]:
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
-def measured_speeds(processes: int) -> Mapping[str, Any]:
-    """The result of `jointopt.measure.trainer.probe` with so many processes; LauncherError where it fails."""
+def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Variables that make this process the rank of torchrun or srun that it is, RANK at least; None where it is alone.
+
+    Ranks of srun are numbered node by node, however it has spread them. Raises LauncherError where its nodes have
+    different numbers of tasks.
+    """
+    if environ.keys() >= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+        return {"RANK": environ["RANK"]}
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if tasks < 2:
+        return None
+    spread = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    each = re.fullmatch(r"(\d+)(\(x\d+\))?", spread)
+    if each is None:
+        raise LauncherError(f"srun has {spread} tasks on its nodes; start as many on each, with --ntasks-per-node.")
+    local, place, node = int(each[1]), int(environ["SLURM_LOCALID"]), int(environ["SLURM_NODEID"])
+    step = int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
+    return {
+        "RANK": str(node * local + place), "WORLD_SIZE": str(tasks), "LOCAL_RANK": str(place),
+        "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": _first_address(environ["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(20_000 + step % 12_000),
+    }  # fmt: skip
+
+
+def _first_address(nodes: str) -> str:
+    """Where the first node of Slurm's list is reached."""
+    name = next(iter(_lines(["scontrol", "show", "hostnames", nodes])), nodes)
+    found = re.search(r"NodeAddr=(\S+)", " ".join(_lines(["scontrol", "--oneliner", "show", "node", name])))
+    return found[1] if found else name
+
+
+def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+    """The result of `jointopt.measure.trainer.probe`, blank on ranks but the first; LauncherError where it fails.
+
+    It runs with so many processes of this machine, or as this process' own ``rank`` of several (`rank_variables`).
+    """
     with tempfile.TemporaryDirectory(prefix="jointopt-") as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
-        command = [*local_torchrun(processes), "-m", "jointopt.measure.trainer.probe", str(result)]
-        ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1"})
+        start = local_torchrun(processes) if rank is None else [sys.executable]
+        command = [*start, "-m", "jointopt.measure.trainer.probe", str(result)]
+        ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1", **(rank or {})})
+        if ended.code == 0 and rank is not None and rank["RANK"] != "0":
+            return {}
         if ended.code == 0 and result.is_file():
             found: Mapping[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found
         why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).detail
         raise LauncherError(f"The speeds could not be measured: {why.rstrip('.')}.")
+
+
+def speeds(readings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates of one device that readings show: TFLOP/s of its best products, GB/s of a copy, and of a ring all-reduce.
+
+    A copy reads every byte and writes it; a ring moves 2 (n - 1) / n of the buffer over every link and direction.
+    """
+    found: dict[str, Any] = {"matrix_tflops": {}}
+    for one in readings["products"]:
+        rate = 2e-12 * one["m"] * one["n"] * one["k"] / one["time_s"]
+        found["matrix_tflops"][one["dtype"]] = _digits(max(rate, found["matrix_tflops"].get(one["dtype"], 0.0)))
+    found["memory_gbytes_per_s"] = _digits(readings["copy"]["bytes"] / readings["copy"]["time_s"] / 1e9)
+    rings = [one for one in readings["collectives"] if one["kind"] == "all_reduce" and one["nodes"] == 1]
+    if rings:
+        sent = [2 * (one["size"] - 1) / one["size"] * one["bytes"] / one["time_s"] for one in rings]
+        found["link_gbytes_per_s"] = _digits(max(sent) / 1e9)
+    return found | {name: readings[name] for name in ("processes", "device", "torch", "backends")}
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -18,7 +18,8 @@ def own_device(cores: bool = False) -> torch.device:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # read when CUDA starts, which is below
     if cores or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    # srun may show each rank its own GPU alone
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 

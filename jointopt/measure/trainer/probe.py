@@ -1,6 +1,9 @@
 """How fast this machine computes, moves memory and talks: a program for torchrun, one process per GPU or core.
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 -m jointopt.measure.trainer.probe result.json
+
+All processes measure at once, as a training does, and the slowest counts. The result holds readings alone; the figures
+of a cluster that they show are the physics' affair (`jointopt.physics.probe_fit`).
 """
 
 from __future__ import annotations
@@ -8,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,63 +21,145 @@ import torch.distributed as dist
 
 from jointopt.measure.trainer.device import device_name, leave, now_s, own_device
 
-_SECONDS = 0.5  # that each measurement lasts at least, after one call to warm up
+_SECONDS = 0.1  # that each measurement lasts at least, after one call to warm up
+_REPEATS = 3
+_MOST_CALLS = 300
+# tokens x outputs x inputs: projections and MLPs of 8B and 70B models, whole and cut by tp 8; small ones for a core
+_SHAPES = ((4096, 6144, 4096), (8192, 14336, 4096), (8192, 4096, 14336), (4096, 3584, 8192), (8192, 8192, 1024))
+_SHAPES_OF_A_CORE = ((256, 512, 512), (512, 1024, 256), (512, 512, 512))
+_COPIED, _COPIED_BY_A_CORE = 2**30, 2**26  # bytes
+_MESSAGES, _MESSAGES_OF_A_CORE = (2**16, 2**20, 2**24, 2**27), (2**12, 2**16, 2**20, 2**22)  # bytes
+_FIRST_WITH = {"fp16": (7, 0), "bf16": (8, 0), "fp8": (8, 9)}  # CUDA's compute capability
 
 
 def probe() -> dict[str, Any]:
-    """Speeds of one device: TFLOP/s of matrix products, GB/s of memory, GB/s of a ring all-reduce per direction.
-
-    All processes measure at once, as a training does; the slowest counts. A ring moves 2 (n - 1) / n of the buffer
-    over every link and direction (NCCL's tests call that bus bandwidth). What was not measured is left out.
-    """
-    device = own_device()
+    """Readings of one device and of the links: products, a copy, collectives within a node and across nodes."""
+    started, device = time.monotonic(), own_device()
     cuda = device.type == "cuda"
-    if cuda:
-        torch.set_float32_matmul_precision("high")  # TF32, as the catalogue's fp32 is where a GPU has it
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
-    found: dict[str, Any] = {"matrix_tflops": {}}
-    for name in ("fp32", "bf16") if cuda else ("fp32",):
-        found["matrix_tflops"][name] = _slowest(_matrix_tflops(name, device, 8192 if cuda else 512), device)
-    found["memory_gbytes_per_s"] = _slowest(_memory_gbytes_per_s(device, 2**30 if cuda else 2**26), device)
-    if dist.get_world_size() > 1:
-        found["link_gbytes_per_s"] = _slowest(_link_gbytes_per_s(device, 2**28 if cuda else 2**22), device)
-    found["processes"] = dist.get_world_size()
-    found["device"] = device_name(device)
-    found["torch"] = torch.__version__
-    found["backends"] = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    if _slowest(local, device) != -_slowest(-local, device):
+        sys.exit("The nodes have different numbers of processes; start as many on each.")
+    copied = _COPIED if cuda else _COPIED_BY_A_CORE
+    found: dict[str, Any] = {
+        "device": device_name(device), "backend": dist.get_backend(), "torch": torch.__version__,
+        "backends": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
+        "processes": dist.get_world_size(), "gpus_per_node": local,
+        "products": list(_products(device)),
+        "copy": {"bytes": 2 * copied, "time_s": _slowest(_each(_copy(device, copied), device), device)},
+        "collectives": list(_collectives(device, local)),
+    }  # fmt: skip
+    if cuda:
+        found |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "cuda": torch.version.cuda}
+        found["memory_bytes"] = -_slowest(-float(torch.cuda.get_device_properties(device).total_memory), device)
+    found["seconds"] = round(time.monotonic() - started, 1)
     dist.destroy_process_group()
     return found
 
 
-def _matrix_tflops(dtype: str, device: torch.device, size: int) -> float:
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
-    return 2 * size**3 / _each(lambda: torch.mm(a, b), device) / 1e12
+def _products(device: torch.device) -> Iterator[dict[str, Any]]:
+    """One reading per dtype that the device computes in, and shape; none of a dtype that PyTorch has no kernel for."""
+    cuda = device.type == "cuda"
+    dtypes = _gpu_dtypes(device) if cuda else ["fp32"]
+    for dtype in dtypes:
+        for m, n, k in _SHAPES if cuda else _SHAPES_OF_A_CORE:
+            try:
+                seconds = _each(_product(dtype, m, n, k, device), device)
+            except (RuntimeError, NotImplementedError):
+                seconds = 0.0
+            seconds = _slowest(seconds, device)
+            if seconds > 0:
+                yield {"dtype": dtype, "m": m, "n": n, "k": k, "time_s": seconds}
 
 
-def _memory_gbytes_per_s(device: torch.device, size: int) -> float:
-    """Of a copy: every byte is read once and written once."""
+def _gpu_dtypes(device: torch.device) -> list[str]:
+    """Of the dtypes of trainings those that the GPU has tensor cores for; fp8 has another form on AMD's."""
+    able = [dtype for dtype, least in _FIRST_WITH.items() if torch.cuda.get_device_capability(device) >= least]
+    return [dtype for dtype in able if dtype != "fp8" or torch.version.hip is None]
+
+
+def _product(dtype: str, m: int, n: int, k: int, device: torch.device) -> Callable[[], Any]:
+    """One product m x k by k x n of random numbers, which draw the power that a training's do."""
+    a, b = (torch.randn(size, k, device=device) for size in (m, n))
+    if dtype == "fp8":
+        a, b = (x.to(torch.float8_e4m3fn) for x in (a, b))
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    a, b = (x.to({"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]) for x in (a, b))
+    return lambda: torch.mm(a, b.t())
+
+
+def _copy(device: torch.device, size: int) -> Callable[[], Any]:
+    """A copy of ``size`` bytes, each read once and written once."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / _each(lambda: target.copy_(source), device) / 1e9
+    return lambda: target.copy_(source)
 
 
-def _link_gbytes_per_s(device: torch.device, size: int) -> float:
-    buffer, count = torch.ones(size // 4, device=device), dist.get_world_size()
-    seconds = _each(lambda: dist.all_reduce(buffer), device, together=True)
-    return 2 * (count - 1) / count * size / seconds / 1e9
+def _collectives(device: torch.device, local: int) -> Iterator[dict[str, Any]]:
+    """Readings within every node at once, and across all nodes; none of links that there are not."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    nodes = world // local
+    own = [dist.new_group(list(range(node * local, (node + 1) * local))) for node in range(nodes)][rank // local]
+    scopes = [(own, local, 1, 1)] * (local > 1) + [(dist.group.WORLD, world, nodes, local)] * (nodes > 1)
+    for group, size, spanned, stride in scopes:
+        for bytes_ in _MESSAGES if device.type == "cuda" else _MESSAGES_OF_A_CORE:
+            acts = {"all_reduce": _all_reduce, "all_gather": _all_gather}
+            for kind, make in acts.items():
+                seconds = _together(make(group, size, bytes_, device), device)
+                yield {"kind": kind, "bytes": bytes_, "size": size, "nodes": spanned, "time_s": seconds}
+            seconds = _together(_there_and_back(stride, bytes_, device), device) / 2
+            yield {"kind": "p2p", "bytes": bytes_, "size": 2, "nodes": min(spanned, 2), "time_s": seconds}
+
+
+def _all_reduce(group: Any, size: int, bytes_: int, device: torch.device) -> Callable[[], Any]:
+    buffer = _buffer(bytes_, device)
+    return lambda: dist.all_reduce(buffer, group=group)
+
+
+def _all_gather(group: Any, size: int, bytes_: int, device: torch.device) -> Callable[[], Any]:
+    shard = _buffer(bytes_ // size, device)
+    whole = torch.cat([shard] * size)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.14
+    return lambda: gather(whole, shard, group=group)
+
+
+def _there_and_back(stride: int, bytes_: int, device: torch.device) -> Callable[[], Any]:
+    """A message to the partner rank and back: neighbours, or ranks of the same place on neighbouring nodes."""
+    buffer, rank = _buffer(bytes_, device), dist.get_rank()
+    first = rank // stride % 2 == 0
+    partner = rank + stride if first else rank - stride
+
+    def act() -> None:
+        if partner >= dist.get_world_size():
+            return  # the last of an odd number
+        for sends in (first, not first):
+            (dist.send if sends else dist.recv)(buffer, partner)
+
+    return act
+
+
+def _buffer(bytes_: int, device: torch.device) -> torch.Tensor:
+    """A message of 16-bit numbers, or of fp32 on cores, as they train in."""
+    half = device.type == "cuda"
+    return torch.zeros(bytes_ // (2 if half else 4), dtype=torch.float16 if half else torch.float32, device=device)
+
+
+def _together(act: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call on the slowest process; all processes make as many calls."""
+    return _slowest(_each(act, device, together=True), device)
 
 
 def _each(act: Callable[[], Any], device: torch.device, together: bool = False) -> float:
-    """Seconds of one call; the number of calls is the same on every process where they act together."""
+    """Seconds of one call, the best of `_REPEATS` averages."""
     act()
-    seconds = _lasting(act, 3, device)
-    calls = max(3, int(_SECONDS / seconds))
+    seconds = _lasting(act, 1, device)
+    calls = max(1, min(_MOST_CALLS, int(_SECONDS / _REPEATS / max(seconds, 1e-7))))
     if together:
         wanted = torch.tensor([calls], device=device)
         dist.all_reduce(wanted, dist.ReduceOp.MIN)
         calls = int(wanted)
-    return min(_lasting(act, -(-calls // 3), device) for _ in range(3))
+    return min(_lasting(act, calls, device) for _ in range(_REPEATS))
 
 
 def _lasting(act: Callable[[], Any], calls: int, device: torch.device) -> float:
@@ -83,14 +169,14 @@ def _lasting(act: Callable[[], Any], calls: int, device: torch.device) -> float:
     return (now_s(device) - started_s) / calls
 
 
-def _slowest(value: float, device: torch.device) -> float:
-    slowest = torch.tensor([value], device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MIN)
+def _slowest(seconds: float, device: torch.device) -> float:
+    slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(f"{float(slowest):.4g}")
 
 
 if __name__ == "__main__":
-    found = probe()
+    readings = probe()
     if int(os.environ["RANK"]) == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+        Path(sys.argv[1]).write_text(json.dumps(readings), encoding="utf-8")
     leave()

@@ -16,6 +16,7 @@ from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
+from jointopt.spec.machine import parse_machine, with_machine
 
 FIGURES = (
     "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "inter_node_latency_us", "intra_node_pj_per_bit",
@@ -23,7 +24,7 @@ FIGURES = (
 )  # fmt: skip
 SIZES = ("gpu", "nodes", "gpus_per_node")
 SITE = ("carbon_kg_per_kwh", "price_per_kwh", "currency")  # of the site's electricity; all optional
-KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE)
+KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
 _HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0}
@@ -46,11 +47,13 @@ def load_cluster(name: str) -> Cluster:
 def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster:
     """The cluster that a job file describes: ``gpu``, ``nodes``, ``gpus_per_node``, any of `FIGURES`.
 
-    ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry that other keys override.
+    ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry that other keys override;
+    ``machine`` is what `jointopt.spec.machine.parse_machine` reads, whose figures stand in for what no key states.
     Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
     the catalogue states.
     """
-    section = _with_entry(Section(mapping, where).only(KEYS))
+    given = Section(mapping, where).only(KEYS)
+    section = _with_entry(given)
     gpu = _gpu(section)
     nodes = section.whole("nodes", high=_MOST_NODES)
     per_node, assumed = gpu.usual_gpus_per_node or 0, []
@@ -67,7 +70,12 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     if section.has("power_limit_w") and not lowest < figures["power_limit_w"] <= highest:
         raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
     figures |= _site(section) | {"name": section.text("name", "")}
-    return Cluster(gpu=gpu, nodes=nodes, gpus_per_node=per_node, assumed=tuple(assumed), **figures)
+    stated = frozenset(key for key in (*FIGURES, "memory_gib") if given.has(key))
+    cluster = Cluster(
+        gpu=gpu, nodes=nodes, gpus_per_node=per_node, assumed=tuple(assumed), stated=stated, **figures
+    )  # fmt: skip
+    machine = section.section("machine")
+    return with_machine(cluster, parse_machine(machine.values, machine.where) if section.has("machine") else None)
 
 
 def _site(section: Section) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from jointopt.spec.cluster import Gpu, PowerConstants
 from jointopt.spec.files import package_yaml
 
 _IDENTITY = ("id", "name", "vendor", "architecture")
+_NO_FIGURES = (*_IDENTITY, "peak_tflops", "power", "product_time_factor", "sources")
 _NOT_TELLING = {"nvidia", "amd", "instinct", "tesla"}
-FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in (*_IDENTITY, "peak_tflops", "power", "sources"))
+FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in _NO_FIGURES)
 POWER_FIGURES = tuple(f.name for f in fields(PowerConstants) if f.name != "assumed")
 
 

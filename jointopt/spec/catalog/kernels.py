@@ -54,6 +54,7 @@ def _gemm(gpu: Gpu, entry: Mapping[str, Any]) -> GemmConstants:
         # of dtypes that the GPU has a peak for; one without a measured factor takes the ratio of the peaks
         dtype_time_factor={d: float(measured.get(d, peak / (r * TERA))) for d, r in gpu.peak_tflops.items()},
         dtype_bytes={dtype: float(size) for dtype, size in table["dtype_bytes"].items()},
+        measured_time_factor=gpu.product_time_factor,
     )
 
 

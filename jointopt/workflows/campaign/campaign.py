@@ -55,7 +55,8 @@ class Campaign:
         known = [table for table in tables if len(table)]
         if not known:
             return Earlier()
-        found = earlier_runs(candidates, pd.concat(known, ignore_index=True), self.model.surrogate)
+        together = pd.concat(known, ignore_index=True)
+        found = earlier_runs(candidates, together, self.model.surrogate, self.job.cluster.machine)
         if found.unread:
             self.note(
                 f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"

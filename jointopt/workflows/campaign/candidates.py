@@ -15,6 +15,7 @@ from jointopt.runs.workloads import workloads
 from jointopt.search.pareto import front_order
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import OBJECTIVES, Job
+from jointopt.spec.machine import Machine
 from jointopt.spec.plans.clocks import stage_clocks_to_text
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
@@ -55,21 +56,23 @@ class Candidates:
         return len(self.rows)
 
 
-def listed(listing: Mapping[str, Any], job: Job, calibration: Calibration | None = None) -> Candidates:
+def listed(
+    listing: Mapping[str, Any], job: Job, calibration: Calibration | None = None, machine: Machine | None = None
+) -> Candidates:
     """The plans that a launcher lists; rows that no physics can price are left out.
 
     The software is that of the table, the memory that they may take that of ``job``. Raises TableError where none
     can be predicted.
     """
     table = pd.DataFrame(listing)
-    found, _ = workloads(table)
+    found = [work.on(machine) for work in workloads(table)[0]]
     table = table.iloc[np.concatenate([work.rows for work in found])].reset_index(drop=True)
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
     plans["stage_clock_mhz"] = np.concatenate([widened(work.stage_clock_mhz, width) for work in found])
     limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
     has, allowed = np.concatenate(limits).T
-    answers = predict(table, calibration=calibration)
+    answers = predict(table, calibration=calibration, machine=machine)
     predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
     return Candidates(table, plans, predicted, load, np.log(allowed / has))

@@ -11,6 +11,7 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.schema import STATUSES, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
+from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source
@@ -36,7 +37,9 @@ class Earlier:
     unread: str = ""  # why stored runs are not used at all; blank where they are
 
 
-def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surrogate | None) -> Earlier:
+def earlier_runs(
+    queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surrogate | None, machine: Machine | None = None
+) -> Earlier:
     """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
 
     Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics cannot tell from a
@@ -50,7 +53,7 @@ def earlier_runs(queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surroga
     both = pd.concat([queried.drop(columns="source", errors="ignore"), rows], ignore_index=True)
     try:
         table = with_results(both)
-        priced = price(table)
+        priced = price(table, machine=machine)
     except TableError as error:
         # candidates are sound: some stored cell is not, and earlier runs are no condition
         return Earlier(unread=str(error))

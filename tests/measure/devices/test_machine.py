@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.devices.machine import _metered_gpus, _named_gpus, found_machine, measured_speeds
+from jointopt.measure.devices.machine import (
+    _metered_gpus,
+    _named_gpus,
+    found_machine,
+    probe_readings,
+    rank_variables,
+    speeds,
+)
 
 
 @pytest.fixture
@@ -60,4 +67,34 @@ def test_speeds_are_those_of_a_probe_that_writes_them_and_ends_well(
     (package / "run.py").write_text(f"import sys\n{text}\nsys.exit({code})\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with nullcontext() if counts else pytest.raises(LauncherError, match="The speeds could not be measured: "):
-        assert measured_speeds(2) == {"tflops": 5}
+        assert probe_readings(2) == {"tflops": 5}
+
+
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "1",
+}  # fmt: skip
+SRUN = {  # of the second of two tasks on the second node, spread cyclically
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "n0",
+    "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_PROCID": "3", "SLURM_JOB_ID": "11999", "SLURM_STEP_ID": "2",
+}  # fmt: skip
+
+
+def test_a_process_knows_which_of_several_ranks_it_is() -> None:
+    assert rank_variables({}) is None
+    assert rank_variables({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None  # in a batch script, outside of srun
+    assert rank_variables(TORCHRUN | SRUN) == {"RANK": "3"}
+    first = {"MASTER_ADDR": "n0", "MASTER_PORT": "20001", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    assert rank_variables(SRUN) == first | {"RANK": "3", "LOCAL_RANK": "1"}
+    assert rank_variables(SRUN | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"})["RANK"] == "2"
+    with pytest.raises(LauncherError, match=r"2,1 tasks on its nodes; .*--ntasks-per-node"):
+        rank_variables(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2,1"})
+
+
+def test_rates_are_those_of_the_best_product_and_the_best_ring() -> None:
+    products = [{"dtype": "bf16", "m": 1000, "n": 1000, "k": 1000, "time_s": time_s} for time_s in (1e-4, 5e-5)]
+    ring = {"kind": "all_reduce", "bytes": 4e9, "size": 4, "nodes": 1, "time_s": 0.1}
+    same = {"processes": 4, "device": "a GPU", "torch": "2.14", "backends": ["nccl"]}
+    readings = {"products": products, "copy": {"bytes": 2e9, "time_s": 0.001}, "collectives": [ring]} | same
+    found = speeds(readings)
+    assert found == {"matrix_tflops": {"bf16": 40.0}, "memory_gbytes_per_s": 2000.0, "link_gbytes_per_s": 60.0} | same
+    assert "link_gbytes_per_s" not in speeds(readings | {"collectives": []})
