@@ -113,7 +113,7 @@ def write_yaml(path: Path, header: str, mapping: Mapping[str, Any]) -> None:
 
 
 def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]) -> T:
-    """What ``parsed`` makes of a YAML file; JobError names the file, ``what`` it should be, and the first flaw."""
+    """A YAML file as ``parsed`` reads it; JobError names the file, ``what`` it should be, and the first flaw."""
     try:
         return parsed(parse_yaml(read_text(path)))
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""What `doctor --probe` measured of one machine: its file, and a cluster with those figures."""
+"""Figures that `doctor --probe` measured of one machine: their file, and a cluster with them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _products(device: torch.device) -> Iterator[dict[str, Any]]:
         for m, n, k in _SHAPES if cuda else _SHAPES_OF_A_CORE:
             try:
                 seconds = _each(_product(dtype, m, n, k, device), device)
-            except (RuntimeError, NotImplementedError):
+            except RuntimeError:  # of a kernel that is missing too
                 seconds = 0.0
             seconds = _slowest(seconds, device)
             if seconds > 0:
