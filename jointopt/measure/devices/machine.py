@@ -24,7 +24,7 @@ from jointopt.measure.launchers.process import run_program
 from jointopt.measure.launchers.program import local_torchrun
 
 SLURM_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
-_PROBE_LIMIT_S = 180.0
+_PROBE_LIMIT_S = 300.0
 _QUERY_S = 15.0
 _QUERY = "index,uuid,name,memory.total,clocks.max.sm,power.limit"
 
