@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
 import subprocess
@@ -9,15 +10,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
+from jointopt.core.errors import CatalogError, LauncherError
+from jointopt.measure.devices.machine import FoundGpu, found_machine
 from jointopt.report.diagnosis import Feature
 from jointopt.spec.jobfile import parse_job, parse_yaml
-from jointopt.spec.machine import load_machine
-from jointopt.workflows.doctor import diagnose
+from jointopt.spec.machine import Machine, load_machine
+from jointopt.workflows.doctor import diagnose, probe
 
 REST = """
 model: llama-3-8b
@@ -101,18 +105,11 @@ def test_a_probe_of_cores_is_a_machine_file_that_predictions_take(
 
 @pytest.mark.usefixtures("torch")
 def test_two_nodes_of_torchrun_measure_the_links_between_them(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=2",
-        "--nproc-per-node=2",
-        "--master-addr=127.0.0.1",
-    ]
-    words += [f"--master-port={free_port()}"]
-    probe = ["-m", "jointopt", "doctor", "--probe", "--json"]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    words += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    doctor = ["-m", "jointopt", "doctor", "--probe", "--json"]
     with ThreadPoolExecutor() as pool:
-        nodes = [[*words, f"--node-rank={node}", *probe] for node in (0, 1)]
+        nodes = [[*words, f"--node-rank={node}", *doctor] for node in (0, 1)]
         done = list(pool.map(lambda node: subprocess.run(node, cwd=tmp_path, stdout=-1, text=True, timeout=300), nodes))
     assert [each.returncode for each in done] == [0, 0]
     printed = [each.stdout for each in done]
@@ -130,6 +127,61 @@ def test_tasks_of_srun_measure_together(cluster, tmp_path: Path) -> None:
     found = json.loads(printed)
     assert (found["gpus_per_node"], found["measured"]["nodes"]) == (1, 2)
     assert found["figures"]["inter_node_gbytes_per_s"] > 0
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp8"])
+def test_products_of_every_precision_multiply(dtype: str) -> None:
+    torch, program = (importlib.import_module(n) for n in ("torch", "jointopt.measure.trainer.probe"))
+    assert program._product(dtype, 32, 64, 16, torch.device("cpu"))().shape == (32, 64)
+
+
+READINGS = {  # as the probe has them of two GPUs, which are half as fast as the catalogue's
+    "device": "NVIDIA H100 80GB HBM3", "backend": "nccl", "torch": "2.14", "cuda": "13.0", "nccl": "2.30.7",
+    "processes": 2, "gpus_per_node": 2, "seconds": 4.0, "memory_bytes": 79.2 * 2**30, "backends": ["nccl"],
+    "products": [{"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "time_s": 0.00286}],
+    "copy": {"bytes": 2**31, "time_s": 0.00075},
+    "collectives": [{"kind": "all_reduce", "bytes": 2**27, "size": 2, "nodes": 1, "time_s": 0.0009}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def has_probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What stands in for the probe's result: no GPU is here."""
+    readings = dict(READINGS)
+    monkeypatch.setattr("jointopt.workflows.doctor._has", lambda module: True)
+    monkeypatch.setattr("jointopt.measure.devices.machine.probe_readings", lambda processes, rank=None: readings)
+    return readings
+
+
+def test_a_probe_of_gpus_is_of_the_catalogues_gpu_with_the_memory_that_the_driver_counts(
+    no_gpu: None, has_probed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def machine(gib: tuple[float | None, ...]) -> Machine:
+        here = replace(found_machine(), gpus=tuple(FoundGpu("H100", each) for each in gib))
+        monkeypatch.setattr("jointopt.workflows.doctor.found_machine", lambda: here)
+        probe(tmp_path / "machine.yaml")
+        return load_machine(tmp_path / "machine.yaml")
+
+    known, unknown = machine((79.65, 79.5)), machine((None,))
+    assert (known.gpu, known.gpus_per_node, known.measured["nccl"]) == ("h100-sxm5-80gb", 2, "2.30.7")
+    assert [each.figures["memory_gib"] for each in (known, unknown)] == [79.5, 79.2]
+    assert known.product_time_factor["bf16"] == pytest.approx(2.0, rel=0.05)
+    assert 150 < known.figures["intra_node_gbytes_per_s"] < 450
+
+
+def test_a_probe_that_cannot_be_of_the_machine_is_refused_and_other_ranks_write_nothing(
+    driver: Any, has_probed: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "machine.yaml"
+    has_probed["device"] = "cpu"
+    with pytest.raises(LauncherError, match=r"PyTorch 2\.14 does not see the GPUs"):
+        probe(out)
+    has_probed["device"] = "Voodoo 2"
+    with pytest.raises(CatalogError, match="'Voodoo 2' is not in the catalogue"):
+        probe(out)
+    has_probed.clear()
+    assert (probe(out), out.exists()) == (None, False)
 
 
 def test_without_pytorch_the_probe_says_what_to_install(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
