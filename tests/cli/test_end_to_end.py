@@ -60,7 +60,7 @@ def test_every_plan_uses_all_gpus_and_has_a_clock_per_stage(document: dict[str, 
 
 def test_no_plan_is_faster_than_the_reference_by_clocks_alone(document: dict[str, Any]) -> None:
     fastest, reference = document["front"][0], document["reference"]
-    assert fastest["iteration_time_s"] <= reference["iteration_time_s"]
+    assert fastest["iteration_time_s"] <= reference["iteration_time_s"] * (1 + 1e-12)  # one rounding may differ
 
 
 def test_the_study_and_the_files_are_where_the_answer_says(document: dict[str, Any], folder: Path) -> None:
