@@ -89,43 +89,65 @@ def _links(job: Job, **figures: Any) -> Job:
     return replace(job, cluster=replace(job.cluster, **figures))
 
 
-def _host(job: Job) -> Job:
-    f = job.training.framework
-    floor, piped = (own + STEP * max(own, 5e-4) for own in (f.host_floor_s, f.host_floor_pp_s))
-    per_tp = f.host_floor_pp_tp_s * (1.0 + STEP)
-    return _profile(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_tp)
+def _host(job: Job, by: float) -> Job:
+    f, more = job.training.framework, float(np.expm1(by))
+    floor, piped = (own + more * max(own, 5e-4) for own in (f.host_floor_s, f.host_floor_pp_s))
+    return _profile(
+        job, host_floor_s=max(floor, 0.0), host_floor_pp_s=max(piped, 0.0),
+        host_floor_pp_tp_s=f.host_floor_pp_tp_s * (1.0 + more),
+    )  # fmt: skip
 
 
-# What differs between clusters and software stacks, as one step of each: a tenth of the logarithm of a speed or a
-# cost, 1 ms per micro-batch, 20 ms per iteration, a tenth of an overlap.
-_STEPS: Mapping[str, Callable[[Job], Job]] = {
-    "compute": lambda j: _profile(j, compute_factor=j.training.framework.compute_factor * np.exp(STEP)),
-    "elementwise": lambda j: _profile(j, elementwise_factor=j.training.framework.elementwise_factor * np.exp(STEP)),
-    "intra_node": lambda j: _links(j, intra_node_gbytes_per_s=j.cluster.intra_node_gbytes_per_s * np.exp(-STEP)),
-    "inter_node": lambda j: _links(j, inter_node_gbytes_per_s=j.cluster.inter_node_gbytes_per_s * np.exp(-STEP)),
+def _scaled(name: str) -> Callable[[Job, float], Job]:
+    return lambda job, by: _profile(job, **{name: getattr(job.training.framework, name) * float(np.exp(by))})
+
+
+def _added(name: str, unit_s: float) -> Callable[[Job, float], Job]:
+    return lambda job, by: _profile(job, **{name: max(getattr(job.training.framework, name) + by * unit_s, 0.0)})
+
+
+def _slower(name: str) -> Callable[[Job, float], Job]:
+    return lambda job, by: _links(job, **{name: getattr(job.cluster, name) * float(np.exp(-by))})
+
+
+# What differs between clusters and software stacks, and the job that differs by so much of it: of logarithms of a speed
+# or a cost, of 10 ms per micro-batch, of 200 ms per iteration, of an overlap.
+_MOVES: Mapping[str, Callable[[Job, float], Job]] = {
+    "compute": _scaled("compute_factor"),
+    "elementwise": _scaled("elementwise_factor"),
+    "intra_node": _slower("intra_node_gbytes_per_s"),
+    "inter_node": _slower("inter_node_gbytes_per_s"),
     "host": _host,
-    "micro_batch": lambda j: _profile(j, micro_batch_overhead_s=j.training.framework.micro_batch_overhead_s + 1e-3),
-    "iteration": lambda j: _profile(j, iteration_overhead_s=j.training.framework.iteration_overhead_s + 0.02),
-    "dp_overlap": lambda j: _profile(j, dp_overlap=abs(j.training.framework.dp_overlap - STEP)),
-    "tp_overlap": lambda j: _profile(j, tp_overlap=min(j.training.framework.tp_overlap + STEP, 1.0)),
-    "loss": lambda j: _profile(j, loss_passes=j.training.framework.loss_passes * np.exp(STEP)),
-}  # fmt: skip
-CONSTANTS = tuple(_STEPS)
+    "micro_batch": _added("micro_batch_overhead_s", 1e-2),
+    "iteration": _added("iteration_overhead_s", 0.2),
+    "dp_overlap": lambda j, by: _profile(j, dp_overlap=abs(j.training.framework.dp_overlap - by)),
+    "tp_overlap": lambda j, by: _profile(j, tp_overlap=min(j.training.framework.tp_overlap + by, 1.0)),
+    "loss": _scaled("loss_passes"),
+    "attention": _scaled("attention_factor"),
+}
+CONSTANTS = tuple(_MOVES)
 _AFTER_PRICING = ("host", "micro_batch", "iteration", "dp_overlap")  # leave kernels and collectives as they are
+
+
+def moved(job: Job, by: Floats) -> Job:
+    """The job with the physics' own constants moved ``by`` so much each, (`CONSTANTS`,), in the units of their list."""
+    for move, amount in zip(_MOVES.values(), by.tolist(), strict=True):
+        job = move(job, amount) if amount else job
+    return job
 
 
 def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
     """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
 
-    By finite differences of `STEP` (see the list of steps for the unit of each); ``time_s`` (n,) is the prediction.
+    By finite differences of `STEP` (see the list of moves for the unit of each); ``time_s`` (n,) is the prediction.
     """
     models = []
-    for name, step in _STEPS.items():
-        job = step(physics.job)
+    for name, move in _MOVES.items():
+        job = move(physics.job, STEP)
         if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
-            moved = copy.copy(physics)
-            moved.job, moved.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
+            model = copy.copy(physics)
+            model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
         else:
-            moved = CostModel(job, physics.layouts, physics.hardware.constants)
-        models.append(moved)
+            model = CostModel(job, physics.layouts, physics.hardware.constants)
+        models.append(model)
     return np.log(iteration_times_s(models, index, stage_clock_mhz) / time_s).T / STEP

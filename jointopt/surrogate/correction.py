@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, supported, with_power_interval, with_time_interval
@@ -46,9 +47,21 @@ def load_surrogate(name: str) -> Surrogate | None:
     )
 
 
+# Constants whose effect on time is no straight line over the range in which clusters differ, so that the physics is
+# priced anew where measured runs move them by more than `NEAR`; the sensitivities stand for the others.
+PRICED_ANEW = ("inter_node",)
+NEAR = 0.3  # of a logarithm
+FAR = 1.5  # at most in one step, since far from the runs' own point the sensitivities are wrong
+TURNS = 4
+
+
 @dataclass(frozen=True)
 class Correction:
-    """A surrogate conditioned on the runs of one source, whose framework has a ``fitted`` profile or none."""
+    """A surrogate conditioned on the runs of one source, whose framework has a ``fitted`` profile or none.
+
+    Where they show a network far from the assumed one, it is of the physics with its constants moved ``by`` so much:
+    plans are to be priced on `moved`.
+    """
 
     surrogate: Surrogate
     source: str
@@ -56,8 +69,30 @@ class Correction:
     evidence: Evidence = field(default_factory=Evidence)
 
     @functools.cached_property
-    def _conditioned(self) -> Conditioned:
-        return self.surrogate.conditioned(self.source, self.fitted, self.evidence.known)
+    def _settled(self) -> tuple[Conditioned, Floats]:
+        """The correction, and what constants are moved by: the maximum a posteriori, by damped Gauss-Newton steps."""
+        by, known = np.zeros(len(CONSTANTS)), self.evidence.known
+        conditioned = self.surrogate.conditioned(self.source, self.fitted, known)
+        if known is None or not conditioned.movable:
+            return conditioned, by
+        anew = np.isin(CONSTANTS, PRICED_ANEW)
+        for _ in range(TURNS):
+            step = np.clip(np.where(anew, conditioned.constants - by, 0.0), -FAR, FAR)
+            known = self.evidence.moved(by + step) if np.abs(step).max() > NEAR else None
+            if known is None:
+                break
+            by = by + step
+            conditioned = self.surrogate.conditioned(self.source, self.fitted, known)
+        return conditioned, by
+
+    @property
+    def by(self) -> Floats:
+        """How far measured runs move the physics' constants, (`CONSTANTS`,); zeros where sensitivities do."""
+        return self._settled[1]
+
+    def moved(self, job: Job) -> Job:
+        """The job on which plans are to be priced."""
+        return moved(job, self.by) if self.evidence.runs is not None else job
 
     @property
     def moves_time(self) -> bool:
@@ -66,15 +101,15 @@ class Correction:
 
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
-        return self._conditioned.predict(runs)[0]
+        return self._settled[0].mean(runs)
 
     def moves(self, parts: Sequence[Runs]) -> list[Move]:
         """The correction of the plans of each of ``parts``, which are of one job each."""
-        ends = np.cumsum([len(runs) for runs in parts])[:-1]
-        answer = self._conditioned.predict(together(parts))
+        conditioned, ends = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1]
+        answer = conditioned.predict(together(parts))
         pieces = zip(parts, *(np.split(values, ends) for values in answer), strict=True)
         return [
-            Move(mean, half, inside.astype(bool), self._conditioned.knows_kind(runs), self.evidence)
+            Move(mean, half, inside.astype(bool), conditioned.knows_kind(runs), self.evidence)
             for runs, mean, half, inside in pieces
         ]
 

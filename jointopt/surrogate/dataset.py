@@ -13,20 +13,23 @@ from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.cells import MEASURED, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
-from jointopt.surrogate.features import described, group_key
+from jointopt.surrogate.features import runs_of
 from jointopt.surrogate.residual_gp import Runs, together
 
 
 @dataclass(frozen=True)
 class Priced:
-    """Rows of a table with the physics' answer. ``rows`` are positions in the table; arrays follow them."""
+    """Rows of a table with the physics' answer. ``rows`` are positions in the table; arrays follow them.
+
+    Row i is row ``place[i]`` of ``works[work[i]]``.
+    """
 
     rows: Ints
     runs: Runs
@@ -34,12 +37,16 @@ class Priced:
     fitted: np.ndarray[Any, Any]  # whether the row's framework has a profile of its own
     assumed: np.ndarray[Any, Any]
     memory_limit_gib: Floats
+    works: tuple[Workload, ...]
+    work: Ints
+    place: Ints
     reasons: dict[int, str]  # rows that cannot be priced, and why
 
     def take(self, at: Ints) -> Priced:
         """The rows at positions ``at`` of these, in that order."""
         return replace(
             self, rows=self.rows[at], runs=self.runs.take(at), fitted=self.fitted[at], assumed=self.assumed[at],
+            work=self.work[at], place=self.place[at],
             physics={name: values[at] for name, values in self.physics.items()},
             memory_limit_gib=self.memory_limit_gib[at],
         )  # fmt: skip
@@ -48,11 +55,25 @@ class Priced:
         """log(measured / physics) of measured times (n,) in the order of ``rows``; NaN where not measured."""
         return np.asarray(np.log(time_s / self.physics["iteration_time_s"]))
 
+    def moved(self, by: Floats) -> Priced:
+        """The same rows as the physics prices them with its constants moved ``by`` so much, as `describe.moved`."""
+        if not by.any() or not len(self.rows):
+            return self
+        back = np.argsort(np.argsort(self.work, kind="stable"))
+        parts = []
+        for work in np.unique(self.work).tolist():
+            found = self.works[work].take(self.place[self.work == work])
+            parts.append(PricedPlans.of(replace(found, job=moved(found.job, by))))
+        runs = together([plans.runs("", by).take(plans.plan_of_row) for plans in parts]).take(back)
+        values = [{name: column[plans.plan_of_row] for name, column in plans.values.items()} for plans in parts]
+        physics = {name: np.concatenate([part[name] for part in values])[back] for name in self.physics}
+        return replace(self, runs=replace(runs, source=self.runs.source), physics=physics)
+
 
 _NOTHING_PRICED = Priced(
     rows=np.empty(0, np.int64), runs=Runs(np.empty((0, len(CONSTANTS))), {}, np.empty(0, str), np.empty(0, str)),
     physics={name: np.empty(0) for name in PREDICTIONS}, fitted=np.empty(0, bool), assumed=np.empty(0, object),
-    memory_limit_gib=np.empty(0), reasons={},
+    memory_limit_gib=np.empty(0), works=(), work=np.empty(0, np.int64), place=np.empty(0, np.int64), reasons={},
 )  # fmt: skip
 
 
@@ -119,7 +140,9 @@ def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Clu
         physics={name: np.concatenate([values[name] for values in parts]) for name in parts[0]},
         fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
         assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
-        memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths), reasons=reasons,
+        memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
+        works=tuple(works), work=np.repeat(np.arange(len(works)), lengths),
+        place=np.concatenate([np.arange(n) for n in lengths]), reasons=reasons,
     )  # fmt: skip
 
 
@@ -155,11 +178,9 @@ class PricedPlans:
         physics = CostModel(work.job, layouts)
         return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
 
-    def runs(self, source: str) -> Runs:
-        """The plans as runs of the source of that key."""
-        features, moved = described(self.physics, self.plans.stage_clock_mhz, self.layout)
-        count = len(self.layout)
-        return Runs(moved, features, np.full(count, source), np.full(count, group_key(self.plans.job)))
+    def runs(self, source: str, by: Floats | None = None) -> Runs:
+        """The plans as runs of the source of that key; ``by``: how far their job's constants were `moved` before."""
+        return runs_of(self.physics, self.plans.stage_clock_mhz, self.layout, source, by)
 
 
 def _first_rows(codes: Ints) -> Ints:

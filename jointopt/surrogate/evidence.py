@@ -15,7 +15,7 @@ from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
 from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Runs, together
+from jointopt.surrogate.residual_gp import Runs, kinship, together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,10 +27,14 @@ LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured runs of one source; ``counts``: how many timed runs come from where."""
+    """Measured runs of one source; ``counts``: how many timed runs come from where.
+
+    ``priced``: the same timed runs where they can be priced anew. ``runs`` may hold such of sources that are its kin.
+    """
 
     runs: Runs | None = None  # with a measured time
     residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
+    priced: tuple[Priced, ...] = ()
     log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -42,6 +46,7 @@ class Evidence:
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
         return cls(
             runs=priced.runs.take(timed) if len(timed) else None, residual=ratio[timed],
+            priced=(priced.take(timed),) if len(timed) else (),
             log_power_ratio=power_log_ratio(table, priced), memory=memory_evidence(table, priced),
             counts={name: len(timed)} if len(timed) else {},
         )  # fmt: skip
@@ -53,6 +58,7 @@ class Evidence:
         return cls(
             runs=together(runs) if runs else None,
             residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
+            priced=tuple(priced for part in parts for priced in part.priced),
             log_power_ratio=np.concatenate([np.empty(0), *(part.log_power_ratio for part in parts)]),
             memory=functools.reduce(MemoryEvidence.__add__, (p.memory for p in parts), MemoryEvidence()),
             counts={name: count for part in parts for name, count in part.counts.items()},
@@ -62,6 +68,20 @@ class Evidence:
     def known(self) -> tuple[Runs, Floats] | None:
         """Timed runs and their residuals; None where there are none."""
         return None if self.runs is None else (self.runs, self.residual)
+
+    def moved(self, by: Floats) -> tuple[Runs, Floats] | None:
+        """`known` by a physics whose constants are moved ``by`` so much; None where its runs cannot be priced anew."""
+        if self.runs is None or sum(len(priced.rows) for priced in self.priced) < len(self.runs):
+            return None
+        before = np.concatenate([priced.physics["iteration_time_s"] for priced in self.priced])
+        again = [priced.moved(by) for priced in self.priced]
+        after = np.concatenate([priced.physics["iteration_time_s"] for priced in again])
+        return together([priced.runs for priced in again]), self.residual + np.log(before / after)
+
+    def beside(self, kin: Iterable[Evidence]) -> Evidence:
+        """This evidence with the timed runs of others, of sources that may be off by the same."""
+        timed = Evidence.joined([self, *kin])
+        return replace(self, runs=timed.runs, residual=timed.residual, priced=timed.priced)
 
     @functools.cached_property
     def power(self) -> PowerScale:
@@ -81,6 +101,14 @@ def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[s
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
         found[str(key)] = Evidence.of(table, priced.take(rows), name)
     return found
+
+
+def with_kin(evidence: Mapping[str, Evidence], source: str) -> Evidence:
+    """The evidence on that source, and beside it the timed runs of others of its origin that say something of it."""
+    keys = [key for key in evidence if key != source]
+    kin = kinship(np.array([source]), np.array(keys, str))[0] > 0.0 if keys else ()
+    others = [evidence[key] for key, alike in zip(keys, kin, strict=True) if alike]
+    return evidence.get(source, Evidence()).beside(others)
 
 
 def relabelled(runs: Runs, source: str) -> Runs:

@@ -9,6 +9,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import sensitivities, shape_columns, share_columns
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.residual_gp import Runs
 
 
 def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
@@ -28,6 +29,16 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
     speeds = {"peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)), "memory": gpu.memory_gbytes_per_s}
     features |= {f"log2_{name}": np.full(len(layout), np.log2(speed)) for name, speed in speeds.items()}
     return features, moved[layout]
+
+
+def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str, by: Floats | None = None) -> Runs:
+    """Plans of ``layout`` (n,) of the physics at clocks (n, S) as runs of a source, whose key is `Source`'s.
+
+    ``by``: how far the constants of the physics' job were moved before (`describe.moved`).
+    """
+    features, slopes = described(physics, clocks, layout)
+    count, shift = len(layout), slopes @ by if by is not None and by.any() else None
+    return Runs(slopes, features, np.full(count, source), np.full(count, group_key(physics.job)), shift)
 
 
 def group_key(job: Job) -> str:

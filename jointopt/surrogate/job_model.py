@@ -19,7 +19,7 @@ from jointopt.spec.machine import Machine, on_machine
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
-from jointopt.surrogate.features import described, group_key
+from jointopt.surrogate.features import runs_of
 from jointopt.surrogate.intervals import add_intervals
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.residual_gp import Runs
@@ -95,6 +95,11 @@ class JobModel:
         fitted = self.job.training.framework.fitted
         return None if self.surrogate is None else Correction(self.surrogate, HERE, fitted, self.evidence)
 
+    @functools.cached_property
+    def _moved(self) -> Job:
+        """The job with the network that measured runs show, where it is far from the stated or usual one."""
+        return self.job if self._correction is None else self._correction.moved(self.job)
+
     def physics(self, layouts: Columns) -> CostModel:
         """The physics alone, for these layouts."""
         return CostModel(self.job, layouts)
@@ -105,7 +110,7 @@ class JobModel:
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        physics, evidence = CostModel(self.job, layouts, peak_bytes=peak_bytes, lazily=lazily), self.evidence
+        physics, evidence = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily), self.evidence
         memory, power = self.memory.factor, evidence.power.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
@@ -115,7 +120,7 @@ class JobModel:
         return physics.corrected(np.exp(self.log_time_factor(layouts)), memory, power)
 
     def log_time_factor(self, layouts: Columns) -> Floats:
-        """Mean of log(time / physics) of every layout (n,); zeros where nothing is corrected."""
+        """Mean of log(time / physics) of every layout (n,), the physics as moved; zeros where nothing is corrected."""
         count = len(layouts["pp"])
         if self._correction is None:
             return np.zeros(count)
@@ -139,9 +144,8 @@ class JobModel:
 
     def _runs(self, layouts: Columns, layout: Ints, stage_clock_mhz: Floats) -> Runs:
         """Plans of the ``layout`` (n,) each as runs that the surrogate can be queried about."""
-        count = len(layout)
-        features, moved = described(self.physics(layouts), stage_clock_mhz, layout)
-        return Runs(moved, features, np.full(count, HERE), np.full(count, group_key(self.job)))
+        by = None if self._correction is None else self._correction.by
+        return runs_of(CostModel(self._moved, layouts), stage_clock_mhz, layout, HERE, by)
 
 
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:

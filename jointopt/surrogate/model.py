@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Bools, Floats
-from jointopt.surrogate.residual_gp import FEATURES, Kernel, Posterior, Runs, condition, together
+from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.surrogate.posterior import Posterior, condition
+from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees
 
 HALF_WIDTH = 1.645  # of a 90 % interval, in standard deviations
@@ -28,7 +29,8 @@ SETTINGS = {
     "categories", "monotone",
 }  # fmt: skip
 CARD, TREES, SUPPORT = "card.json", "trees.ubj", "support.npz"
-FORMAT = 4  # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files
+# 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels
+FORMAT = 5
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 _DAMAGED = (
@@ -48,10 +50,9 @@ class Widths:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Learned correction of the physics. ``known`` and ``unknown`` are kernels with and without a fitted profile."""
+    """Learned correction of the physics."""
 
-    known: Kernel
-    unknown: Kernel
+    kernel: Kernel
     trees: Trees | None
     feature_names: tuple[str, ...]
     support: Runs
@@ -66,18 +67,17 @@ class Surrogate:
         return self.conditioned(runs.source[0], fitted, measured).predict(runs)
 
     def conditioned(self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None) -> Conditioned:
-        """The correction of one source, after the supporting runs of that source and those at hand.
+        """The correction of one source, after supporting runs and those at hand, its own and those of its kin.
 
         ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals.
         """
-        rows = np.flatnonzero(self.support.source == source).astype(np.int64)
+        rows = _kin(self.support, source)
         known, residual = self.support.take(rows), self.residual[rows]
         if measured is not None:
-            own = np.flatnonzero(measured[0].source == source).astype(np.int64)
+            own = _kin(measured[0], source)
             few, seen = _few_repeats(measured[0].take(own), measured[1][own])
             known, residual = together([few, known]), np.concatenate([seen, residual])
-        kernel = self.known if fitted else self.unknown
-        return Conditioned(self, fitted, known, condition(kernel, known, residual))
+        return Conditioned(self, source, fitted, known, condition(self.kernel, known, residual), not len(rows))
 
     @property
     def moves_unseen_sources(self) -> bool:
@@ -103,12 +103,23 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class Conditioned:
-    """A surrogate's correction of one source; ``known`` are its runs, remembered or at hand."""
+    """A surrogate's correction of one source; ``known`` are its runs and its kin's, remembered or at hand."""
 
     surrogate: Surrogate
+    source: str
     fitted: bool
     known: Runs
     posterior: Posterior
+    movable: bool  # all that is known can be priced anew
+
+    @property
+    def constants(self) -> Floats:
+        """How far the physics' constants are off from the catalogue's, (constants,)."""
+        return self.posterior.constants
+
+    def mean(self, runs: Runs) -> Floats:
+        """The mean of `predict` alone, (n,)."""
+        return self.posterior.mean(runs) if len(self.known) else self.surrogate.correction_by_trees(runs)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
@@ -124,7 +135,13 @@ class Conditioned:
 
     def knows_kind(self, runs: Runs) -> bool:
         """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""
-        return bool((self.known.matrix(SAME_KIND) == runs.matrix(SAME_KIND)[:1]).all(axis=1).any())
+        alike = (self.known.matrix(SAME_KIND) == runs.matrix(SAME_KIND)[:1]).all(axis=1)
+        return bool((alike & (self.known.source == self.source)).any())
+
+
+def _kin(runs: Runs, source: str) -> Ints:
+    """Positions of the runs that say something of that source."""
+    return np.flatnonzero(kinship(runs.source, np.array([source]))[:, 0] > 0.0).astype(np.int64)
 
 
 def _few_repeats(runs: Runs, residual: Floats) -> tuple[Runs, Floats]:
@@ -163,7 +180,7 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     trees = surrogate.trees
     model = {
         "format": FORMAT,
-        **{name: dataclasses.asdict(getattr(surrogate, name)) for name in ("known", "unknown", "widths")},
+        **{name: dataclasses.asdict(getattr(surrogate, name)) for name in ("kernel", "widths")},
         "feature_names": list(surrogate.feature_names),
         "support_features": names,
         "booster": trees
@@ -199,8 +216,7 @@ def load(folder: Path) -> Surrogate:
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
-            known=_kernel(model["known"]), unknown=_kernel(model["unknown"]),
-            trees=_trees(folder / TREES, model["booster"]), feature_names=tuple(model["feature_names"]),
+            kernel=_kernel(model["kernel"]), trees=_trees(folder / TREES, model["booster"]), feature_names=tuple(model["feature_names"]),
             support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
             widths=Widths(**{name: float(width) for name, width in model["widths"].items()}), card=card,
         )  # fmt: skip
@@ -230,9 +246,9 @@ def _check_size(name: str, count: int) -> None:
 def _check_values(surrogate: Surrogate) -> None:
     """ValueError for numbers that no training writes, which would make every prediction senseless."""
     runs, trees = surrogate.support, surrogate.trees
-    positive = [*dataclasses.astuple(surrogate.widths)]
-    for kernel in (surrogate.known, surrogate.unknown):
-        positive += [*kernel.constants, kernel.source, kernel.group, kernel.shape, *kernel.lengths, kernel.noise]
+    kernel = surrogate.kernel
+    positive = [*dataclasses.astuple(surrogate.widths), *kernel.constants, kernel.source, kernel.shape]
+    positive += [*kernel.lengths, kernel.noise]
     if not all(1e-9 < value < 1e9 for value in positive):
         raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
     given = [surrogate.residual, runs.sensitivity, *runs.features.values()]
@@ -250,12 +266,11 @@ def _check_sizes(surrogate: Surrogate) -> None:
     """ValueError where parts that were read one by one do not belong together."""
     runs, trees = surrogate.support, surrogate.trees
     count, constants = runs.sensitivity.shape
-    kernels = (surrogate.known, surrogate.unknown)
     sizes = {
         "residuals": {count, *surrogate.residual.shape, *runs.source.shape, *runs.group.shape},
         "supporting features": {count, *(len(values) for values in runs.features.values())},
-        "constants": {constants, *(len(kernel.constants) for kernel in kernels)},
-        "lengths": {len(FEATURES), *(len(kernel.lengths) for kernel in kernels)},
+        "constants": {constants, len(surrogate.kernel.constants)},
+        "lengths": {len(FEATURES), len(surrogate.kernel.lengths)},
     }
     if trees is not None:
         width = len(surrogate.feature_names)

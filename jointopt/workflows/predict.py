@@ -21,10 +21,11 @@ from jointopt.spec.machine import Machine, check_machine
 from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
-from jointopt.surrogate.evidence import Evidence
+from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.residual_gp import kinship
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +118,8 @@ def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
     for line in silent_lines(runs.table):
         _log.warning("Measured runs: %s", line)
     parts = [part for batch in parts_by_source(runs.table, found, _MOST_ROWS) for part in batch]
-    unseen = [part.work for part in parts if part.source not in sources]
+    kin = (kinship(np.array([part.source for part in parts]), np.array(sorted(sources))) > 0.0).any(axis=1)
+    unseen = [part.work for part, known in zip(parts, kin.tolist(), strict=True) if not known]
     if unseen:
         jobs = [work.job for work in unseen]
         named = (f"{j.training.framework.name} on {j.cluster.gpus_per_node} x {j.cluster.gpu.id}" for j in jobs)
@@ -161,17 +163,18 @@ def _answered(
     batch: Sequence[Part], surrogate: Surrogate | None, evidence: Mapping[str, Evidence]
 ) -> Iterator[_Answer]:
     """The answers for parts of one source."""
+    source, fitted = batch[0].source, batch[0].work.job.training.framework.fitted
+    correction = None if surrogate is None else Correction(surrogate, source, fitted, with_kin(evidence, source))
     priced: list[tuple[Part, PricedPlans]] = []
     for part in batch:
+        job = part.work.job if correction is None else correction.moved(part.work.job)
         try:
-            priced.append((part, PricedPlans.of(part.work)))
+            priced.append((part, PricedPlans.of(replace(part.work, job=job))))
         except JointOptError as error:
             yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
     moves: Sequence[Move | None] = [None] * len(priced)
-    if surrogate is not None and priced:
-        source, fitted = batch[0].source, priced[0][1].plans.job.training.framework.fitted
-        correction = Correction(surrogate, source, fitted, evidence.get(source, Evidence()))
-        moves = correction.moves([found.runs(source) for _, found in priced])
+    if correction is not None and priced:
+        moves = correction.moves([found.runs(source, correction.by) for _, found in priced])
     for (part, found), move in zip(priced, moves, strict=True):
         yield _Answer(part, _columns(found, move), found.plan_of_row)
 

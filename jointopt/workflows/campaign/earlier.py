@@ -14,7 +14,7 @@ from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
-from jointopt.surrogate.evidence import Evidence, evidence_by_source
+from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate
     out, sources = np.empty(len(candidates.rows)), candidates.runs.source
     for source in np.unique(sources).tolist():
         own = np.flatnonzero(sources == source).astype(np.int64)
-        known = evidence.get(source, Evidence())
-        correction = Correction(surrogate, source, bool(candidates.fitted[own[0]]), known)
-        out[own] = correction.log_factor(candidates.runs.take(own))
+        some, known = candidates.take(own), with_kin(evidence, source)
+        correction = Correction(surrogate, source, bool(some.fitted[0]), known)
+        again = some.moved(correction.by)
+        out[own] = correction.log_factor(again.runs) + some.residual(again.physics["iteration_time_s"])
     return out

@@ -1,0 +1,233 @@
+"""What three and ten measured runs of a source are worth: errors and intervals of its other runs, source by source.
+
+    .venv/bin/python tests/bench/bench_few.py [--write] [--draws N] [--slower-network F] [--cache FOLDER] [DATA_FOLDER]
+
+Prints the tables of docs/surrogate.md; ``--write`` replaces them there. The default folder is ../shared/data beside the
+repository. As ``judge.py`` of that folder: of each kind of GPU of a source three (ten) rows are drawn and given, all
+others of such a GPU are judged; means over the draws. Rows are those that bench_accuracy.py calls clean.
+
+Hyperparameters are learned without the source, and no run of it is remembered. *own* is the framework's own profile,
+which was fitted to these same runs but for aleph_layouts, fms_fsdp and nvidia_nemo_docs; *generic* the one of a framework
+that no profile describes. A source of software that is known on a cluster that is not lies between the two.
+
+- raw: nothing measured; constant: one factor, the median of what was given of the same GPU and software;
+- after 3, after 10: the surrogate; covered, width: share of judged times inside its 90 % interval, and mean half-width;
+- ``--slower-network``: every run as if the network between nodes were slower by that factor than the physics is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import pickle
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from bench_accuracy import ROOT, clean
+from threadpoolctl import threadpool_limits
+
+from jointopt.core.schema import Floats, Ints
+from jointopt.physics.describe import CONSTANTS
+from jointopt.runs.workloads import workloads
+from jointopt.surrogate.correction import Correction, load_surrogate
+from jointopt.surrogate.dataset import Priced, SourceTexts, price, timed_runs
+from jointopt.surrogate.evidence import evidence_by_source, with_kin
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
+
+PROFILES = ("own", "generic")
+COUNTS = (3, 10)
+COLUMNS = [
+    "raw", "constant 3", "after 3", "constant 10", "after 10", "covered 0", "width 0", "covered 3", "width 3",
+    "covered 10", "width 10",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Timed rows of one source as the physics prices them under one profile."""
+
+    table: pd.DataFrame
+    priced: Priced
+
+    @property
+    def log_time(self) -> Floats:
+        return np.log(self.table["iteration_time_s"].to_numpy(float)[self.priced.rows])
+
+    def slowed(self, factor: float) -> "Recorded":
+        """The same runs on a network that is slower by ``factor``."""
+        by = np.where(np.array(CONSTANTS) == "inter_node", np.log(factor), 0.0)
+        slow = self.priced.moved(by).physics["iteration_time_s"] / self.priced.physics["iteration_time_s"]
+        times = self.table["iteration_time_s"].to_numpy(float, copy=True)
+        times[self.priced.rows] *= slow
+        return replace(self, table=self.table.assign(iteration_time_s=times))
+
+
+def read(folder: Path, profile: str, cache: Path | None) -> dict[str, Recorded]:
+    """Every table of the folder; what was priced before by the same code is read from ``cache``."""
+    out = {}
+    for path in sorted(folder.glob("layouts_*.csv")):
+        name = path.stem.removeprefix("layouts_")
+        table = timed_runs(clean(name, pd.read_csv(path))).assign(source=name)
+        asked = table if profile == "own" else table.assign(framework="")
+        kept = None if cache is None else cache / f"{name}-{profile}-{_code(path)}.pickle"
+        if kept is not None and kept.exists():
+            priced = pickle.loads(kept.read_bytes())  # noqa: S301 written below
+            works = [work for work in workloads(asked)[0] if work.rows[0] in priced.rows]
+            priced = replace(priced, works=tuple(works))  # their codes are of the process that made them
+        else:
+            priced = price(asked)
+            if profile != "own":
+                priced = replace(priced, runs=replace(priced.runs, source=_labels(table)[priced.rows]))
+            if kept is not None:
+                kept.write_bytes(pickle.dumps(replace(priced, works=())))
+        out[name] = Recorded(table, priced)
+    return out
+
+
+def _labels(table: pd.DataFrame) -> np.ndarray:
+    """The key of each row's source: software is told apart by its name whatever profile stands for it."""
+    texts, out = SourceTexts.of(table), np.full(len(table), "", object)
+    for work in workloads(table)[0]:
+        out[work.rows] = texts.keys(work)
+    return out.astype(str)
+
+
+def _code(path: Path) -> str:
+    """A hash of all that prices a table."""
+    folders = [ROOT / "jointopt" / name for name in ("core", "spec", "runs", "physics")]
+    files = [path, *sorted(p for folder in folders for p in folder.rglob("*.*"))]
+    files += [ROOT / "jointopt" / "surrogate" / f"{name}.py" for name in ("dataset", "features")]
+    held = b"".join(f.read_bytes() for f in files if f.suffix in (".csv", ".py", ".yaml"))
+    return hashlib.sha256(held).hexdigest()[:12]
+
+
+def drawn(gpu: pd.Series, count: int, draw: int) -> tuple[Ints, Ints] | None:
+    """(given, judged) positions, as the judge draws them."""
+    groups = [rows for rows in gpu.groupby(gpu).indices.values() if len(rows) > count]
+    if not groups:
+        return None
+    given = np.concatenate([np.random.default_rng(draw).choice(rows, count, replace=False) for rows in groups])
+    same = np.flatnonzero(gpu.isin(gpu.iloc[given].unique()))
+    return given.astype(np.int64), np.setdiff1d(same, given)
+
+
+def predicted(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Ints) -> tuple[Floats, Floats]:
+    """Mean and 90 % half-width of the log of the time of judged rows, after the given ones."""
+    priced, table = recorded.priced, recorded.table
+    evidence = evidence_by_source(table, priced.take(given), "given")
+    mean, half = np.empty(len(judged)), np.empty(len(judged))
+    for source in np.unique(priced.runs.source[judged]):
+        at = np.flatnonzero(priced.runs.source[judged] == source)
+        some = priced.take(judged[at])
+        correction = Correction(surrogate, str(source), bool(some.fitted[0]), with_kin(evidence, str(source)))
+        again = some.moved(correction.by)
+        move = correction.moves([again.runs])[0]
+        mean[at], half[at] = np.log(again.physics["iteration_time_s"]) + move.mean, move.half_width
+    return mean, half
+
+
+def constant(recorded: Recorded, given: Ints, judged: Ints) -> Floats:
+    """Log of the time of judged rows by one factor per source, the median of those given."""
+    physics = np.log(recorded.priced.physics["iteration_time_s"])
+    off, source = recorded.log_time - physics, recorded.priced.runs.source
+    out = physics[judged].copy()
+    for name in np.unique(source[given]):
+        out[source[judged] == name] += np.median(off[given[source[given] == name]])
+    return out
+
+
+def scores(surrogate: Surrogate, recorded: Recorded, draws: int) -> Iterator[dict[str, float]]:
+    """Figures of one source, one line per draw."""
+    gpu, measured = recorded.table["gpu"].iloc[recorded.priced.rows].reset_index(drop=True), recorded.log_time
+    every = np.arange(len(measured))
+    mean, half = predicted(surrogate, recorded, every[:0], every)
+    yield {"raw": _error(mean, measured), **_intervals(0, mean, half, measured)}
+    for count in COUNTS:
+        for draw in range(draws):
+            split = drawn(gpu, count, draw)
+            if split is None:
+                break
+            given, judged = split
+            truth = measured[judged]
+            mean, half = predicted(surrogate, recorded, given, judged)
+            yield {
+                f"after {count}": _error(mean, truth), **_intervals(count, mean, half, truth),
+                f"constant {count}": _error(constant(recorded, given, judged), truth),
+            }  # fmt: skip
+
+
+def _error(mean: Floats, truth: Floats) -> float:
+    return float(np.median(np.abs(np.expm1(mean - truth))))
+
+
+def _intervals(count: int, mean: Floats, half: Floats, truth: Floats) -> dict[str, float]:
+    return {f"covered {count}": float((np.abs(mean - truth) <= half).mean()), f"width {count}": float(half.mean())}
+
+
+def without(data: TrainingSet, name: str) -> Surrogate:
+    """The shipped surrogate with a kernel learned without that source, and no run remembered."""
+    shipped = load_surrogate("default")
+    assert shipped is not None
+    rows = data.of(set(data.source.tolist()) - {name})
+    none = np.arange(0)
+    kernel = learn_kernel(data, rows)
+    return replace(shipped, kernel=kernel, trees=None, support=shipped.support.take(none), residual=np.empty(0))
+
+
+def judged(folder: Path, draws: int, slower: float, cache: Path | None) -> str:
+    shipped = load_surrogate("default")
+    assert shipped is not None
+    tables = {profile: read(folder, profile, cache) for profile in PROFILES}
+    names = [name for name in shipped.card["data"] if name in tables["own"]]
+    trained = pd.concat([tables["own"][name].table for name in names], ignore_index=True)
+    data = _training_set(trained, cache)
+    lines: dict[str, dict[str, pd.Series]] = {profile: {} for profile in PROFILES}
+    for name in tables["own"]:
+        surrogate = without(data, name)
+        for profile in PROFILES:
+            recorded = tables[profile][name]
+            recorded = recorded if slower == 1.0 else recorded.slowed(slower)
+            lines[profile][name] = pd.DataFrame(list(scores(surrogate, recorded, draws))).mean()
+        print(f"judged {name}", file=sys.stderr, flush=True)
+    return "\n\n".join(f"{profile} profile\n{_table(pd.DataFrame(lines[profile]).T)}" for profile in PROFILES)
+
+
+def _training_set(table: pd.DataFrame, cache: Path | None) -> TrainingSet:
+    key = hashlib.sha256(table.to_csv().encode()).hexdigest()[:12]
+    kept = None if cache is None else cache / f"training-{key}-{_code(ROOT / 'pyproject.toml')}.pickle"
+    if kept is not None and kept.exists():
+        return pickle.loads(kept.read_bytes())  # noqa: S301 written below
+    data = training_set(table)
+    if kept is not None:
+        known, unknown = (replace(priced, works=()) for priced in (data.known, data.unknown))
+        kept.write_bytes(pickle.dumps(replace(data, known=known, unknown=unknown)))
+    return data
+
+
+def _table(found: pd.DataFrame) -> str:
+    found = found.reindex(columns=COLUMNS)
+    found.loc["mean"] = found.mean()
+    return found.map(lambda v: "" if v != v else f"{v:.1%}").to_string()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--slower-network", type=float, default=1.0)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT.parent / "shared" / "data")
+    options = parser.parse_args()
+    if options.cache is not None:
+        options.cache.mkdir(parents=True, exist_ok=True)
+    with threadpool_limits(1, user_api="blas"):
+        print(judged(options.folder, options.draws, options.slower_network, options.cache))
+
+
+if __name__ == "__main__":
+    main()
