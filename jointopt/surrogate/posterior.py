@@ -20,11 +20,10 @@ from jointopt.surrogate.residual_gp import Kernel, Runs, of_network, terms, vari
 
 DEGREES_OF_FREEDOM = 2.0
 REWEIGHTS = 8
-MOST_RUNS = 800  # that a posterior is conditioned on; the cost grows with the cube
-FEW_RUNS, SOME_RUNS = 40, 200  # up to which every scale counts, and each of the ample ones
+# (runs, scales): of at most so many runs so many of the likeliest scales count, those chosen before on fewer runs
+SAMPLES = ((40, 10**6), (200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
-MODE = "ml"
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
 # Multiples of the kernel's standard deviations, and the share of sources that each is expected of. Recorded sources
 # alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted to have
@@ -94,43 +93,42 @@ def _pieces(count: int, width: int) -> Iterator[Ints]:
     return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def condition(kernel: Kernel, runs: Runs, residual: Floats, rng: np.random.Generator | None = None) -> Posterior:
-    """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise."""
-    squares, share = np.square(SCALES), SHARES
-    if not len(runs):
-        return Posterior(kernel, squares, share)
-    rng = rng or np.random.default_rng(0)
-    if len(runs) > MOST_RUNS:
-        rows = np.sort(rng.choice(len(runs), MOST_RUNS, replace=False)).astype(np.int64)
-        runs, residual = runs.take(rows), residual[rows]
-    return _under(kernel, squares, share, runs, residual)
+def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
+    """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
+
+    Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
+    """
+    scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
+    order = np.random.default_rng(0).permutation(len(runs))
+    for size, count in SAMPLES if len(runs) else ():
+        likeliest = np.sort(scales[np.argsort(-posterior.share, kind="stable")[:count]])
+        rows = np.sort(order[:size]).astype(np.int64)
+        scales, posterior = _under(kernel, likeliest, runs.take(rows), residual[rows])
+        if size >= len(runs):
+            break
+    return posterior
 
 
-def _under(kernel: Kernel, squares: Floats, share: Floats, runs: Runs, residual: Floats) -> Posterior:
-    """The posterior under scales that are expected of such shares of sources, those that runs rule out dropped."""
+def _under(kernel: Kernel, scales: Ints, runs: Runs, residual: Floats) -> tuple[Ints, Posterior]:
+    """The posterior under these of `SCALES`, those that runs rule out dropped, and which are left."""
+    squares = np.square(SCALES[scales])
     y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL) + runs.shifted
     prior = np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
     noise = squares[:, 4:] * kernel.noise**2
-    spread = np.ones((len(share), len(y)))  # variance of each run's noise over the usual
+    spread = np.ones((len(scales), len(y)))  # variance of each run's noise over the usual
     nu, eye = DEGREES_OF_FREEDOM, np.eye(len(y))
     for turn in range(REWEIGHTS + 1):
         inverse = np.linalg.inv(prior + (noise * spread)[:, :, None] * eye)
-        weights = inverse @ y
+        weights = (inverse @ y[:, None])[:, :, 0]
         if turn < REWEIGHTS:  # the expected precision of Student-t noise, given this fit
             left = noise * spread * weights  # y less its smoothed value
             doubt = noise * spread * (1.0 - noise * spread * np.diagonal(inverse, axis1=1, axis2=2))
             spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / noise) / (nu + 1.0), 0.3)
-    if MODE == "ml":
-        likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
-        likely += 0.5 * nu * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)
-    else:
-        precision = np.diagonal(inverse, axis1=1, axis2=2)
-        left = weights / precision
-        var = np.maximum(1 / precision - noise * spread, 0) + noise
-        likely = (-0.5*(nu+1)*np.log1p(left**2/var/nu) - 0.5*np.log(var)).sum(axis=1)
-    share = share * np.exp(likely - likely.max())
+    likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
+    likely += 0.5 * nu * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)  # of the spreads, Gamma-distributed
+    share = SHARES[scales] * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
     noise_variance = 1.5 * noise[:, 0] * np.median(spread, axis=1)
     found = (squares, share / share[kept].sum(), weights, inverse, noise_variance)
     squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
-    return Posterior(kernel, squares, share, runs, weights, inverse, noise_variance)
+    return scales[kept], Posterior(kernel, squares, share, runs, weights, inverse, noise_variance)
