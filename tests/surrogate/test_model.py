@@ -39,8 +39,8 @@ def surrogate() -> Surrogate:
     booster = ResidualBooster(strength=0.5).fit(support.matrix(NAMES), residual)
     kernel = default_kernel(3)
     return Surrogate(
-        known=kernel, unknown=replace(kernel, source=0.3), trees=Trees.of(booster), feature_names=NAMES,
-        support=support, residual=residual, widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
+        kernel=kernel, trees=Trees.of(booster), feature_names=NAMES, support=support, residual=residual,
+        widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
     )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ DAMAGE = {
     "a number": _bytes("card.json", b"3"),
     "deep brackets": _bytes("card.json", b"[" * 100_000),
     "another format": _card(format=99),
-    "the format before this one": _card(format=3),
+    "the format before this one": _card(format=4),
     "a category of another table": _setting(categories=[99]),
     "a sign too few": _setting(monotone=[-1]),
     "text for a width": _card(widths={"measured": "wide"}),

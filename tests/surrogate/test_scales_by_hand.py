@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -18,8 +17,9 @@ from jointopt.surrogate.feasibility import (
     source_weights,
 )
 from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power_scale import power_scale
-from jointopt.surrogate.residual_gp import Runs, condition, default_kernel
+from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.within_job import INFORMED, ROUGH, Spread, adapted, left_out_error, plan_features
 
@@ -133,8 +133,7 @@ def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior()
 
 
 def surrogate(support: Runs, residual: np.ndarray) -> Surrogate:
-    kernel = default_kernel(1)
-    return Surrogate(kernel, replace(kernel, source=0.3), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3))
+    return Surrogate(default_kernel(1), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3))
 
 
 def rows(n: int, source: str, peak: float = 8.0) -> Runs:
@@ -142,18 +141,13 @@ def rows(n: int, source: str, peak: float = 8.0) -> Runs:
     return Runs(np.zeros((n, 1)), features, np.full(n, source), np.full(n, "g"))
 
 
-@pytest.mark.parametrize(
-    ("source", "fitted", "factor", "variance"), [("b", True, 1.2, 0.1**2), ("b", False, 1.3, 0.3**2)]
-)
-def test_half_a_90_percent_interval_is_1_645_deviations_times_its_factor(
-    source: str, fitted: bool, factor: float, variance: float
-) -> None:
-    # group 0.05, shape 0.08, and twice the noise of 0.03
+@pytest.mark.parametrize(("fitted", "factor"), [(True, 1.2), (False, 1.3)])
+def test_half_a_90_percent_interval_is_1_645_deviations_times_its_factor(fitted: bool, factor: float) -> None:
     model = surrogate(rows(1, "a"), np.zeros(1))
-    mean, width, inside = model.predict(rows(2, source), fitted)
-    total = variance + 0.05**2 + 0.08**2 + 2 * 0.03**2
+    mean, width, inside = model.predict(rows(2, "b"), fitted)
+    _, deviation = condition(model.kernel, rows(0, "b"), np.zeros(0)).predict(rows(2, "b"))
     assert mean.tolist() == [0.0, 0.0]
-    assert width == pytest.approx([1.645 * factor * np.sqrt(total)] * 2)
+    assert width == pytest.approx(1.645 * factor * deviation)
     assert inside.tolist() == [fitted] * 2
 
 
@@ -161,10 +155,10 @@ def test_of_seven_runs_of_one_plan_the_median_counts_alone() -> None:
     model, new = surrogate(rows(1, "a"), np.zeros(1)), rows(1, "b")
     seven = np.array([0.3, 0.1, 0.2, 0.7, 0.6, 0.5, 0.4])
     mean, width, _ = model.predict(new, True, (rows(7, "b"), seven))
-    alone = condition(model.known, new, np.array([0.4])).predict(new)
+    alone = condition(model.kernel, new, np.array([0.4])).predict(new)
     assert mean == pytest.approx(alone[0])
     assert width == pytest.approx(1.645 * 1.1 * alone[1])
-    six = condition(model.known, rows(6, "b"), seven[:6]).predict(new)[0]
+    six = condition(model.kernel, rows(6, "b"), seven[:6]).predict(new)[0]
     assert model.predict(new, True, (rows(6, "b"), seven[:6]))[0] == pytest.approx(six)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
+from jointopt.physics.describe import CONSTANTS
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
@@ -28,7 +29,7 @@ from jointopt.surrogate.training import (
     training_set,
 )
 
-KERNELS = (default_kernel(10), default_kernel(10))
+KERNEL = default_kernel(len(CONSTANTS))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def data(three_sources: pd.DataFrame) -> TrainingSet:
 
 def without(data: TrainingSet, name: str):
     others = data.of(set(data.source.tolist()) - {name})
-    return fit(data, others, KERNELS, strength=0.0)
+    return fit(data, others, KERNEL, strength=0.0)
 
 
 def test_the_residuals_are_what_the_sources_were_made_with(data):
@@ -151,14 +152,14 @@ def test_training_beats_physics_on_what_it_has_not_seen(three_sources):
     mean = scores.set_index("source").loc["mean"]
     assert mean["group out"] < 0.05 < mean["physics"]
     assert mean["+3 runs"] < mean["source out"]
-    assert surrogate.known != default_kernel(10)
+    assert surrogate.kernel != default_kernel(len(CONSTANTS))
     assert surrogate.widths.measured < 2
 
 
 def test_scores_without_what_could_not_be_judged_are_blank():
     from jointopt.surrogate.training import Scores
 
-    table = score_table([Scores("alone", 0.2, None, None, None, None, None)])
+    table = score_table([Scores("alone", 0.2, None, None, None, None, None, None)])
     assert table["source"].tolist() == ["alone", "mean"]
     assert table["physics"].tolist() == [0.2, 0.2]
     assert table["group out"].isna().all()
