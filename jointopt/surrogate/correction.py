@@ -16,6 +16,7 @@ from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import RESULTS, add_intervals, supported, with_power_interval, with_time_interval
+from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
 if TYPE_CHECKING:
@@ -69,26 +70,33 @@ class Correction:
     evidence: Evidence = field(default_factory=Evidence)
 
     @functools.cached_property
-    def _settled(self) -> tuple[Conditioned, Floats]:
-        """The correction, and what constants are moved by: the maximum a posteriori, by damped Gauss-Newton steps."""
-        by, known = np.zeros(len(CONSTANTS)), self.evidence.known
-        conditioned = self.surrogate.conditioned(self.source, self.fitted, known)
-        if known is None or not conditioned.movable:
-            return conditioned, by
-        anew = np.isin(CONSTANTS, PRICED_ANEW)
+    def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
+        """The correction, what constants are moved by, and the evidence there: the maximum a posteriori.
+
+        Found by damped Gauss-Newton steps (Nocedal and Wright 2006, Numerical Optimization, section 10.3).
+        """
+        by, evidence = np.zeros(len(CONSTANTS)), self.evidence
+        conditioned = self.surrogate.conditioned(self.source, self.fitted, evidence.known)
+        if not conditioned.movable:
+            return conditioned, by, evidence
         for _ in range(TURNS):
-            step = np.clip(np.where(anew, conditioned.constants - by, 0.0), -FAR, FAR)
-            known = self.evidence.moved(by + step) if np.abs(step).max() > NEAR else None
-            if known is None:
+            step = np.clip(np.where(np.isin(CONSTANTS, PRICED_ANEW), conditioned.constants - by, 0.0), -FAR, FAR)
+            again = self.evidence.moved(by + step) if np.abs(step).max() > NEAR else None
+            if again is None:
                 break
-            by = by + step
-            conditioned = self.surrogate.conditioned(self.source, self.fitted, known)
-        return conditioned, by
+            by, evidence = by + step, again
+            conditioned = self.surrogate.conditioned(self.source, self.fitted, evidence.known)
+        return conditioned, by, evidence
 
     @property
     def by(self) -> Floats:
         """How far measured runs move the physics' constants, (`CONSTANTS`,); zeros where sensitivities do."""
         return self._settled[1]
+
+    @property
+    def power(self) -> PowerScale:
+        """The factor on the power of the physics as moved."""
+        return self._settled[2].power
 
     def moved(self, job: Job) -> Job:
         """The job on which plans are to be priced."""
@@ -109,7 +117,7 @@ class Correction:
         answer = conditioned.predict(together(parts))
         pieces = zip(parts, *(np.split(values, ends) for values in answer), strict=True)
         return [
-            Move(mean, half, inside.astype(bool), conditioned.knows_kind(runs), self.evidence)
+            Move(mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2])
             for runs, mean, half, inside in pieces
         ]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Bools, Floats
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
@@ -29,12 +29,14 @@ LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
 class Evidence:
     """Measured runs of one source; ``counts``: how many timed runs come from where.
 
-    ``priced``: the same timed runs where they can be priced anew. ``runs`` may hold such of sources that are its kin.
+    ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have a
+    measured time. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is of the source's own rows.
     """
 
     runs: Runs | None = None  # with a measured time
     residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
     priced: tuple[Priced, ...] = ()
+    timed: Bools = field(default_factory=lambda: np.empty(0, bool))
     log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Evidence:
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
         return cls(
             runs=priced.runs.take(timed) if len(timed) else None, residual=ratio[timed],
-            priced=(priced.take(timed),) if len(timed) else (),
+            priced=(priced,), timed=np.isfinite(ratio),
             log_power_ratio=power_log_ratio(table, priced), memory=memory_evidence(table, priced),
             counts={name: len(timed)} if len(timed) else {},
         )  # fmt: skip
@@ -59,6 +61,7 @@ class Evidence:
             runs=together(runs) if runs else None,
             residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
             priced=tuple(priced for part in parts for priced in part.priced),
+            timed=np.concatenate([np.empty(0, bool), *(part.timed for part in parts)]),
             log_power_ratio=np.concatenate([np.empty(0), *(part.log_power_ratio for part in parts)]),
             memory=functools.reduce(MemoryEvidence.__add__, (p.memory for p in parts), MemoryEvidence()),
             counts={name: count for part in parts for name, count in part.counts.items()},
@@ -69,19 +72,22 @@ class Evidence:
         """Timed runs and their residuals; None where there are none."""
         return None if self.runs is None else (self.runs, self.residual)
 
-    def moved(self, by: Floats) -> tuple[Runs, Floats] | None:
-        """`known` by a physics whose constants are moved ``by`` so much; None where its runs cannot be priced anew."""
-        if self.runs is None or sum(len(priced.rows) for priced in self.priced) < len(self.runs):
+    def moved(self, by: Floats) -> Evidence | None:
+        """This evidence by a physics whose constants are moved ``by`` so much; None where runs cannot be priced anew."""
+        if self.runs is None or self.timed.sum() != len(self.runs):
             return None
-        before = np.concatenate([priced.physics["iteration_time_s"] for priced in self.priced])
-        again = [priced.moved(by) for priced in self.priced]
-        after = np.concatenate([priced.physics["iteration_time_s"] for priced in again])
-        return together([priced.runs for priced in again]), self.residual + np.log(before / after)
+        again = tuple(priced.moved(by) for priced in self.priced)
+        time_s, power_w = (_log_ratio(self.priced, again, name) for name in ("iteration_time_s", "avg_power_w"))
+        return replace(
+            self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
+            residual=self.residual + time_s[self.timed],
+            log_power_ratio=self.log_power_ratio + power_w[: len(self.log_power_ratio)],
+        )  # fmt: skip
 
     def beside(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
-        timed = Evidence.joined([self, *kin])
-        return replace(self, runs=timed.runs, residual=timed.residual, priced=timed.priced)
+        every = Evidence.joined([self, *kin])
+        return replace(self, runs=every.runs, residual=every.residual, priced=every.priced, timed=every.timed)
 
     @functools.cached_property
     def power(self) -> PowerScale:
@@ -91,6 +97,12 @@ class Evidence:
     def memory_posterior(self, framework: str = "") -> MemoryPosterior:
         """The memory model after these runs, of one framework's profile."""
         return MemoryPosterior(self.memory, framework)
+
+
+def _log_ratio(before: Sequence[Priced], after: Sequence[Priced], name: str) -> Floats:
+    """log(before / after) of one prediction of all rows, (n,)."""
+    first, second = (np.concatenate([priced.physics[name] for priced in parts]) for parts in (before, after))
+    return np.asarray(np.log(first / second))
 
 
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:

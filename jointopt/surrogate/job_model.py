@@ -110,8 +110,8 @@ class JobModel:
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        physics, evidence = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily), self.evidence
-        memory, power = self.memory.factor, evidence.power.factor
+        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily)
+        memory, power = self.memory.factor, 1.0 if self._correction is None else self._correction.power.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
         if self._correction is None or not self._correction.moves_time:

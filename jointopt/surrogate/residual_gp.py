@@ -113,7 +113,7 @@ def default_kernel(constants: int) -> Kernel:
 
 def of_network(constants: int) -> npt.NDArray[np.bool_]:
     """Which of so many constants are the network's between nodes, (constants,)."""
-    return np.arange(constants) == CONSTANTS.index("inter_node")
+    return np.asarray(np.arange(constants) == CONSTANTS.index("inter_node"))
 
 
 def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:

@@ -97,7 +97,9 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
         why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
         uses.append(Use(name, timed_rows, learned, priced - learned, timed_rows - priced, why))
     known, unknown = known.take(at[sound]), unknown.take(plain[sound])
-    unknown = replace(unknown, runs=replace(unknown.runs, source=known.runs.source))  # software by its name all the same
+    unknown = replace(
+        unknown, runs=replace(unknown.runs, source=known.runs.source)
+    )  # software by its name all the same
     return TrainingSet(
         origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses)
     )
@@ -130,9 +132,7 @@ def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
     return learn(known + unknown, seed=seed)
 
 
-def fit(
-    data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: float | None = None
-) -> Surrogate:
+def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: float | None = None) -> Surrogate:
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
     names = tuple(sorted(data.known.runs.features))
     best = _best_strength(data, rows, names, seed) if strength is None else strength

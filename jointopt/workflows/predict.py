@@ -118,8 +118,8 @@ def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
     for line in silent_lines(runs.table):
         _log.warning("Measured runs: %s", line)
     parts = [part for batch in parts_by_source(runs.table, found, _MOST_ROWS) for part in batch]
-    kin = (kinship(np.array([part.source for part in parts]), np.array(sorted(sources))) > 0.0).any(axis=1)
-    unseen = [part.work for part, known in zip(parts, kin.tolist(), strict=True) if not known]
+    kin = kinship(np.array([part.source for part in parts]), np.array(sorted(sources))).max(axis=1, initial=0.0)
+    unseen = [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike == 0.0]
     if unseen:
         jobs = [work.job for work in unseen]
         named = (f"{j.training.framework.name} on {j.cluster.gpus_per_node} x {j.cluster.gpu.id}" for j in jobs)

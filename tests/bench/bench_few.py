@@ -1,8 +1,8 @@
 """What three and ten measured runs of a source are worth: errors and intervals of its other runs, source by source.
 
-    .venv/bin/python tests/bench/bench_few.py [--write] [--draws N] [--slower-network F] [--cache FOLDER] [DATA_FOLDER]
+    .venv/bin/python tests/bench/bench_few.py [--draws N] [--slower-network F] [DATA_FOLDER]
 
-Prints the tables of docs/surrogate.md; ``--write`` replaces them there. The default folder is ../shared/data beside the
+Prints the tables of docs/surrogate.md. The default folder is ../shared/data beside the
 repository. As ``judge.py`` of that folder: of each kind of GPU of a source three (ten) rows are drawn and given, all
 others of such a GPU are judged; means over the draws. Rows are those that bench_accuracy.py calls clean.
 
@@ -18,8 +18,6 @@ that no profile describes. A source of software that is known on a cluster that 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ class Recorded:
     def log_time(self) -> Floats:
         return np.log(self.table["iteration_time_s"].to_numpy(float)[self.priced.rows])
 
-    def slowed(self, factor: float) -> "Recorded":
+    def slowed(self, factor: float) -> Recorded:
         """The same runs on a network that is slower by ``factor``."""
         by = np.where(np.array(CONSTANTS) == "inter_node", np.log(factor), 0.0)
         slow = self.priced.moved(by).physics["iteration_time_s"] / self.priced.physics["iteration_time_s"]
@@ -67,24 +65,15 @@ class Recorded:
         return replace(self, table=self.table.assign(iteration_time_s=times))
 
 
-def read(folder: Path, profile: str, cache: Path | None) -> dict[str, Recorded]:
-    """Every table of the folder; what was priced before by the same code is read from ``cache``."""
+def read(folder: Path, profile: str) -> dict[str, Recorded]:
+    """Every table of the folder as the physics prices it under that profile."""
     out = {}
     for path in sorted(folder.glob("layouts_*.csv")):
         name = path.stem.removeprefix("layouts_")
         table = timed_runs(clean(name, pd.read_csv(path))).assign(source=name)
-        asked = table if profile == "own" else table.assign(framework="")
-        kept = None if cache is None else cache / f"{name}-{profile}-{_code(path)}.pickle"
-        if kept is not None and kept.exists():
-            priced = pickle.loads(kept.read_bytes())  # noqa: S301 written below
-            works = [work for work in workloads(asked)[0] if work.rows[0] in priced.rows]
-            priced = replace(priced, works=tuple(works))  # their codes are of the process that made them
-        else:
-            priced = price(asked)
-            if profile != "own":
-                priced = replace(priced, runs=replace(priced.runs, source=_labels(table)[priced.rows]))
-            if kept is not None:
-                kept.write_bytes(pickle.dumps(replace(priced, works=())))
+        priced = price(table if profile == "own" else table.assign(framework=""))
+        if profile != "own":
+            priced = replace(priced, runs=replace(priced.runs, source=_labels(table)[priced.rows]))
         out[name] = Recorded(table, priced)
     return out
 
@@ -95,15 +84,6 @@ def _labels(table: pd.DataFrame) -> np.ndarray:
     for work in workloads(table)[0]:
         out[work.rows] = texts.keys(work)
     return out.astype(str)
-
-
-def _code(path: Path) -> str:
-    """A hash of all that prices a table."""
-    folders = [ROOT / "jointopt" / name for name in ("core", "spec", "runs", "physics")]
-    files = [path, *sorted(p for folder in folders for p in folder.rglob("*.*"))]
-    files += [ROOT / "jointopt" / "surrogate" / f"{name}.py" for name in ("dataset", "features")]
-    held = b"".join(f.read_bytes() for f in files if f.suffix in (".csv", ".py", ".yaml"))
-    return hashlib.sha256(held).hexdigest()[:12]
 
 
 def drawn(gpu: pd.Series, count: int, draw: int) -> tuple[Ints, Ints] | None:
@@ -179,13 +159,12 @@ def without(data: TrainingSet, name: str) -> Surrogate:
     return replace(shipped, kernel=kernel, trees=None, support=shipped.support.take(none), residual=np.empty(0))
 
 
-def judged(folder: Path, draws: int, slower: float, cache: Path | None) -> str:
+def judged(folder: Path, draws: int, slower: float) -> str:
+    """The tables, one per profile."""
     shipped = load_surrogate("default")
     assert shipped is not None
-    tables = {profile: read(folder, profile, cache) for profile in PROFILES}
-    names = [name for name in shipped.card["data"] if name in tables["own"]]
-    trained = pd.concat([tables["own"][name].table for name in names], ignore_index=True)
-    data = _training_set(trained, cache)
+    tables = {profile: read(folder, profile) for profile in PROFILES}
+    data = training_set(pd.concat([tables["own"][name].table for name in shipped.card["data"]], ignore_index=True))
     lines: dict[str, dict[str, pd.Series]] = {profile: {} for profile in PROFILES}
     for name in tables["own"]:
         surrogate = without(data, name)
@@ -197,18 +176,6 @@ def judged(folder: Path, draws: int, slower: float, cache: Path | None) -> str:
     return "\n\n".join(f"{profile} profile\n{_table(pd.DataFrame(lines[profile]).T)}" for profile in PROFILES)
 
 
-def _training_set(table: pd.DataFrame, cache: Path | None) -> TrainingSet:
-    key = hashlib.sha256(table.to_csv().encode()).hexdigest()[:12]
-    kept = None if cache is None else cache / f"training-{key}-{_code(ROOT / 'pyproject.toml')}.pickle"
-    if kept is not None and kept.exists():
-        return pickle.loads(kept.read_bytes())  # noqa: S301 written below
-    data = training_set(table)
-    if kept is not None:
-        known, unknown = (replace(priced, works=()) for priced in (data.known, data.unknown))
-        kept.write_bytes(pickle.dumps(replace(data, known=known, unknown=unknown)))
-    return data
-
-
 def _table(found: pd.DataFrame) -> str:
     found = found.reindex(columns=COLUMNS)
     found.loc["mean"] = found.mean()
@@ -217,16 +184,12 @@ def _table(found: pd.DataFrame) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--slower-network", type=float, default=1.0)
-    parser.add_argument("--cache", type=Path)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT.parent / "shared" / "data")
     options = parser.parse_args()
-    if options.cache is not None:
-        options.cache.mkdir(parents=True, exist_ok=True)
     with threadpool_limits(1, user_api="blas"):
-        print(judged(options.folder, options.draws, options.slower_network, options.cache))
+        print(judged(options.folder, options.draws, options.slower_network))
 
 
 if __name__ == "__main__":
