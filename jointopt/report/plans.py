@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
 from jointopt.physics.facility import bill
+from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
@@ -102,6 +103,8 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
             columns.append(TextColumn(_HEADS[name], [str(word) for word in words]))
         else:
             equal.append(f"{_HEADS[name]}={_word(values[0])}")
+    left_over = table.text_width() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
+    right = table.fitting(right, left_over, " ")
     room = max(_SHORTEST_CLOCKS, table.text_width() - table.table_width([*columns, *right], " ") - 1)
     clocks = TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], room) for plan in plans])
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
@@ -128,11 +131,35 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
         table.measured("energy", energy, table.ENERGY_UNITS),
         TextColumn("power\nW/GPU", table.numbers(values["avg_power_w"], 1000.0)),
         TextColumn("mem\nGiB", table.fixed(values["peak_memory_gib"], ".1f")),
+        TextColumn("tok/s\n/GPU", _rates("tokens_per_s_per_gpu", plans, 1.0, ",.0f"), spare=True),
+        TextColumn("MFU\n%", _rates("mfu", plans, 100.0, ".1f"), spare=True),
         TextColumn("time\nΔ%", _against_first(time)),
         TextColumn("energy\nΔ%", _against_first(energy)),
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns)
+
+
+def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:
+    return table.fixed([None if plan.get(name) is None else factor * plan[name] for plan in plans], form)
+
+
+def rate_words(job: Job, rates: Mapping[str, float]) -> str:
+    """The throughput of a plan (the columns of `THROUGHPUT`, or none) in a sentence, each figure where it is known."""
+    if not rates:
+        return ""
+    peak = f"of {peak_tflops(job):,.0f} TFLOP/s in {job.training.dtype}"
+    recomputed = rates["hfu"] > rates["mfu"]
+    parts = {
+        f"{rates['tokens_per_s']:,.0f} tokens/s": rates["tokens_per_s"],
+        f"{rates['tokens_per_s_per_gpu']:,.0f} per GPU": rates["tokens_per_s"],
+        f"{rates['model_tflops_per_gpu']:,.0f} model TFLOP/s per GPU": rates["model_tflops_per_gpu"],
+        f"MFU {rates['mfu']:.1%} {peak}": rates["mfu"],
+        f"HFU {rates['hfu']:.1%}": rates["hfu"] if recomputed else math.nan,
+        f"{table.figure(rates['tokens_per_j'])} tokens/J": rates["tokens_per_j"],
+        f"{table.figure(rates['kwh_per_billion_tokens'])} kWh per billion tokens": rates["tokens_per_j"],
+    }
+    return f"{', '.join(words for words, value in parts.items() if math.isfinite(value))}."
 
 
 def is_tight(plan: Row) -> bool:

@@ -13,6 +13,7 @@ from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
+from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
 from jointopt.report.plans import (
@@ -22,6 +23,7 @@ from jointopt.report.plans import (
     is_tight,
     plan_frame,
     predicted_table,
+    rate_words,
     site_table,
 )
 from jointopt.report.table import blocks_text, paragraphs, study_lines
@@ -72,7 +74,7 @@ class Proposal(Result):
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
-        front, reference = (plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference))
+        front, reference = (plan_entries(with_rates(self.job, plans)) for plans in (self.front, self.reference))
         return pick(self, "job=job.name seed surrogate informed_by assumed seconds") | {
             "job_file": job_mapping(self.job),
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
@@ -84,16 +86,17 @@ class Proposal(Result):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """The front with what the site pays, columns as in a measurement table."""
-        return plan_frame(with_site(self.job, self.front))
+        """The front with throughput and what the site pays, columns as in a measurement table."""
+        return plan_frame(with_rates(self.job, self.front))
 
     def text(self, *, show_all: bool = False) -> str:
         """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
         total = len(self.front["pp"])
         rows = range(total) if show_all else spread_along(self.front, ROWS_FOR_PEOPLE)
-        reference = plan_entries(self.reference)
-        plans = [*reference, *(plan for plan in plan_entries(self.front, rows) if not _among(plan, reference))]
-        marks = ["="] * len(reference) + [""] * (len(plans) - len(reference))
+        reference, front = (with_rates(self.job, plans) for plans in (self.reference, self.front))
+        first = plan_entries(reference)
+        plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
+        marks = ["="] * len(first) + [""] * (len(plans) - len(first))
         table = [*predicted_table(plans, marks), *_legend(self, plans)]
         if total > len(rows):
             table += paragraphs([f"{total - len(rows):,} more plans lie between these: --all or --json has them."])
@@ -169,6 +172,8 @@ def _title(proposal: Proposal) -> list[str]:
 def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
     if len(proposal.reference["pp"]):
         lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
+        rates = plan_entries(with_rates(proposal.job, proposal.reference))[0]
+        lines.append(f"  {rate_words(proposal.job, rates)}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):

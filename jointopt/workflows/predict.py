@@ -14,6 +14,7 @@ import numpy as np
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.throughput import throughput
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 _BLANKS: dict[str, tuple[bool | str, type]] = {
     "predicted_fits": (False, bool), "in_domain": (False, bool), "violations": ("", object), "assumed": ("", object),
 }  # fmt: skip
+_RATES = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "tokens_per_j")
 _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
@@ -189,6 +191,8 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
         columns = outside_of_domain(columns)
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
     fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
+    rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
+    kept |= {name: rates[name] for name in _RATES}
     return kept | {"in_domain": columns["in_domain"]} | fitting | {"violations": violations(job, plans.plans)}
 
 

@@ -45,6 +45,17 @@ def test_predictions_are_added_and_rows_and_columns_stay(table):
     assert written["in_domain"].dtype == written["predicted_fits"].dtype == bool
 
 
+def test_every_row_has_its_throughput(table):
+    run("runs.csv", "--out", "out.csv")
+    found = pd.read_csv("out.csv")
+    tokens = found["global_batch_size"] * found["seq_length"]
+    per_gpu = tokens / found["predicted_iteration_time_s"] / found["num_gpus"]
+    assert found["tokens_per_s_per_gpu"].tolist() == pytest.approx(per_gpu.tolist())
+    assert found["tokens_per_j"].tolist() == pytest.approx((tokens / found["predicted_energy_j"]).tolist())
+    assert (found["model_tflops_per_gpu"] / found["mfu"]).round(3).nunique() <= found["gpu"].nunique() * 2
+    assert found["mfu"].between(0.0, 1.0).all()
+
+
 def test_a_plan_that_the_framework_cannot_start_has_the_names_of_its_rules(table):
     table.assign(framework="nanotron", pp=2, dp=1, tp=1, cp=1, num_gpus=2, vpp=[1, 2] * 10).to_csv("p.csv", index=False)
     assert run("p.csv", "--out", "out.csv").exit_code == 0
