@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,20 +146,23 @@ def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[st
 
 def rate_words(job: Job, rates: Mapping[str, float]) -> str:
     """The throughput of a plan (the columns of `THROUGHPUT`, or none) in a sentence, each figure where it is known."""
-    if not rates:
-        return ""
     peak = f"of {peak_tflops(job):,.0f} TFLOP/s in {job.training.dtype}"
-    recomputed = rates["hfu"] > rates["mfu"]
-    parts = {
-        f"{rates['tokens_per_s']:,.0f} tokens/s": rates["tokens_per_s"],
-        f"{rates['tokens_per_s_per_gpu']:,.0f} per GPU": rates["tokens_per_s"],
-        f"{rates['model_tflops_per_gpu']:,.0f} model TFLOP/s per GPU": rates["model_tflops_per_gpu"],
-        f"MFU {rates['mfu']:.1%} {peak}": rates["mfu"],
-        f"HFU {rates['hfu']:.1%}": rates["hfu"] if recomputed else math.nan,
-        f"{table.figure(rates['tokens_per_j'])} tokens/J": rates["tokens_per_j"],
-        f"{table.figure(rates['kwh_per_billion_tokens'])} kWh per billion tokens": rates["tokens_per_j"],
-    }
-    return f"{', '.join(words for words, value in parts.items() if math.isfinite(value))}."
+    known = {name: rate for name, rate in rates.items() if name in _RATE_WORDS and rate is not None and rate == rate}
+    if known.get("hfu") == known.get("mfu"):  # nothing is recomputed
+        known.pop("hfu", None)
+    words = [_RATE_WORDS[name](known[name]).format(peak=peak) for name in _RATE_WORDS if name in known]
+    return f"{', '.join(words)}." if words else ""
+
+
+_RATE_WORDS: dict[str, Callable[[float], str]] = {
+    "tokens_per_s": "{:,.0f} tokens/s".format,
+    "tokens_per_s_per_gpu": "{:,.0f} per GPU".format,
+    "model_tflops_per_gpu": "{:,.0f} model TFLOP/s per GPU".format,
+    "mfu": "MFU {:.1%} {{peak}}".format,
+    "hfu": "HFU {:.1%}".format,
+    "tokens_per_j": lambda rate: f"{table.figure(rate)} tokens/J",
+    "kwh_per_billion_tokens": lambda rate: f"{table.figure(rate)} kWh of the GPUs per billion tokens",
+}
 
 
 def is_tight(plan: Row) -> bool:

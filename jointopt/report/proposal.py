@@ -16,6 +16,7 @@ from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
+from jointopt.report.joint import Joint
 from jointopt.report.plans import (
     basis_lines,
     doubt_words,
@@ -70,6 +71,7 @@ class Proposal(Result):
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
     beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
+    joint: Joint | None = None  # what it buys over two steps; None where energies are not known
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
 
     def document(self) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class Proposal(Result):
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
             "searched": self.searched,
             "front": front,
+            "joint": self.joint,
             "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
@@ -211,6 +214,7 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip
     lines += paragraphs([_methods(proposal.searched)])
+    lines += proposal.joint.lines() if proposal.joint else []
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
     shown += [(f"for {len(others)} other reasons", sum(count for _, count in others))] if others else []
