@@ -102,7 +102,8 @@ class CostModel:
             costs = pc.stage_costs(self.job, self.hardware, part)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
             limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
-            ceiling, duty = self._ceiling(costs, limit_w)
+            lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
+            ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
             self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
@@ -247,17 +248,6 @@ class CostModel:
             )
         return out
 
-    def _ceiling(self, costs: pc.StageCosts, limit_w: Floats) -> tuple[Floats, Floats]:
-        """Clock at which each stage's burst meets the power limit, (L, pp) MHz, and the pauses left at the lowest."""
-        sm = costs.forward_sm_s + costs.backward_sm_s
-        other = costs.forward_memory_s + costs.backward_memory_s
-        work = (costs.flops, costs.hbm_bytes)
-        lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
-        clock = clock_law.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, lowest_mhz)
-        busy = clock_law.scaled_time_s(sm, other, clock, self.top_mhz)
-        burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
-        return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
-
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: Makespan = makespan_s) -> StageTimes:
         """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
         stages = self._stages(g, rows, clock_mhz)
@@ -325,7 +315,7 @@ class CostModel:
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        busy = batches * t.kernel_s + costs.optimizer_s[rows]  # kernels, the optimizer step included
+        busy = batches * (t.kernel_s + costs.collectives_s[rows]) + costs.optimizer_s[rows]
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
         return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link

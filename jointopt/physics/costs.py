@@ -83,6 +83,11 @@ class StageCosts:
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
     @functools.cached_property
+    def collectives_s(self) -> Floats:
+        """Exposed tp, cp and ep collectives of one micro-batch, (L, pp): the GPU runs their kernels meanwhile."""
+        return summed(seconds for name, seconds in self.comm_parts_s.items() if name != "offload")
+
+    @functools.cached_property
     def pipelines(self) -> Pipelines:
         """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
@@ -116,11 +121,12 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
     memory = costs.forward_memory_s + costs.backward_memory_s
     hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
     link = batches * costs.link_j + costs.iteration_link_j
+    steady = batches * (memory + costs.collectives_s) + costs.optimizer_s
     return EnergyTerms(
         clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * (batches * memory + costs.optimizer_s),
+        active_j=k.active_w * steady,
         fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        sm_s=batches * sm, other_s=(batches * memory + costs.optimizer_s).sum(axis=1),
+        sm_s=batches * sm, other_s=steady.sum(axis=1),
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ class Cluster:
     intra_node_pj_per_bit: float
     inter_node_pj_per_bit: float
     inlet_temperature_c: float
-    host_power_w: float  # per node
+    host_power_w: float  # per node, whatever its GPUs do
     pue: float
     power_limit_w: float  # per GPU
     name: str = ""
@@ -122,6 +122,7 @@ class Cluster:
     carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = carbon is not reported
     price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
     currency: str = ""
+    host_load_share: float = 0.0  # W that a host draws beyond that for each W of its GPUs: fans, supplies, switches
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
