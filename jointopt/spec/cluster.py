@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.facts import Assumption
@@ -126,6 +126,11 @@ class Cluster:
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
+
+    def with_pue(self, pue: float) -> Cluster:
+        """The cluster on a site of that PUE, which is no assumption then."""
+        assumed = tuple(one for one in self.assumed if one.key != "pue")
+        return replace(self, pue=pue, assumed=assumed, stated=self.stated | {"pue"})
 
     @property
     def num_gpus(self) -> int:
