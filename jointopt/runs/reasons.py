@@ -6,7 +6,9 @@ import pandas as pd
 
 from jointopt.core.units import TERA
 from jointopt.runs.cells import is_known, named_dtype
+from jointopt.spec.catalog.architectures import fp32_time_factor
 from jointopt.spec.catalog.gpus import gpu_ids, known_gpu, load_gpu
+from jointopt.spec.cluster import Gpu
 
 _GB = 1e9 / 2**30  # GiB
 _BOOSTED = 1.1  # of the rate on the data sheet, above which no clock explains it
@@ -32,15 +34,30 @@ def of_power(run: pd.Series) -> str:
     return "was the board's limit raised? Then power_limit_w is that limit"
 
 
+def peaks(gpu: Gpu) -> dict[str, float]:
+    """Full rate of a GPU in flop/s by precision: fp32 is that of FP32 cores, TF32 that of tensor cores."""
+    rates = {name: TERA * rate for name, rate in gpu.peak_tflops.items()}
+    slower = fp32_time_factor(gpu) if not gpu.is_cpu else None
+    if slower is None or "fp32" not in rates:
+        return rates
+    return rates | {"TF32": rates["fp32"], "fp32": TERA * gpu.need("peak_16_bit_tflops", "judge a run") / slower}
+
+
+def precision(text: str) -> str:
+    """What `peaks` calls the precision that a cell states; blank where it states none."""
+    return "TF32" if "tf32" in text.lower() else named_dtype(text) or ""
+
+
 def of_time(run: pd.Series, flop_per_s: float) -> str:
     """Which precision would allow that rate of a GPU, or what else makes a run seem fast."""
-    gpu = known_gpu(run["gpu"])
-    stated = named_dtype(str(run["dtype"])) if is_known(run["dtype"]) else None
-    if gpu is not None and stated is not None and stated in gpu.peak_tflops:
-        own = gpu.peak_tflops[stated]
-        rates = sorted((rate, name) for name, rate in gpu.peak_tflops.items() if rate > own)
-        faster = [name for rate, name in rates if rate * TERA >= flop_per_s]
-        if flop_per_s <= _BOOSTED * TERA * own:
+    gpu, rates = known_gpu(run["gpu"]), dict[str, float]()
+    if gpu is not None and is_known(run["dtype"]):
+        rates = peaks(gpu)
+    own = rates.get(precision(str(run["dtype"])))
+    if own is not None:
+        above = sorted((rate, name) for name, rate in rates.items() if rate > own)
+        faster = [name for rate, name in above if rate >= flop_per_s]
+        if flop_per_s <= _BOOSTED * own:
             return f"was the clock raised{f', or is it {faster[0]}' if faster else ''}?"
         if faster:
             return f"is it {faster[0]}?"

@@ -208,11 +208,19 @@ def _attention_flop(runs: pd.DataFrame) -> Floats:
     return np.asarray(6.0 * cells.prod(axis=1) * cells["seq_length"] / runs["num_gpus"].astype(float))
 
 
-def _rates(runs: pd.DataFrame) -> Floats:
+@functools.cache
+def _stated_flops(gpu: str, dtype: str) -> float:
+    """`_peak_flops`, of fp32 on FP32 cores where no TF32 is stated."""
+    known, precision = known_gpu(gpu), reasons.precision(dtype)
+    most = _peak_flops(gpu, dtype)
+    return reasons.peaks(known).get(precision, most) if known and math.isfinite(most) else most
+
+
+def _rates(runs: pd.DataFrame, of_pair: Callable[[str, str], float] = _peak_flops) -> Floats:
     """Full rate of the GPU of each row in its precision, (n,) flop/s."""
     named = runs[["gpu", "dtype"]].astype(object).fillna("").astype(str)
     codes, pairs = pd.factorize(pd.MultiIndex.from_frame(named))
-    return np.array([_peak_flops(gpu, dtype) for gpu, dtype in pairs])[codes]
+    return np.array([of_pair(gpu, dtype) for gpu, dtype in pairs])[codes]
 
 
 def least_time_s(runs: pd.DataFrame) -> Floats:
@@ -226,7 +234,7 @@ def _too_fast(runs: pd.DataFrame) -> pd.Series:
 
 def _beyond_peak(runs: pd.DataFrame) -> pd.Series:
     """Whether forward and backward pass took less than the full rate allows: an MFU above 1."""
-    least_s = (_flop(runs) + _attention_flop(runs)) / _rates(runs)
+    least_s = (_flop(runs) + _attention_flop(runs)) / _rates(runs, _stated_flops)
     return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_s, index=runs.index)
 
 
@@ -242,7 +250,7 @@ def _slowest_words(run: pd.Series) -> str:
 def _peak_words(run: pd.Series) -> str:
     row = run.reindex(_TIMED).to_frame().T
     flop = float((_flop(row) + _attention_flop(row))[0])
-    rate, reached = float(_rates(row)[0]), flop / float(run["iteration_time_s"])
+    rate, reached = float(_rates(row, _stated_flops)[0]), flop / float(run["iteration_time_s"])
     return (
         f"iteration_time_s to be at least {flop / rate:.3g}, what forward and backward pass take at the full rate of "
         f"these GPUs: it is {reached / rate:.2f} of that rate ({reasons.of_time(run, reached)})"
