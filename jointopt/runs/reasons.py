@@ -44,7 +44,7 @@ def peaks(gpu: Gpu) -> dict[str, float]:
 
 
 def precision(text: str) -> str:
-    """What `peaks` calls the precision that a cell states; blank where it states none."""
+    """The key of `peaks` for the precision that a cell states; blank where it states none."""
     return "TF32" if "tf32" in text.lower() else named_dtype(text) or ""
 
 

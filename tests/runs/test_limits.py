@@ -111,7 +111,8 @@ def test_what_the_gpu_hardly_did_is_used_and_doubted_with_the_likeliest_reason(
 ) -> None:
     runs = pd.DataFrame([LLAMA, LLAMA | change])
     (line,) = doubtful_lines(runs)
-    assert line.startswith(f"1 row whose {column} is doubtful (row 2: ") and line.endswith("): used.")
+    assert line.startswith(f"1 row whose {column} is doubtful (row 2: ")
+    assert line.endswith("): used.")
     assert words in line
     assert sound_results(runs, RESULT_RULES)[1] == []
 
