@@ -61,8 +61,8 @@ def test_plans_under_clocks_tell_those_under_limits_and_the_other_way_round(seen
     out = rows.limited if seen == "clocks" else ~rows.limited
     blank = [np.where(out, np.nan, values) for values in (rows.time_s, rows.iteration_s, rows.energy_j)]
     told = fit_ranks(replace(rows, **dict(zip(BLANKED, blank, strict=True))), ResponsePrior(limit_w=360.0))
-    assert told.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.05)
-    assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.05)
+    assert told.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.08)
+    assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.08)
 
 
 def test_an_iteration_that_the_row_states_is_not_predicted_again() -> None:
