@@ -168,8 +168,7 @@ def energy_parts_j(
 ) -> dict[str, Floats]:  # fmt: skip
     """Energy in J of one rank over ``total_s``, of which kernels run for ``busy_s`` at ``clock_mhz``, by part.
 
-    Kernels are those of collectives too, as NCCL runs them on the SMs: H100 nodes whose GPUs mostly communicate draw
-    140-300 W per GPU then (MLPerf Training v4.0 on 8 and 64 nodes), more than a GPU that waits.
+    Kernels are those of collectives too, for the share of the SMs that they run on (`StageCosts.collective_sm_s`).
     The parts add up to P(x)·busy_s + wait_w·(total_s − busy_s): 1.3 % on held-out plans of A100 and A40 pipelines.
     ``waiting`` is what blocking on others draws above the static power, clamped at zero.
     """

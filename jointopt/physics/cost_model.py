@@ -325,7 +325,7 @@ class CostModel:
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        busy = batches * (t.kernel_s + costs.collectives_s[rows]) + costs.optimizer_s[rows]
+        busy = batches * (t.kernel_s + costs.collective_sm_s[rows]) + costs.optimizer_s[rows]
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
         return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link

@@ -50,10 +50,11 @@ def ceilings(
     """Clock at which each stage meets its power limit, (L, pp) MHz, and the pauses left at the lowest, over the work.
 
     The board averages over milliseconds (25-50 ms on A100-PCIe and A40, `clock_law.lead_s`), longer than a collective
-    takes: kernels may draw more than the limit by as much as the collectives between them draw less.
+    takes: kernels may draw more than the limit by as much as the collectives between them draw less. Of a collective
+    the part counts that its kernels would fill the GPU for, so that the clock is rather too low than too high.
     """
     sm_s = costs.forward_sm_s + costs.backward_sm_s
-    other_s = costs.forward_memory_s + costs.backward_memory_s + costs.collectives_s
+    other_s = costs.forward_memory_s + costs.backward_memory_s + costs.collective_sm_s
     work = (costs.flops, costs.hbm_bytes)
     clock = capped_clock_mhz(constants, sm_s, other_s, *work, limit_w, top_mhz, lowest_mhz)
     busy_s = scaled_time_s(sm_s, other_s, clock, top_mhz)

@@ -38,7 +38,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     t = physics.times(g, np.full(count, row), everywhere)
     forward_flops = costs.forward_flops[row]
     stretch = physics.top_mhz / t.clock_mhz
-    collectives_s = costs.collectives_s[row] / 2.0  # as many forward as backward
+    collectives_s = costs.collective_sm_s[row] / 2.0  # as many forward as backward
     forward_rest_s = costs.forward_memory_s[row] + collectives_s
     backward_rest_s = costs.backward_memory_s[row] + collectives_s
     gpus = costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])

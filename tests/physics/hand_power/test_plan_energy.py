@@ -26,7 +26,7 @@ def cold_energy_j(plan: CostModel, time_s: float, x: np.ndarray, v2: np.ndarray)
     batches = float(costs.num_micro_batches[0])
     sm_s = costs.forward_sm_s[0] + costs.backward_sm_s[0]
     memory_s = costs.forward_memory_s[0] + costs.backward_memory_s[0]
-    kernels_s = batches * (sm_s / x + memory_s + costs.comm_parts_s["tp_comm"][0]) + costs.optimizer_s[0]
+    kernels_s = batches * (sm_s / x + memory_s + 0.25 * costs.comm_parts_s["tp_comm"][0]) + costs.optimizer_s[0]
     hbm = batches * costs.hbm_bytes[0] + costs.iteration_hbm_bytes[0]
     links_j = batches * costs.link_j[0] + costs.iteration_link_j[0]
     compute_j = 1e-12 * batches * costs.flops[0] * v2
