@@ -223,7 +223,8 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     """
     cluster, iterations = job.cluster, job.training.run_iterations
     time_s, energy_j = np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64)
-    title = f"At the site's meter, GPUs and {cluster.nodes:,} x {cluster.host_power_w:,.0f} W of hosts times PUE "
+    share = f" and {cluster.host_load_share:.0%} of their GPUs" if cluster.host_load_share else ""
+    title = f"At the site's meter, GPUs and hosts ({cluster.nodes:,} x {cluster.host_power_w:,.0f} W{share}) times PUE "
     title += f"{cluster.pue:g}, per iteration"
     if iterations is not None:
         title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"

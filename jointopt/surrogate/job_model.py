@@ -88,7 +88,9 @@ class JobModel:
         """A text that is equal for models of one job that learned from the same runs; blank where nothing corrects."""
         if self._correction is None or not (self._correction.moves_time or self.evidence.counts):
             return ""
-        return f"{self.evidence.counts} {self.evidence.residual.sum():.6g} {self.evidence.power.factor:.6g}"
+        power = self.evidence.power
+        moved = f"{power.factor:.6g} {power.offset_w:.6g}"
+        return f"{self.evidence.counts} {self.evidence.residual.sum():.6g} {moved}"
 
     @functools.cached_property
     def _correction(self) -> Correction | None:
@@ -106,13 +108,13 @@ class JobModel:
         `CostModel`.
         """
         physics, evidence = CostModel(self.job, layouts, peak_bytes=peak_bytes, lazily=lazily), self.evidence
-        memory, power = self.memory.factor, evidence.power.factor
+        memory, power = self.memory.factor, (evidence.power.factor, evidence.power.offset_w)
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
         if self._correction is None or not self._correction.moves_time:
-            same = memory == 1.0 and power == 1.0
-            return physics if same else physics.corrected(np.ones(len(layouts["pp"])), memory, power)
-        return physics.corrected(np.exp(self.log_time_factor(layouts)), memory, power)
+            same = memory == 1.0 and power == (1.0, 0.0)
+            return physics if same else physics.corrected(np.ones(len(layouts["pp"])), memory, *power)
+        return physics.corrected(np.exp(self.log_time_factor(layouts)), memory, *power)
 
     def log_time_factor(self, layouts: Columns) -> Floats:
         """Mean of log(time / physics) of every layout (n,); zeros where nothing is corrected."""

@@ -153,3 +153,22 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_2(table, arguments, words
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not Path("out.csv").exists()
+
+
+def test_with_a_pue_the_energy_at_the_meter_is_a_column_and_grows_with_it(table):
+    for pue in (1.0, 1.5):
+        assert run("runs.csv", "--out", f"{pue}.csv", "--pue", pue).exit_code == 0
+    low, high = (pd.read_csv(f"{pue}.csv").predicted_facility_energy_j for pue in (1.0, 1.5))
+    assert high.to_numpy() == pytest.approx(1.5 * low.to_numpy())
+    assert (low > pd.read_csv("1.0.csv").predicted_energy_j).all()
+    assert run("runs.csv", "--out", "plain.csv").exit_code == 0
+    assert "predicted_facility_energy_j" not in pd.read_csv("plain.csv")
+
+
+def test_a_result_beyond_its_gpu_is_doubted_aloud_and_still_predicted(table):
+    table.assign(peak_memory_gib=81.0, gpu="a100-sxm4-80gb").to_csv("full.csv", index=False)
+    result = run("full.csv", "--out", "out.csv")
+    assert result.exit_code == 0, result.stderr
+    assert "20 rows whose peak_memory_gib is doubtful" in result.stderr
+    assert "is it in GB, not GiB?" in result.stderr
+    assert pd.read_csv("out.csv").predicted_iteration_time_s.notna().all()
