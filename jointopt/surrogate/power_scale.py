@@ -16,11 +16,10 @@ from jointopt.core.schema import Floats
 # are judgements: boards of one kind and their cooling differ by some per cent, catalogued constants by up to a third.
 SOURCE_SD = 0.15
 RUN_SD = 0.05
-_APART_SD = (
-    0.3  # of the logarithm of the resting factor over the dynamic one: idle boards of one kind differ by as much
-)
+_APART_SD = 0.3  # of the logarithm of the resting factor over the dynamic one, as idle boards of one kind differ
 _FEWEST = 4  # runs that can distinguish two factors
 _BETTER = 0.9  # of one factor's error on runs left out, below which two are taken
+_MOST_LEFT_OUT = 60  # runs, one at a time
 _ROUNDS = 6  # of reweighted least squares, after which two factors change by less than 1e-4
 _OUTLYING = 2.0  # standard deviations of a run
 
@@ -90,11 +89,13 @@ def _two(log_ratio: Floats, static_share: Floats) -> tuple[float, float]:
 
 def _two_are_better(log_ratio: Floats, static_share: Floats) -> bool:
     """Whether two factors of all other runs predict each run clearly better than one of them does."""
-    one, two = np.empty(len(log_ratio)), np.empty(len(log_ratio))
-    for i in range(len(log_ratio)):
-        others = np.arange(len(log_ratio)) != i
-        one[i] = np.log(_one(log_ratio[others]))
+    count = len(log_ratio)
+    left_out = np.unique(np.linspace(0, count - 1, min(count, _MOST_LEFT_OUT)).round().astype(np.int64))
+    one, two = np.empty(len(left_out)), np.empty(len(left_out))
+    for at, i in enumerate(left_out.tolist()):
+        others = np.arange(count) != i
+        one[at] = np.log(_one(log_ratio[others]))
         dynamic, resting = _two(log_ratio[others], static_share[others])
-        two[i] = np.log(dynamic + (resting - dynamic) * static_share[i])
-    errors = [float(np.abs(log_ratio - found).mean()) for found in (one, two)]
+        two[at] = np.log(dynamic + (resting - dynamic) * static_share[i])
+    errors = [float(np.abs(log_ratio[left_out] - found).mean()) for found in (one, two)]
     return errors[1] < _BETTER * errors[0]
