@@ -1,6 +1,6 @@
 # `make demo` proposes plans for a shipped job, `make test` runs the tests; both set everything up in .venv first.
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+INSTALL := .ci/install .venv
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 DEMO_JOB ?= opt-350m-2x4-a100
 # Compiled code is kept: the programs that tests start, and the next tests, read it again.
@@ -53,21 +53,24 @@ clean:
 # Stamps, so that pip runs again only when the requirements changed.
 .venv/.run-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt into .venv ..."
-	$(PIP) -e .
+	$(INSTALL) -e .
 	@touch $@
 
 .venv/.dev-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt and its development tools into .venv ..."
-	$(PIP) -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/.run-installed
 
+# PyTorch by pip, whose configuration may name a build for processors: that is a tenth of the one for GPUs, and comes
+# without Triton, which torchtitan imports. It is the oldest that the trainer supports.
 .venv/.services-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing jointopt and all that its tests of services need into .venv ..."
-	$(PIP) -e '.[dev,torch,postgres,browser,frameworks]'
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile torch==2.13.0 'triton<3.9'
+	$(INSTALL) -e '.[dev,torch,postgres,browser,frameworks]'
 	@echo "Installing DeepSpeed, torchtitan and Megatron, which read and train exported plans, into .venv ..."
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-build-isolation deepspeed==0.19.8 # whose build imports torch
-	$(PIP) --no-deps --upgrade --target .venv/torchtitan-0.2.2 torchtitan==0.2.2
-	$(PIP) --no-deps --upgrade --target .venv/torchtitan-0.3.0 torchtitan==0.3.0
-	$(PIP) --no-deps --upgrade --target .venv/megatron-core megatron-core==0.16.1
-	$(PIP) --no-deps --upgrade --target .venv/megatron-bridge-0.3.1 megatron-bridge==0.3.1
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INSTALL) --no-build-isolation deepspeed==0.19.8 # whose build imports torch
+	$(INSTALL) --no-deps --upgrade --target .venv/torchtitan-0.2.2 torchtitan==0.2.2
+	$(INSTALL) --no-deps --upgrade --target .venv/torchtitan-0.3.0 torchtitan==0.3.0
+	$(INSTALL) --no-deps --upgrade --target .venv/megatron-core megatron-core==0.16.1
+	$(INSTALL) --no-deps --upgrade --target .venv/megatron-bridge-0.3.1 megatron-bridge==0.3.1
 	@touch $@ .venv/.dev-installed .venv/.run-installed

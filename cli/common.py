@@ -20,6 +20,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+pue = click.option(
+    "--pue", type=click.FloatRange(1.0, 10.0),
+    help="Power usage effectiveness of the site, in place of the job's: energy at its meter over that of the nodes.",
+)  # fmt: skip
 surrogate = click.option(
     "--surrogate", default="default", show_default=True,
     help="Shipped surrogate, folder of one, or none = physics alone.",
@@ -132,8 +136,15 @@ def shape_options(command: F) -> F:
     return options(_SHAPE, command)
 
 
-def job_of(path: str | None, shape: Mapping[str, Any] = MappingProxyType({})) -> Job:
-    """The job of a file, of a shipped job's name, or of the options; a click usage error where they do not make one."""
+def job_of(path: str | None, shape: Mapping[str, Any] = MappingProxyType({}), pue: float | None = None) -> Job:
+    """The job of a file, of a shipped job's name, or of the options, on a site of that PUE.
+
+    A click usage error where they do not make one.
+    """
+    return _job(path, shape).on_site(pue)
+
+
+def _job(path: str | None, shape: Mapping[str, Any]) -> Job:
     from jointopt.spec.jobfile import job_from_options, load_job
 
     given = {name: value for name, value in shape.items() if value is not None}

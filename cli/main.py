@@ -16,7 +16,7 @@ from jointopt.cli import common
 from jointopt.core.errors import JointOptError
 
 COMMANDS = (
-    "propose", "select", "explain", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
+    "propose", "select", "explain", "compare", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
     "script", "import", "export", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
 )  # fmt: skip
 

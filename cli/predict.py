@@ -13,8 +13,9 @@ from jointopt.cli import common
 @click.command(short_help="Predict the runs of a table.")
 @click.argument("table", type=common.PATH)
 @click.option("--out", required=True, type=common.PATH, help="CSV file to write.")
+@common.pue
 @common.model_options("measurements that count as measured runs", default="none")
-def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
+def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) -> None:
     """Add predicted time, energy, power and memory to TABLE, a CSV file with one run per row.
 
     TABLE needs the columns gpu, num_gpus, seq_length, global_batch_size, and either model (a catalogue name) or
@@ -22,7 +23,7 @@ def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
     recompute, zero_stage, and clock_mhz or stage_clock_mhz; framework, dtype, attention and gpus_per_node help.
 
     Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's default and are
-    named in the column `assumed`.
+    named in the column `assumed`. With --pue a column of the energy at the site's meter is added, hosts included.
 
     \b
     Example:
@@ -30,8 +31,12 @@ def predict(table: Path, out: Path, basis: dict[str, Any]) -> None:
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
     from jointopt.runs.table import read_table, write_table
+    from jointopt.workflows.predict import doubted_results
     from jointopt.workflows.predict import predict as predicted_table
 
-    predicted = predicted_table(read_table(table), **basis)
+    runs = read_table(table)
+    for line in doubted_results(runs):
+        common.remark(line)
+    predicted = predicted_table(runs, pue=pue, **basis)
     write_table(predicted, out)
     common.remark(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.")

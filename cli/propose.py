@@ -18,14 +18,15 @@ from jointopt.cli import common
     "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be counted."
 )
 @common.seed("Of the search.")
+@common.pue
 @common.model_options("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int | None, seed: int, basis: dict[str, Any], study: str | None,
-    out: Path | None, as_json: bool, show_all: bool, **shape: Any,
+    job: str | None, save_job: Path | None, trials: int | None, seed: int, pue: float | None,
+    basis: dict[str, Any], study: str | None, out: Path | None, as_json: bool, show_all: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -43,7 +44,7 @@ def propose(
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
-    the_job = common.job_of(job, shape)
+    the_job = common.job_of(job, shape, pue)
     if save_job:
         common.save(the_job, save_job)
     with common.writing("--out"):

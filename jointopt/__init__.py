@@ -13,6 +13,7 @@ _VERBS = {
     "load_job": "jointopt.spec.jobfile",
     "propose": "jointopt.workflows.propose",
     "explain": "jointopt.workflows.explain",
+    "compare": "jointopt.workflows.compare",
     "polish": "jointopt.workflows.polish",
     "select": "jointopt.workflows.select",
     "predict": "jointopt.workflows.predict",
@@ -24,6 +25,10 @@ _VERBS = {
     "report_stage": "jointopt.measure.devices.stage_hook.sitecustomize",
 }
 __all__ = ["__version__", *_VERBS]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -51,6 +51,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: costs.depth]
     t = physics.times(g, rows, queried_mhz[None, :])
     parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
+    parts["static"] = parts["static"] + physics.power_offset_w / physics.power_factor * float(t.total_s[0])
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
     layout = {k: v[rows] for k, v in costs.layouts.items()}

@@ -20,8 +20,11 @@ Array = npt.NDArray[np.float64] | float
 _NEWTON_STEPS = 4
 _HIGHEST = 2.5  # x up to which a limit is turned into a clock where readings have soft corners
 _POWER_CORNER = 0.5  # width of power's corner at the limit over that of the clock's
-_PAUSE_CORNER = 0.1
-_FLOOR_CORNER = 0.03
+_PAUSE_CORNER = 0.03
+_FLOOR_CORNER = 0.015
+_LOWEST_CORNER = 0.03
+_LOWEST_POWER_CORNER = 0.01
+_RAMP_S = 0.025  # in which a GPU that waits is back at the clock that was set, of A100-PCIe ranks under limits
 
 
 def voltage_slope(knee: float, voltage_ratio: float) -> float:
@@ -165,6 +168,7 @@ def energy_parts_j(
 ) -> dict[str, Floats]:  # fmt: skip
     """Energy in J of one rank over ``total_s``, of which kernels run for ``busy_s`` at ``clock_mhz``, by part.
 
+    Kernels are those of collectives too, for the share of the SMs that they run on (`StageCosts.collective_sm_s`).
     The parts add up to P(x)·busy_s + wait_w·(total_s − busy_s): 1.3 % on held-out plans of A100 and A40 pipelines.
     ``waiting`` is what blocking on others draws above the static power, clamped at zero.
     """
@@ -192,8 +196,9 @@ class Shape:
     knee: float  # x below which the voltage no longer falls
     rise: float  # voltage ratio - 1
     softness: float  # width of the corner in x where the limit begins to bite
-    floor: float  # x at which a limited GPU begins to pause
+    floor: float  # x below which a limit pauses the work instead
     idle_w: float  # during those pauses
+    lowest: float = 0.12  # x of the lowest clock: no limit makes work slower than that
 
 
 @dataclass(frozen=True)
@@ -220,8 +225,8 @@ def soft_min(a: Floats, b: Floats, width: float) -> Floats:
 def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
     """Clock that every row reaches, as a fraction of the maximum, when ``x`` is set under the limit.
 
-    The sharp clock of `capped_clock_mhz` with a soft corner, as a limited GPU dithers between clocks, and with a floor;
-    both fitted to A100-PCIe and A40 ranks under power limits.
+    The sharp clock of `capped_clock_mhz` with a soft corner, as a limited GPU dithers between clocks, and with a floor
+    near the knee, below which a clock saves no voltage; both fitted to A100-PCIe and A40 ranks under power limits.
     """
     room_w = np.maximum(limit_w * work.limit_factor - work.static_w, 1.0)
     room_w, switching_w = np.broadcast_arrays(room_w, work.switching_w)
@@ -233,18 +238,52 @@ def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Float
 
 
 def log_time_s(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
-    """Logarithm of the seconds that the work takes when ``x`` is set under the limit; pauses (as above) included."""
-    reached = reached_clock(shape, work, x, limit_w)
-    floor = switching_shape(np.minimum(shape.floor, x), shape.knee, shape.rise)
-    least_w = work.static_w + work.switching_w * floor
+    """Logarithm of the seconds that the work takes when ``x`` is set under the limit; pauses (as above) included.
+
+    Under the deepest limits of A40 pipelines all ranks take as long as at the lowest clock, and draw more than allowed.
+    """
+    floor_w = _power_w(shape, work, np.minimum(shape.floor, x))
     room_w = np.maximum(limit_w * work.limit_factor - shape.idle_w, 5.0)
-    pause = np.log(np.maximum(least_w - shape.idle_w, 1.0) / room_w)
+    pause = np.log(np.maximum(floor_w - shape.idle_w, 1.0) / room_w)
     paused = _PAUSE_CORNER * np.logaddexp(0.0, pause / _PAUSE_CORNER)
-    relative = scaled_time_s(work.share, 1.0 - work.share, reached, 1.0)
-    return np.asarray(work.log_time_s + np.log(relative) + paused)
+    slowed = np.log(_relative_time(work, reached_clock(shape, work, x, limit_w))) + paused
+    longest = np.log(_relative_time(work, np.minimum(shape.lowest, x)))
+    return np.asarray(work.log_time_s + soft_min(slowed, longest, _LOWEST_CORNER))
 
 
 def log_power_w(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
-    """Logarithm of the watts drawn while the work runs with ``x`` set under the limit, never above it."""
-    free_w = work.static_w + work.switching_w * switching_shape(x, shape.knee, shape.rise)
-    return soft_min(np.log(free_w), np.log(limit_w * work.limit_factor), _POWER_CORNER * shape.softness)
+    """Logarithm of the watts drawn while the work runs with ``x`` set under the limit.
+
+    Above the limit only where it asks for less than `log_time_s`'s longest pauses leave.
+    """
+    free = np.log(_power_w(shape, work, x))
+    held = soft_min(free, np.log(limit_w * work.limit_factor), _POWER_CORNER * shape.softness)
+    floor, lowest = np.minimum(shape.floor, x), np.minimum(shape.lowest, x)
+    runs = _relative_time(work, floor) / _relative_time(work, lowest)  # share of the time under the longest pauses
+    least_w = shape.idle_w + (_power_w(shape, work, floor) - shape.idle_w) * runs
+    least = np.minimum(np.log(np.maximum(least_w, 1.0)), free)
+    return np.asarray(np.minimum(-soft_min(-held, -least, _LOWEST_POWER_CORNER), free))
+
+
+def _power_w(shape: Shape, work: Work, x: Floats) -> Floats:
+    return np.asarray(work.static_w + work.switching_w * switching_shape(x, shape.knee, shape.rise))
+
+
+def _relative_time(work: Work, x: Floats | float) -> Floats:
+    return scaled_time_s(work.share, 1.0 - work.share, x, 1.0)
+
+
+def lead_s(lag_s: Array, gap_s: Floats) -> Floats:
+    """Seconds for which work runs at its set clock after a pause of ``gap_s``, before a limit holds it down.
+
+    A limit reacts ``lag_s`` late, 25 ms on A100-PCIe and 15-50 ms on A40 whatever the limit, so that work after short
+    pauses draws more than the limit: fitted to ranks of 1F1B pipelines, whose passes wait on one side.
+    """
+    return np.asarray(-lag_s * np.expm1(-gap_s / _RAMP_S))
+
+
+def led(free: Floats, held: Floats, ahead_s: Floats) -> Floats:
+    """(seconds, watts) (2, n) of work that is ``free`` of its limit for up to ``ahead_s`` and then ``held`` by it."""
+    burst_s = np.minimum(ahead_s, free[0])
+    rest_s = (1.0 - burst_s / free[0]) * held[0]
+    return np.stack([burst_s + rest_s, (free[1] * burst_s + held[1] * rest_s) / (burst_s + rest_s)])

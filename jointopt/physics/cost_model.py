@@ -77,7 +77,7 @@ class CostModel:
         self.ceilings: list[Floats] = []
         self.energy_terms: list[pc.EnergyTerms] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
-        self.memory_factor = self.power_factor = 1.0
+        self.memory_factor, self.power_factor, self.power_offset_w = 1.0, 1.0, 0.0
         self.memory_reach = 1.0  # predicted memory may exceed the limit by this factor
         self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
@@ -102,21 +102,24 @@ class CostModel:
             costs = pc.stage_costs(self.job, self.hardware, part)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
             limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
-            ceiling, duty = self._ceiling(costs, limit_w)
+            lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
+            ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
             self.limits_w.append(limit_w)
             self.groups.append(pc.paused(costs, duty))
             self.ceilings.append(ceiling)
             self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
 
-    def corrected(self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0) -> CostModel:
+    def corrected(
+        self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0, power_offset_w: float = 0.0
+    ) -> CostModel:
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
-        multiplies the memory of every layout, ``power_factor`` average power and energy.
+        multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``.
         """
         out = copy.copy(self)
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
-        out.memory_factor, out.power_factor = memory_factor, power_factor
+        out.memory_factor, out.power_factor, out.power_offset_w = memory_factor, power_factor, power_offset_w
         out.__dict__.pop("memory_bytes", None)
         return out
 
@@ -140,8 +143,9 @@ class CostModel:
             energy = self._work_j(g, rows, clock) + slack.energy_slope_w(self.power, self.cooler, 1) * gpu_s
             out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = time_s, energy, energy / gpu_s
         out["iteration_time_s"] *= self.time_factor[index]
-        out["energy_j"] *= self.time_factor[index] * self.power_factor
-        out["avg_power_w"] *= self.power_factor
+        scale = self.power_factor + self.power_offset_w / out["avg_power_w"]
+        out["energy_j"] *= self.time_factor[index] * scale
+        out["avg_power_w"] *= scale
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         return out | {"violation": self.violation(out)}
 
@@ -168,7 +172,7 @@ class CostModel:
             work = self._work_j(g, rows, clock) / (self.groups[g].replicas[rows] * depth)
             most_s, least_s = self.times(g, rows, clock, most_makespan_s).total_s, self._floor(g)[0][rows]
             out[at] = slack.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
-        return out * self.power_factor
+        return out * self.power_factor + self.power_offset_w
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
@@ -203,7 +207,13 @@ class CostModel:
         for g in np.unique(group_of).tolist():
             at = np.flatnonzero(group_of == g)
             time[at], energy[at] = (values[self.row_of[index[at]]] for values in self._floor(g))
-        return time * self.time_factor[index], energy * self.time_factor[index] * self.power_factor
+        return self._moved(index, time, energy)
+
+    def _moved(self, index: Ints, time_s: Floats, energy_j: Floats) -> tuple[Floats, Floats]:
+        """Time and energy of layout rows ``index`` as corrected, (n,) each; bounds stay bounds."""
+        factor = self.time_factor[index]
+        ranks = np.prod([self.layouts[degree][index] for degree in ("dp", "tp", "pp", "cp")], axis=0)
+        return time_s * factor, (self.power_factor * energy_j + self.power_offset_w * ranks * time_s) * factor
 
     def _floor(self, g: int) -> tuple[Floats, Floats]:
         """`lower_bound` of all layouts of group ``g``, uncorrected."""
@@ -221,7 +231,7 @@ class CostModel:
         if (self.group_of >= 0).all():
             return self.lower_bound(index)
         time, energy = self._quick
-        return time[index] * self.time_factor[index], energy[index] * self.time_factor[index] * self.power_factor
+        return self._moved(index, time[index], energy[index])
 
     @functools.cached_property
     def _quick(self) -> tuple[Floats, Floats]:
@@ -230,7 +240,8 @@ class CostModel:
     @property
     def energy_slope_w(self) -> float:
         """`slack.energy_slope_w` of all GPUs, in W, as corrected."""
-        return self.power_factor * slack.energy_slope_w(self.power, self.cooler, self.job.cluster.num_gpus)
+        gpus = self.job.cluster.num_gpus
+        return self.power_factor * slack.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
         """Clocks (n, max pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
@@ -246,17 +257,6 @@ class CostModel:
                 costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
         return out
-
-    def _ceiling(self, costs: pc.StageCosts, limit_w: Floats) -> tuple[Floats, Floats]:
-        """Clock at which each stage's burst meets the power limit, (L, pp) MHz, and the pauses left at the lowest."""
-        sm = costs.forward_sm_s + costs.backward_sm_s
-        other = costs.forward_memory_s + costs.backward_memory_s
-        work = (costs.flops, costs.hbm_bytes)
-        lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
-        clock = clock_law.capped_clock_mhz(self.power, sm, other, *work, limit_w, self.top_mhz, lowest_mhz)
-        busy = clock_law.scaled_time_s(sm, other, clock, self.top_mhz)
-        burst = clock_law.busy_power_w(self.power, clock, self.top_mhz, busy, *work)
-        return clock, clock_law.duty_cycled_time_s(1.0, burst, limit_w * (1.0 + 1e-6), self.power.static_w)
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: Makespan = makespan_s) -> StageTimes:
         """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
@@ -325,7 +325,7 @@ class CostModel:
         batches = costs.num_micro_batches[rows][:, None]
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        busy = batches * t.kernel_s + costs.optimizer_s[rows]  # kernels, the optimizer step included
+        busy = batches * (t.kernel_s + costs.collective_sm_s[rows]) + costs.optimizer_s[rows]
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
         return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link
@@ -362,7 +362,7 @@ class CostModel:
     def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
         """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
         out = {"iteration_time_s": time_s, "energy_j": energy_j, "peak_memory_gib": self.memory_bytes[index] / GIB}
-        idle_w = self.power_factor * slack.idle_power_w(self.power, self.cooler)
+        idle_w = self.power_factor * slack.idle_power_w(self.power, self.cooler) + self.power_offset_w
         return self.violation(out | {"avg_power_w": np.maximum(power_w, idle_w)})
 
     def violation(self, out: Columns) -> Floats:

@@ -38,6 +38,7 @@ from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
+_COLLECTIVE_SMS = 0.25  # share of the SMs that collectives run on: NCCL has at most 32 channels, of 108-132 SMs
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class StageCosts:
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
     @functools.cached_property
+    def collective_sm_s(self) -> Floats:
+        """Exposed tp, cp and ep collectives of one micro-batch, (L, pp), as seconds of kernels that fill the GPU."""
+        return _COLLECTIVE_SMS * summed(seconds for name, seconds in self.comm_parts_s.items() if name != "offload")
+
+    @functools.cached_property
     def pipelines(self) -> Pipelines:
         """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
@@ -116,11 +122,12 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
     memory = costs.forward_memory_s + costs.backward_memory_s
     hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
     link = batches * costs.link_j + costs.iteration_link_j
+    steady = batches * (memory + costs.collective_sm_s) + costs.optimizer_s
     return EnergyTerms(
         clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * (batches * memory + costs.optimizer_s),
+        active_j=k.active_w * steady,
         fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        sm_s=batches * sm, other_s=(batches * memory + costs.optimizer_s).sum(axis=1),
+        sm_s=batches * sm, other_s=steady.sum(axis=1),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Energy, carbon and money of the site from the energy of its GPUs, which includes the links' pJ per bit.
 
-Hosts are all else in a node at one constant power. Not counted: network switches outside of nodes, and storage.
+Hosts are all else in a node: a constant power, and a share of what its GPUs draw, so that a host draws less while they
+wait. Not counted: network switches outside of nodes, and storage.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ SITE_COLUMNS = ("cluster_power_kw", *_PAID, "run_time_s", *(f"run_{name}" for na
 def facility_parts_j(cluster: Cluster, time_s: Array, energy_j: Array) -> dict[str, Floats]:
     """Energy of the site for one iteration by part, (n,) J, from its time and the energy of all GPUs.
 
-    ``gpus``, ``hosts`` (host power of all nodes over the whole time) and ``overhead``, which is PUE - 1 of both. A host
-    that draws less while its GPUs wait is not modelled. PUE: ISO/IEC 30134-2, a mean over the year.
+    ``gpus``, ``hosts`` (at rest over the whole time, and what follows the GPUs) and ``overhead``, which is PUE - 1 of
+    both. PUE: ISO/IEC 30134-2, a mean over the year. Nodes of 8 H100 in training to 8 % (``catalog/links.yaml``).
     """
     gpus = np.asarray(energy_j, np.float64)
-    hosts = np.multiply(time_s, cluster.host_power_w * cluster.nodes)
+    hosts = np.multiply(time_s, cluster.host_power_w * cluster.nodes) + cluster.host_load_share * gpus
     return {"gpus": gpus, "hosts": hosts, "overhead": (cluster.pue - 1.0) * (gpus + hosts)}
 
 
 def facility_energy_j(cluster: Cluster, time_s: Array, energy_j: Array) -> Floats:
     """Energy of the site for one iteration, (n,) J: GPUs and hosts, times PUE; the sum of `facility_parts_j`."""
-    hosts = np.multiply(time_s, cluster.host_power_w * cluster.nodes)
-    return np.asarray(np.add(energy_j, hosts) * cluster.pue)
+    resting = np.multiply(time_s, cluster.host_power_w * cluster.nodes)
+    return np.asarray((np.multiply(energy_j, 1.0 + cluster.host_load_share) + resting) * cluster.pue)
 
 
 def cluster_power_kw(cluster: Cluster, avg_power_w: Array) -> Floats:
     """Mean power of the site, (n,) kW, from the mean power of a GPU in W: `facility_energy_j` over time."""
-    gpus = np.multiply(avg_power_w, cluster.num_gpus)
-    return np.asarray((gpus + cluster.host_power_w * cluster.nodes) * cluster.pue / KILO)
+    loaded = np.multiply(avg_power_w, cluster.num_gpus * (1.0 + cluster.host_load_share))
+    return np.asarray((loaded + cluster.host_power_w * cluster.nodes) * cluster.pue / KILO)
 
 
 def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:

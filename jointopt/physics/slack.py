@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.clock_law import squared_voltage
+from jointopt.physics.clock_law import (
+    busy_power_w,
+    capped_clock_mhz,
+    duty_cycled_time_s,
+    scaled_time_s,
+    squared_voltage,
+)
 from jointopt.physics.cooling import Cooler
 from jointopt.physics.costs import EnergyTerms, StageCosts
 from jointopt.spec.cluster import PowerConstants
@@ -36,6 +42,24 @@ def stage_clocks_mhz(
     wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
     at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
     return np.asarray(np.minimum(grid_mhz[at], shared_mhz))
+
+
+def ceilings(
+    costs: StageCosts, constants: PowerConstants, limit_w: Floats, top_mhz: float, lowest_mhz: float
+) -> tuple[Floats, Floats]:
+    """Clock at which each stage meets its power limit, (L, pp) MHz, and the pauses left at the lowest, over the work.
+
+    The board averages over milliseconds (25-50 ms on A100-PCIe and A40, `clock_law.lead_s`), longer than a collective
+    takes: kernels may draw more than the limit by as much as the collectives between them draw less. Of a collective
+    the part counts that its kernels would fill the GPU for, so that the clock is rather too low than too high.
+    """
+    sm_s = costs.forward_sm_s + costs.backward_sm_s
+    other_s = costs.forward_memory_s + costs.backward_memory_s + costs.collective_sm_s
+    work = (costs.flops, costs.hbm_bytes)
+    clock = capped_clock_mhz(constants, sm_s, other_s, *work, limit_w, top_mhz, lowest_mhz)
+    busy_s = scaled_time_s(sm_s, other_s, clock, top_mhz)
+    burst_w = busy_power_w(constants, clock, top_mhz, busy_s, *work)
+    return clock, duty_cycled_time_s(1.0, burst_w, limit_w * (1.0 + 1e-6), constants.static_w)
 
 
 def energy_floor_j(

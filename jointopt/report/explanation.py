@@ -12,7 +12,7 @@ from jointopt.core.facts import Assumption
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, site_table
+from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, rate_words, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
@@ -82,6 +82,7 @@ class Explanation(Result):
     doubts: tuple[str, ...] = ()  # why they do not
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
+    throughput: Mapping[str, float] = field(default_factory=dict)  # `jointopt.physics.throughput.THROUGHPUT`
     exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
 
     def document(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class Explanation(Result):
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
         ends = {f"{n}{end}": v for n, both in self.intervals.items() for end, v in zip(_ENDS, both, strict=True)}
         out["links"] = {name: {"value": v, "origin": origin} for name, (v, origin) in _links(job.cluster).items()}
-        return out | bill(job, time_s, energy_j) | ends | {"stages": self.stages}
+        return out | dict(self.throughput) | bill(job, time_s, energy_j) | ends | {"stages": self.stages}
 
     def text(self) -> str:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
@@ -155,6 +156,7 @@ def _totals(found: Explanation) -> list[str]:
         f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
         f"Plan: {plan_words(plan, plan)}{limits}",
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
+        rate_words(job, found.throughput),
         "Feasible." if found.feasible else "Not feasible:",
         *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]

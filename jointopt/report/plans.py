@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
 from jointopt.physics.facility import bill
+from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
@@ -102,6 +103,8 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
             columns.append(TextColumn(_HEADS[name], [str(word) for word in words]))
         else:
             equal.append(f"{_HEADS[name]}={_word(values[0])}")
+    left_over = table.text_width() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
+    right = table.fitting(right, left_over, " ")
     room = max(_SHORTEST_CLOCKS, table.text_width() - table.table_width([*columns, *right], " ") - 1)
     clocks = TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], room) for plan in plans])
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
@@ -128,11 +131,38 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
         table.measured("energy", energy, table.ENERGY_UNITS),
         TextColumn("power\nW/GPU", table.numbers(values["avg_power_w"], 1000.0)),
         TextColumn("mem\nGiB", table.fixed(values["peak_memory_gib"], ".1f")),
+        TextColumn("tok/s\n/GPU", _rates("tokens_per_s_per_gpu", plans, 1.0, ",.0f"), spare=True),
+        TextColumn("MFU\n%", _rates("mfu", plans, 100.0, ".1f"), spare=True),
         TextColumn("time\nΔ%", _against_first(time)),
         TextColumn("energy\nΔ%", _against_first(energy)),
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns)
+
+
+def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:
+    return table.fixed([None if plan.get(name) is None else factor * plan[name] for plan in plans], form)
+
+
+def rate_words(job: Job, rates: Mapping[str, float]) -> str:
+    """The throughput of a plan (the columns of `THROUGHPUT`, or none) in a sentence, each figure where it is known."""
+    peak = f"of {peak_tflops(job):,.0f} TFLOP/s in {job.training.dtype}"
+    known = {name: rate for name, rate in rates.items() if name in _RATE_WORDS and rate is not None and rate == rate}
+    if known.get("hfu") == known.get("mfu"):  # nothing is recomputed
+        known.pop("hfu", None)
+    words = [_RATE_WORDS[name](known[name]).format(peak=peak) for name in _RATE_WORDS if name in known]
+    return f"{', '.join(words)}." if words else ""
+
+
+_RATE_WORDS: dict[str, Callable[[float], str]] = {
+    "tokens_per_s": "{:,.0f} tokens/s".format,
+    "tokens_per_s_per_gpu": "{:,.0f} per GPU".format,
+    "model_tflops_per_gpu": "{:,.0f} model TFLOP/s per GPU".format,
+    "mfu": "MFU {:.1%} {{peak}}".format,
+    "hfu": "HFU {:.1%}".format,
+    "tokens_per_j": lambda rate: f"{table.figure(rate)} tokens/J",
+    "kwh_per_billion_tokens": lambda rate: f"{table.figure(rate)} kWh of the GPUs per billion tokens",
+}
 
 
 def is_tight(plan: Row) -> bool:
@@ -193,7 +223,8 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     """
     cluster, iterations = job.cluster, job.training.run_iterations
     time_s, energy_j = np.asarray(time_s, np.float64), np.asarray(energy_j, np.float64)
-    title = f"At the site's meter, GPUs and {cluster.nodes:,} x {cluster.host_power_w:,.0f} W of hosts times PUE "
+    share = f" and {cluster.host_load_share:.0%} of their GPUs" if cluster.host_load_share else ""
+    title = f"At the site's meter, GPUs and hosts ({cluster.nodes:,} x {cluster.host_power_w:,.0f} W{share}) times PUE "
     title += f"{cluster.pue:g}, per iteration"
     if iterations is not None:
         title += f" and for a run of {job.training.run_tokens:,} tokens ({iterations:,} iterations)"

@@ -13,8 +13,10 @@ from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
+from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, pick, plan_entries
+from jointopt.report.joint import Joint
 from jointopt.report.plans import (
     basis_lines,
     doubt_words,
@@ -22,6 +24,7 @@ from jointopt.report.plans import (
     is_tight,
     plan_frame,
     predicted_table,
+    rate_words,
     site_table,
 )
 from jointopt.report.table import blocks_text, paragraphs, study_lines
@@ -68,32 +71,35 @@ class Proposal(Result):
     record: Columns | None = None  # every plan that the search evaluated
     seconds: Mapping[str, float] = field(default_factory=dict)  # phase -> wall seconds
     beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
+    joint: Joint | None = None  # what it buys over two steps; None where energies are not known
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
-        front, reference = (plan_entries(with_site(self.job, plans)) for plans in (self.front, self.reference))
+        front, reference = (plan_entries(with_rates(self.job, plans)) for plans in (self.front, self.reference))
         return pick(self, "job=job.name seed surrogate informed_by assumed seconds") | {
             "job_file": job_mapping(self.job),
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
             "searched": self.searched,
             "front": front,
+            "joint": self.joint,
             "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "study": pick(self, "name=study_name storage"),
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """The front with what the site pays, columns as in a measurement table."""
-        return plan_frame(with_site(self.job, self.front))
+        """The front with throughput and what the site pays, columns as in a measurement table."""
+        return plan_frame(with_rates(self.job, self.front))
 
     def text(self, *, show_all: bool = False) -> str:
         """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
         total = len(self.front["pp"])
         rows = range(total) if show_all else spread_along(self.front, ROWS_FOR_PEOPLE)
-        reference = plan_entries(self.reference)
-        plans = [*reference, *(plan for plan in plan_entries(self.front, rows) if not _among(plan, reference))]
-        marks = ["="] * len(reference) + [""] * (len(plans) - len(reference))
+        reference, front = (with_rates(self.job, plans) for plans in (self.reference, self.front))
+        first = plan_entries(reference)
+        plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
+        marks = ["="] * len(first) + [""] * (len(plans) - len(first))
         table = [*predicted_table(plans, marks), *_legend(self, plans)]
         if total > len(rows):
             table += paragraphs([f"{total - len(rows):,} more plans lie between these: --all or --json has them."])
@@ -169,6 +175,8 @@ def _title(proposal: Proposal) -> list[str]:
 def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
     if len(proposal.reference["pp"]):
         lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
+        rates = plan_entries(with_rates(proposal.job, proposal.reference))[0]
+        lines.append(f"  {rate_words(proposal.job, rates)}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):
@@ -206,6 +214,7 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip
     lines += paragraphs([_methods(proposal.searched)])
+    lines += proposal.joint.lines() if proposal.joint else []
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
     shown += [(f"for {len(others)} other reasons", sum(count for _, count in others))] if others else []

@@ -36,6 +36,7 @@ class TextColumn:
     header: str
     cells: Sequence[str]
     left: bool = False
+    spare: bool = False  # left out where the table would be too wide with it
 
     @property
     def width(self) -> int:
@@ -46,6 +47,15 @@ class TextColumn:
 def known(columns: Iterable[TextColumn]) -> list[TextColumn]:
     """The columns but those of dashes alone, of which nothing is known."""
     return [column for column in columns if set(column.cells) != {"-"}]
+
+
+def fitting(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
+    """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for."""
+    kept = list(columns)
+    for column in columns:
+        if column.spare and table_width(kept, gap) > width:
+            kept.remove(column)
+    return kept
 
 
 def lay_out(columns: Sequence[TextColumn], gap: str = "  ") -> list[str]:

@@ -12,13 +12,16 @@ import pandas as pd
 
 from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
 from jointopt.core.units import TERA
+from jointopt.runs import reasons
 from jointopt.runs.cells import is_known, named_dtype, spelled
-from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 from jointopt.spec.catalog.models import known_model
+from jointopt.spec.cluster import Gpu
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
 _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
+_MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
 
 
 @dataclass(frozen=True)
@@ -110,13 +113,18 @@ def _spans(figure: str, names: pd.Series) -> Floats:
     return np.array([*(_span(figure, str(name)) for name in distinct), (0.0, math.inf)])[codes]
 
 
-def _on_gpu(column: str, figure: str, unit: str, slack: float = 0.0, result: bool = False) -> Rule:
-    """The rule that clocks or limits lie in a span of the run's GPU, and a ``result`` not above its end."""
+def _on_gpu(
+    column: str, figure: str, unit: str, slack: float = 0.0, result: Callable[[pd.Series], str] | None = None
+) -> Rule:
+    """The rule that clocks or limits lie in a span of the run's GPU, and a ``result`` not above its end.
+
+    ``result``: the likeliest reason why it is.
+    """
 
     def words(run: pd.Series) -> str:
         low, high = _span(figure, str(run["gpu"]))
         expected = f"at most {high:.4g}" if result else f"from {low:g} to {high:g}"
-        return f"{column} to be {expected} {unit} on this GPU"
+        return f"{column} to be {expected} {unit} on this GPU" + (f" ({result(run)})" if result else "")
 
     def broken(runs: pd.DataFrame) -> pd.Series:
         codes, distinct = pd.factorize(runs[column])
@@ -127,7 +135,7 @@ def _on_gpu(column: str, figure: str, unit: str, slack: float = 0.0, result: boo
         if not ends or (bounds[:-1].min() >= lowest and bounds[:-1].max() <= spans[:, 1].min()):
             return pd.Series(False, index=runs.index)  # without a look at a million rows
         given, (low, high) = bounds[codes], _spans(figure, runs["gpu"]).T
-        below = (given[:, 0] < low - slack) & (not result)
+        below = (given[:, 0] < low - slack) & (result is None)
         return pd.Series(below | (given[:, 1] > high + slack), index=runs.index)
 
     return Rule((column, "gpu"), words, broken)
@@ -185,29 +193,105 @@ def _least_parameters(runs: pd.DataFrame) -> pd.Series:
     return (cells["num_layers"] * layer + width * known["vocab_size"]).fillna(named.astype(float))
 
 
-def least_time_s(runs: pd.DataFrame) -> Floats:
-    """Seconds that an iteration takes at the least, (n,): 6 flop for each parameter and token at the GPU's full rate.
+def _flop(runs: pd.DataFrame) -> Floats:
+    """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token.
 
-    Attention itself and recomputation come on top, so no run is that fast. NaN where a cell that it needs is blank.
+    Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
     """
+    tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float)
+    return np.asarray(6.0 * _least_parameters(runs).to_numpy(float) * tokens / runs["num_gpus"].to_numpy(float))
+
+
+def _attention_flop(runs: pd.DataFrame) -> Floats:
+    """Those of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank."""
+    cells = runs[["num_layers", "hidden_size", "global_batch_size", "seq_length"]].astype(float).fillna(0.0)
+    return np.asarray(6.0 * cells.prod(axis=1) * cells["seq_length"] / runs["num_gpus"].astype(float))
+
+
+@functools.cache
+def _stated_flops(gpu: str, dtype: str) -> float:
+    """`_peak_flops`, of fp32 on FP32 cores where no TF32 is stated."""
+    known, precision = known_gpu(gpu), reasons.precision(dtype)
+    most = _peak_flops(gpu, dtype)
+    return reasons.peaks(known).get(precision, most) if known and math.isfinite(most) else most
+
+
+def _rates(runs: pd.DataFrame, of_pair: Callable[[str, str], float] = _peak_flops) -> Floats:
+    """Full rate of the GPU of each row in its precision, (n,) flop/s."""
     named = runs[["gpu", "dtype"]].astype(object).fillna("").astype(str)
     codes, pairs = pd.factorize(pd.MultiIndex.from_frame(named))
-    rate = np.array([_peak_flops(gpu, dtype) for gpu, dtype in pairs])[codes]
-    tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float)
-    flop = 6.0 * _least_parameters(runs).to_numpy(float) * tokens
-    return np.asarray(flop / (rate * _MOST_OF_PEAK * runs["num_gpus"].to_numpy(float)))
+    return np.array([of_pair(gpu, dtype) for gpu, dtype in pairs])[codes]
+
+
+def least_time_s(runs: pd.DataFrame) -> Floats:
+    """Seconds that an iteration takes at the least, (n,): `_flop` at the GPU's full rate."""
+    return np.asarray(_flop(runs) / (_rates(runs) * _MOST_OF_PEAK))
 
 
 def _too_fast(runs: pd.DataFrame) -> pd.Series:
     return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_time_s(runs), index=runs.index)
 
 
+def _beyond_peak(runs: pd.DataFrame) -> pd.Series:
+    """Whether forward and backward pass took less than the full rate allows: an MFU above 1."""
+    least_s = (_flop(runs) + _attention_flop(runs)) / _rates(runs, _stated_flops)
+    return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_s, index=runs.index)
+
+
 def _slowest_words(run: pd.Series) -> str:
-    least_s = float(least_time_s(run.reindex(_TIMED).to_frame().T)[0])
+    row = run.reindex(_TIMED).to_frame().T
+    reason = reasons.of_time(run, float(_flop(row)[0] / run["iteration_time_s"]))
     return (
-        f"iteration_time_s to be at least {least_s:.3g}, what 6 flop for each parameter and token take at the full "
-        "rate of these GPUs (is it in seconds, and of a whole iteration?)"
+        f"iteration_time_s to be at least {float(least_time_s(row)[0]):.3g}, what 6 flop for each parameter and token "
+        f"take at the full rate of these GPUs ({reason})"
     )
+
+
+def _peak_words(run: pd.Series) -> str:
+    row = run.reindex(_TIMED).to_frame().T
+    flop = float((_flop(row) + _attention_flop(row))[0])
+    rate, reached = float(_rates(row, _stated_flops)[0]), flop / float(run["iteration_time_s"])
+    return (
+        f"iteration_time_s to be at least {flop / rate:.3g}, what forward and backward pass take at the full rate of "
+        f"these GPUs: it is {reached / rate:.2f} of that rate ({reasons.of_time(run, reached)})"
+    )
+
+
+def _drawn_w(runs: pd.DataFrame) -> pd.Series:
+    """Mean power of a GPU in W, (n,): as stated, else by energy."""
+    return runs["avg_power_w"].fillna(runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).astype(float)
+
+
+def _limits_w(runs: pd.DataFrame) -> Floats:
+    """Power limit of a GPU of each row in W, (n,): its own, else what the board is rated for."""
+    rated = {name: gpu.tdp_w or math.inf for name, gpu in _known_gpus(runs).items()}
+    limits = runs["power_limit_w"].astype(float).fillna(runs["gpu"].map(rated).astype(float))
+    return np.asarray(limits.fillna(math.inf), np.float64)
+
+
+def _known_gpus(runs: pd.DataFrame) -> dict[object, Gpu]:
+    found = {name: known_gpu(name) for name in runs["gpu"].dropna().unique()}
+    return {name: gpu for name, gpu in found.items() if gpu}
+
+
+def _above_limit(runs: pd.DataFrame) -> pd.Series:
+    return _drawn_w(runs) > _MOST_OF_LIMIT * _limits_w(runs)
+
+
+def _limit_words(run: pd.Series) -> str:
+    row = run.reindex([*_DRAWN, "power_limit_w"]).to_frame().T
+    drawn, limit = float(_drawn_w(row).iloc[0]), float(_limits_w(row)[0])
+    return f"at most {limit:g} W of a GPU, its limit, not {drawn:.0f} ({reasons.of_power(run)})"
+
+
+def _above_memory(runs: pd.DataFrame) -> pd.Series:
+    held = {name: gpu.memory_gib for name, gpu in _known_gpus(runs).items() if not gpu.is_cpu}
+    return runs["peak_memory_gib"].astype(float) > runs["gpu"].map(held).astype(float)
+
+
+def _memory_words(run: pd.Series) -> str:
+    gpu = load_gpu(str(run["gpu"]))
+    return f"peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({reasons.of_memory(run)})"
 
 
 def _draws_too_much(runs: pd.DataFrame) -> pd.Series:
@@ -217,15 +301,23 @@ def _draws_too_much(runs: pd.DataFrame) -> pd.Series:
 
 def _energy_words(run: pd.Series) -> str:
     most_w = _span("power_limit_span_w", str(run["gpu"]))[1]
-    return f"energy_j over iteration_time_s and num_gpus to be at most {most_w:g} W on this GPU"
+    what = f"energy_j over iteration_time_s and num_gpus to be at most {most_w:g} W on this GPU"
+    return f"{what} ({reasons.of_power(run)})"
 
 
 # The first column is what was measured, and cannot be.
 RESULT_RULES = (
-    _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=True),
-    _on_gpu("avg_power_w", "power_limit_span_w", "W", result=True),
+    _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=reasons.of_memory),
+    _on_gpu("avg_power_w", "power_limit_span_w", "W", result=reasons.of_power),
     Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _draws_too_much),
     Rule(_TIMED, _slowest_words, _too_fast),
+)
+_DRAWN = ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus")
+# Results that are used, and that one sentence doubts: beyond what the GPU is sold for, and not impossible.
+DOUBTS = (
+    Rule(("peak_memory_gib", "gpu"), _memory_words, _above_memory),
+    Rule((*_DRAWN, "power_limit_w"), _limit_words, _above_limit),
+    Rule(_TIMED, _peak_words, _beyond_peak),
 )
 MEASUREMENT_RULES = (
     *RULES, *GPU_RULES, *RESULT_RULES,

@@ -20,7 +20,7 @@ from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Ints
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
-from jointopt.runs.rules import RULES, Rule, broken_rules
+from jointopt.runs.rules import DOUBTS, RULES, Rule, broken_rules
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _WHITE = re.compile(r"\s+")
@@ -256,6 +256,20 @@ def _held_to(table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]) ->
             messages.append(_not_used(name, rows, rule.complaint(clean.iloc[rows[0]])))
             table = table.assign(**{name: table[name].mask(broken.to_numpy(bool))})
     return table, messages
+
+
+def doubtful_lines(frame: pd.DataFrame) -> list[str]:
+    """One sentence for each rule of `DOUBTS` that rows with sound results break, and the likeliest reason."""
+    judged = [rule for rule in DOUBTS if set(rule.columns) & set(MEASURED) & set(frame)]
+    clean, _ = read_columns(frame, {name for rule in judged for name in rule.columns}, STRICT_READERS)
+    lines = []
+    for rule, broken in broken_rules(clean, judged):
+        rows = np.flatnonzero(broken)
+        if len(rows):
+            many, name = "s" * (len(rows) > 1), rule.columns[0]
+            complaint = rule.complaint(clean.iloc[rows[0]])
+            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful (row {rows[0] + 1}: {complaint}): used.")
+    return lines
 
 
 def _not_used(name: str, rows: Ints, complaint: str) -> str:

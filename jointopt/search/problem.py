@@ -6,7 +6,8 @@ A search does not know whether physics, a surrogate or a cluster answers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -76,6 +77,25 @@ class Problem:
     def max_pp(self) -> int:
         """Deepest pipeline of any layout."""
         return int(self.layouts["pp"].max()) if self.num_layouts else 1
+
+    def of_layouts(self, rows: Ints) -> Problem:
+        """The problem of some of the layouts, (n,); their ``layout_index`` is the position in ``rows``."""
+
+        layouts = {name: values[rows] for name, values in self.layouts.items()}
+        depth = int(layouts["pp"].max())
+
+        def of(function: Callable[..., Any] | None) -> Any:
+            return None if function is None else lambda index, *more: function(rows[index], *more)
+
+        def stage_clocks(index: Ints, clock_index: Ints, slack: Floats) -> Floats:
+            return of(self.stage_clocks)(index, clock_index, slack)[:, :depth]  # type: ignore[no-any-return]
+
+        return replace(
+            self, layouts=layouts, evaluate=of(self.evaluate), lower_bound=of(self.lower_bound),
+            quick_bound=of(self.quick_bound), stage_clocks=None if self.stage_clocks is None else stage_clocks,
+            least_time_s=of(self.least_time_s), work_j=of(self.work_j), least_violation=of(self.least_violation),
+            least_power_w=of(self.least_power_w),
+        )  # fmt: skip
 
     def uniform_clocks(self, layout_index: Ints, clock_index: Ints) -> Floats:
         """One clock on all stages, shape (n, S), NaN beyond each layout's pp."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.facts import Assumption
@@ -114,7 +114,7 @@ class Cluster:
     intra_node_pj_per_bit: float
     inter_node_pj_per_bit: float
     inlet_temperature_c: float
-    host_power_w: float  # per node
+    host_power_w: float  # per node, whatever its GPUs do
     pue: float
     power_limit_w: float  # per GPU
     name: str = ""
@@ -122,9 +122,15 @@ class Cluster:
     carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = carbon is not reported
     price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
     currency: str = ""
+    host_load_share: float = 0.0  # W that a host draws beyond that for each W of its GPUs: fans, supplies, switches
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
+
+    def with_pue(self, pue: float) -> Cluster:
+        """The cluster on a site of that PUE, which is no assumption then."""
+        assumed = tuple(one for one in self.assumed if one.key != "pue")
+        return replace(self, pue=pue, assumed=assumed, stated=self.stated | {"pue"})
 
     @property
     def num_gpus(self) -> int:

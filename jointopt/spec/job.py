@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
@@ -173,6 +173,10 @@ class Job:
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
     slurm: Slurm = field(default_factory=Slurm)
+
+    def on_site(self, pue: float | None) -> Job:
+        """The job on a site of that PUE; itself for None."""
+        return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:

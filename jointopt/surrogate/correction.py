@@ -134,7 +134,7 @@ class Move:
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
-        factor, power = np.exp(self.mean), self.evidence.power.factor
+        factor, power = np.exp(self.mean), self.evidence.power.over(columns["avg_power_w"])
         by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 

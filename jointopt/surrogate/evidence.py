@@ -11,6 +11,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats
+from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
@@ -38,6 +39,8 @@ class Evidence:
     priced: tuple[Priced, ...] = ()
     timed: Bools = field(default_factory=lambda: np.empty(0, bool))
     log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
+    static_share: Floats = field(default_factory=lambda: np.empty(0))  # of the predicted power, as the ratio
+    static_w: float = 0.0  # of a GPU of the source
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -46,10 +49,13 @@ class Evidence:
         """That of the priced rows of ``table``, all of one source."""
         ratio = log_time_ratio(table, priced)
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
+        gpu = known_gpu(table["gpu"].to_numpy()[priced.rows[0]]) if len(priced.rows) else None
+        static_w = gpu.power.static_w if gpu and gpu.power else 0.0
         return cls(
             runs=priced.runs.take(timed) if len(timed) else None, residual=ratio[timed],
             priced=(priced,), timed=np.isfinite(ratio),
             log_power_ratio=power_log_ratio(table, priced), memory=memory_evidence(table, priced),
+            static_share=static_w / priced.physics["avg_power_w"], static_w=static_w,
             counts={name: len(timed)} if len(timed) else {},
         )  # fmt: skip
 
@@ -63,6 +69,8 @@ class Evidence:
             priced=tuple(priced for part in parts for priced in part.priced),
             timed=np.concatenate([np.empty(0, bool), *(part.timed for part in parts)]),
             log_power_ratio=np.concatenate([np.empty(0), *(part.log_power_ratio for part in parts)]),
+            static_share=np.concatenate([np.empty(0), *(part.static_share for part in parts)]),
+            static_w=max((part.static_w for part in parts), default=0.0),
             memory=functools.reduce(MemoryEvidence.__add__, (p.memory for p in parts), MemoryEvidence()),
             counts={name: count for part in parts for name, count in part.counts.items()},
         )
@@ -82,6 +90,7 @@ class Evidence:
             self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
             residual=self.residual + time_s[self.timed],
             log_power_ratio=self.log_power_ratio + power_w[: len(self.log_power_ratio)],
+            static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
     def beside(self, kin: Iterable[Evidence]) -> Evidence:
@@ -91,8 +100,8 @@ class Evidence:
 
     @functools.cached_property
     def power(self) -> PowerScale:
-        """The factor on predicted power."""
-        return power_scale(self.log_power_ratio)
+        """The scale of predicted power."""
+        return power_scale(self.log_power_ratio, self.static_share, self.static_w)
 
     def memory_posterior(self, framework: str = "") -> MemoryPosterior:
         """The memory model after these runs, of one framework's profile."""

@@ -88,7 +88,9 @@ class JobModel:
         """A text that is equal for models of one job that learned from the same runs; blank where nothing corrects."""
         if self._correction is None or not (self._correction.moves_time or self.evidence.counts):
             return ""
-        return f"{self.evidence.counts} {self.evidence.residual.sum():.6g} {self.evidence.power.factor:.6g}"
+        power = self.evidence.power
+        moved = f"{power.factor:.6g} {power.offset_w:.6g}"
+        return f"{self.evidence.counts} {self.evidence.residual.sum():.6g} {moved}"
 
     @functools.cached_property
     def _correction(self) -> Correction | None:
@@ -111,13 +113,14 @@ class JobModel:
         `CostModel`.
         """
         physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily)
-        memory, power = self.memory.factor, 1.0 if self._correction is None else self._correction.power.factor
+        scale = self.evidence.power if self._correction is None else self._correction.power
+        memory, power = self.memory.factor, (scale.factor, scale.offset_w)
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
         if self._correction is None or not self._correction.moves_time:
-            same = memory == 1.0 and power == 1.0
-            return physics if same else physics.corrected(np.ones(len(layouts["pp"])), memory, power)
-        return physics.corrected(np.exp(self.log_time_factor(layouts)), memory, power)
+            same = memory == 1.0 and power == (1.0, 0.0)
+            return physics if same else physics.corrected(np.ones(len(layouts["pp"])), memory, *power)
+        return physics.corrected(np.exp(self.log_time_factor(layouts)), memory, *power)
 
     def log_time_factor(self, layouts: Columns) -> Floats:
         """Mean of log(time / physics) of every layout (n,), the physics as moved; zeros where nothing is corrected."""

@@ -15,7 +15,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.runs.database import without_password
 from jointopt.runs.rules import RESULT_RULES
-from jointopt.runs.table import sound_results
+from jointopt.runs.table import doubtful_lines, sound_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -35,7 +35,8 @@ _QUESTION = "is iteration_time_s in seconds, and of one iteration?"
 class Measurements:
     """Rows of one measurement table: results are numbers or NaN, none of them impossible, a blank status is ok.
 
-    ``warnings``: a sentence on each kind of cell that cannot be and is not used. ``name``: what messages call the rows.
+    ``warnings``: a sentence on each kind of cell that cannot be and is not used, or that is doubtful. ``name``: what
+    messages call the rows.
     """
 
     table: pd.DataFrame
@@ -45,8 +46,9 @@ class Measurements:
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
-        """Check the rows of a table; what is not used is logged. TableError where a result is no number."""
+        """Check the rows of a table; what is not used or doubtful is logged. TableError where a result is no number."""
         sound, sentences = sound_results(table, RESULT_RULES)
+        sentences += doubtful_lines(sound)
         for sentence in sentences:
             _log.warning("%s: %s", name, sentence)
         return cls(with_results(sound), tuple(sentences), name)

@@ -1,4 +1,8 @@
-"""Correction of the power model on one cluster by measured power: one factor, trusted as far as it was measured."""
+"""Correction of the power model on one cluster by measured power, trusted as far as it was measured.
+
+One factor on all power, or where runs of different loads show it one on what a GPU draws whatever runs and one on the
+rest: P = dynamic·(P_physics − static) + resting·static, a line in the power of the physics.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +16,86 @@ from jointopt.core.schema import Floats
 # are judgements: boards of one kind and their cooling differ by some per cent, catalogued constants by up to a third.
 SOURCE_SD = 0.15
 RUN_SD = 0.05
+_APART_SD = 0.3  # of the logarithm of the resting factor over the dynamic one, as idle boards of one kind differ
+_FEWEST = 4  # runs that can distinguish two factors
+_BETTER = 0.9  # of one factor's error on runs left out, below which two are taken
+_MOST_LEFT_OUT = 60  # runs, one at a time
+_ROUNDS = 6  # of reweighted least squares, after which two factors change by less than 1e-4
+_OUTLYING = 2.0  # standard deviations of a run
 
 
 @dataclass(frozen=True)
 class PowerScale:
-    """Factor on predicted power and energy; ``log_sd`` is what a run may still be off (None: nothing was measured)."""
+    """Watts of a GPU as ``factor`` times those predicted and ``offset_w``.
+
+    ``log_sd`` is what a run may still be off (None: nothing was measured).
+    """
 
     factor: float = 1.0
     log_sd: float | None = None
+    offset_w: float = 0.0
 
     @property
     def half_width(self) -> float | None:
         """90 % half-width of the logarithm."""
         return None if self.log_sd is None else 1.645 * self.log_sd
 
+    def over(self, power_w: Floats) -> Floats:
+        """Corrected over predicted power, (n,), of GPUs predicted to draw ``power_w``."""
+        return np.asarray(self.factor + self.offset_w / power_w)
 
-def power_scale(log_ratio: Floats) -> PowerScale:
+
+def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w: float = 0.0) -> PowerScale:
     """The scale after runs with log(measured / predicted power) ``log_ratio`` (n,), NaN where it was not measured.
 
     A normal prior around 1 on the cluster's factor; the median of the runs, so that one broken meter moves little.
+    ``static_share`` (n,): ``static_w`` over the predicted power of each run; where given, two factors are fitted too,
+    and taken where they predict runs left out better.
     """
-    known = log_ratio[np.isfinite(log_ratio)]
-    if not len(known):
+    known = np.isfinite(log_ratio)
+    ratio = log_ratio[known]
+    if not len(ratio):
         return PowerScale()
-    trust = len(known) * SOURCE_SD**2 / (len(known) * SOURCE_SD**2 + RUN_SD**2)
-    left = np.sqrt((1.0 - trust) * SOURCE_SD**2 + RUN_SD**2)
-    return PowerScale(float(np.exp(trust * np.median(known))), float(left))
+    left = float(np.sqrt((1.0 - _trust(ratio)) * SOURCE_SD**2 + RUN_SD**2))
+    share = np.zeros(0) if static_share is None else static_share[known]
+    if len(ratio) < _FEWEST or not len(share) or not np.isfinite(share).all() or not _two_are_better(ratio, share):
+        return PowerScale(_one(ratio), left)
+    dynamic, resting = _two(ratio, share)
+    return PowerScale(dynamic, left, (resting - dynamic) * static_w)
+
+
+def _trust(log_ratio: Floats) -> float:
+    return len(log_ratio) * SOURCE_SD**2 / (len(log_ratio) * SOURCE_SD**2 + RUN_SD**2)
+
+
+def _one(log_ratio: Floats) -> float:
+    return float(np.exp(_trust(log_ratio) * np.median(log_ratio)))
+
+
+def _two(log_ratio: Floats, static_share: Floats) -> tuple[float, float]:
+    """(dynamic, resting) factors: least squares of the logarithms under their prior, runs far off weighed less."""
+    theta, prior = np.zeros(2), np.diag([SOURCE_SD**-2, _APART_SD**-2])  # logarithms: dynamic, resting over dynamic
+    for _ in range(_ROUNDS):
+        apart = np.exp(theta[1])
+        line = 1.0 + (apart - 1.0) * static_share
+        slope = np.stack([np.ones_like(line), apart * static_share / line], axis=1)
+        miss = log_ratio - theta[0] - np.log(line)
+        weight = 1.0 / (np.maximum(np.abs(miss) / (_OUTLYING * RUN_SD), 1.0) * RUN_SD**2)
+        theta = theta + np.linalg.solve(
+            slope.T @ (weight[:, None] * slope) + prior, slope.T @ (weight * miss) - prior @ theta
+        )
+    return float(np.exp(theta[0])), float(np.exp(theta.sum()))
+
+
+def _two_are_better(log_ratio: Floats, static_share: Floats) -> bool:
+    """Whether two factors of all other runs predict each run clearly better than one of them does."""
+    count = len(log_ratio)
+    left_out = np.unique(np.linspace(0, count - 1, min(count, _MOST_LEFT_OUT)).round().astype(np.int64))
+    one, two = np.empty(len(left_out)), np.empty(len(left_out))
+    for at, i in enumerate(left_out.tolist()):
+        others = np.arange(count) != i
+        one[at] = np.log(_one(log_ratio[others]))
+        dynamic, resting = _two(log_ratio[others], static_share[others])
+        two[at] = np.log(dynamic + (resting - dynamic) * static_share[i])
+    errors = [float(np.abs(log_ratio[left_out] - found).mean()) for found in (one, two)]
+    return errors[1] < _BETTER * errors[0]

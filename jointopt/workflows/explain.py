@@ -14,6 +14,7 @@ from jointopt.core.units import GIB
 from jointopt.physics import cooling
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -59,12 +60,17 @@ def explain(
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
+        throughput={name: float(rate[0]) for name, rate in _throughput(model.job, parsed.layouts, values).items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts,
     )  # fmt: skip
+
+
+def _throughput(job: Job, layouts: Columns, values: Columns) -> Columns:
+    return throughput(job, layouts, values["iteration_time_s"], values["energy_j"])
 
 
 def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from jointopt.measure.logs.traces import Trace, read_trace
 from jointopt.report.imported import Comparison, Imported
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
+from jointopt.workflows.predict import doubted_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,10 @@ def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **g
     parsed = parse_plan(run.plan, run.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     rows, remarks = _rows(taken, run, record, warmup)
+    if rows:
+        import pandas as pd
+
+        remarks = [*remarks, *doubted_results(pd.DataFrame(rows))]
     network = {name: given[name] for name in ("inter_node_gbytes_per_s",) if given.get(name)}
     return Imported(
         job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.store import Store
-from jointopt.runs.table import problem_lines, read_measurements
+from jointopt.runs.table import doubtful_lines, problem_lines, read_measurements
 from jointopt.runs.unused import unused_lines
 from jointopt.surrogate.dataset import with_results
 from jointopt.surrogate.measurements import Measurements
@@ -30,6 +30,8 @@ def ingest(table: Path, storage: str) -> Ingested:
     good, problems = read_measurements(table, MEASUREMENT_RULES)
     doubts = [] if good.empty else Measurements(with_results(good)).doubts
     added = Store(storage).add(good, origin=str(table.resolve()))
+    if not good.empty:
+        doubts = [*doubtful_lines(good), *doubts]
     lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:
         remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")

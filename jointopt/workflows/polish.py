@@ -60,19 +60,25 @@ def polish(
     job = model.job
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    physics, factor, power_factor = _feasible(model, record, parsed)
+    physics, moved = _feasible(model, record, parsed)
+    factor = float(moved.time_factor[0])
+
+    def energy_j(point_j: float, point_s: float) -> float:
+        gpus = moved.power_offset_w * job.cluster.num_gpus
+        return factor * (moved.power_factor * point_j + gpus * point_s)
+
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     _log.info("%s ...", _what(part, schedule.problem, unit_s))
     points = tuple(
-        replace(p, iteration_time_s=factor * p.iteration_time_s, energy_j=factor * power_factor * p.energy_j)
+        replace(p, iteration_time_s=factor * p.iteration_time_s, energy_j=energy_j(p.energy_j, p.iteration_time_s))
         for p in _points(schedule, part, unit_s, slowdown)
     )
     limit_s = factor * schedule.limit_s(slowdown) * (1.0 + 1e-9)
     return Polished(
         job=job, plan=record, iteration_time_s=factor * schedule.plan_s,
-        energy_j=factor * power_factor * schedule.plan_j,
+        energy_j=energy_j(schedule.plan_j, schedule.plan_s),
         slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
@@ -220,8 +226,8 @@ def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) ->
     return out
 
 
-def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) -> tuple[CostModel, float, float]:
-    """(physics of the plan, factors on its time and power by what was measured), if it runs and has a pipeline."""
+def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) -> tuple[CostModel, CostModel]:
+    """(physics of the plan, the same corrected by what was measured), if it runs and has a pipeline."""
     job = model.job
     if job.cluster.gpu.power is None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
@@ -246,7 +252,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "
             "polish a plan with schedule 1f1b, and vpp 1 or even stages."
         )
-    return physics, float(moved.time_factor[0]), moved.power_factor
+    return physics, moved
 
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:

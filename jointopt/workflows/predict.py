@@ -13,7 +13,10 @@ import numpy as np
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
+from jointopt.physics.facility import with_site
 from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.throughput import throughput
+from jointopt.runs.rules import RESULT_RULES
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
@@ -36,6 +39,7 @@ _log = logging.getLogger(__name__)
 _BLANKS: dict[str, tuple[bool | str, type]] = {
     "predicted_fits": (False, bool), "in_domain": (False, bool), "violations": ("", object), "assumed": ("", object),
 }  # fmt: skip
+_RATES = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "tokens_per_j")
 _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
@@ -43,16 +47,17 @@ _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that feature
 def predict(
     table: pd.DataFrame, surrogate: str = "none", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    pue: float | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """The table with predicted columns; rows keep their order and every column stays.
 
     ``surrogate``: a shipped one's name, a folder, or none (with measured runs: the shipped one). ``measured``: runs at
     hand, with the same columns; their column source counts where it shares a name with the table's. ``calibration``:
     for the rows on its GPU; ``machine``: for those on such nodes, for what they do not state. ``storage``: the URL of a
-    database, whose measurements are measured runs too. A row that cannot be predicted has blanks, ``predicted_fits``
-    false, and the reason in ``not_predicted``. ``violations`` names the rules by which a row's plan cannot be started
-    (``spec/catalog/framework_rules.yaml``). TableError for a cell that makes no sense, and where no row can be
-    predicted.
+    database, whose measurements are measured runs too. ``pue``: of a site, whose energy is then predicted too. A row
+    that cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. ``violations``
+    names the rules by which a row's plan cannot be started (``spec/catalog/framework_rules.yaml``). TableError for a
+    cell that makes no sense, and where no row can be predicted.
     """
     import pandas as pd
 
@@ -60,6 +65,7 @@ def predict(
     check_calibrates(calibration, (work.job for work in found))
     check_machine(machine, (work.job for work in found))
     found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine) for work in found]
+    found = [replace(work, job=work.job.on_site(pue)) for work in found]
     runs = _measured(measured, storage)
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
@@ -83,6 +89,14 @@ def predict(
     _log_unpredicted(reasons)
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
+
+
+def doubted_results(table: pd.DataFrame) -> list[str]:
+    """A sentence on each kind of measured result that the GPU of its row cannot, or hardly can, have given."""
+    from jointopt.runs.table import doubtful_lines, sound_results
+
+    sound, sentences = sound_results(table, RESULT_RULES)
+    return [*sentences, *doubtful_lines(sound)]
 
 
 def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None) -> Measurements | None:
@@ -190,8 +204,13 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     columns = add_intervals(job, columns) if move is None else move.bounded(job, move.scaled(columns))
     if not plans.as_stated:
         columns = outside_of_domain(columns)
-    kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(RESULTS)}
+    names: tuple[str, ...] = RESULTS
+    if "pue" in job.cluster.stated:
+        columns, names = with_site(job, columns), (*RESULTS, "facility_energy_j")
+    kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(names)}
     fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
+    rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
+    kept |= {name: rates[name] for name in _RATES}
     return kept | {"in_domain": columns["in_domain"]} | fitting | {"violations": violations(job, plans.plans)}
 
 

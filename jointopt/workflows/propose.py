@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,22 +20,9 @@ from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
-from jointopt.search.exact import ExactFront
-from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.fastest import fastest
 from jointopt.search.leanest import leanest
-from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import (
-    concat,
-    front_of,
-    front_order,
-    front_rows,
-    hypervolume,
-    is_covered,
-    nadir,
-    objectives,
-    take,
-)
+from jointopt.search.pareto import concat, front_order, front_rows, take
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
@@ -50,6 +34,17 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, cost_of_failing
 from jointopt.workflows.beside import beside
 from jointopt.workflows.explain import answered, assumptions
+from jointopt.workflows.search_steps import (
+    Step,
+    Stopwatch,
+    contributions,
+    exact_step,
+    joint_saving,
+    of_one_run,
+    search_steps,
+    times,
+    without_gambles,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,34 +54,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
-SECONDS_BETWEEN_TICKS = 1.0
-LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 NEEDLESS = "recomputes more than it needs to fit"
 _EVEN = 0.5  # probability of fitting
 CONSTRAINED = "breaks a constraint at every clock"
-
-
-class Stopwatch:
-    """Wall seconds by phase, and a line of progress about each as it starts."""
-
-    def __init__(self, text: str = "{:,} of {:,} plans, {:,} on the front ...") -> None:
-        self.seconds: dict[str, float] = {}
-        self._text, self._logged = text, -np.inf
-
-    @contextmanager
-    def phase(self, name: str, text: str) -> Iterator[None]:
-        """Time a phase, whose ``text`` is logged."""
-        _log.info("%s ...", text)
-        self._logged = start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 3)
-
-    def tick(self, *counts: int) -> None:
-        """Log how far a search has come, about once a second."""
-        if time.perf_counter() - self._logged >= SECONDS_BETWEEN_TICKS:
-            self._logged = time.perf_counter()
-            _log.info(self._text.format(*counts))
 
 
 def propose(
@@ -113,12 +84,12 @@ def propose(
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
         problem = _problem(job, physics, space.clocks_mhz, cost_of_failing(fitting))
-    exact = _exact(job, problem, watch)
+    exact = exact_step(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, layouts, dropped | {CONSTRAINED: problem.num_layouts}, physics))
     wanted = (0 if problem.is_countable else TRIALS) if trials is None else trials
-    searched = _searched(problem, exact, 0 if job.cluster.gpu.power is None else wanted, seed, watch)
-    front = _once(searched[-1].front, fitting)
+    searched = search_steps(problem, exact, 0 if job.cluster.gpu.power is None else wanted, seed, watch)
+    front = of_one_run(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
     front, reference = take(front, rows), _reference(problem, physics, fitting)
@@ -128,17 +99,23 @@ def propose(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=space.considered,
         layouts=space.size, feasible_layouts=problem.num_layouts, infeasible=dropped,
         front=_wanted(job, answer), reference=take(shown, slice(-1, None)), covered_plans=exact.covered,
-        evaluated_plans=sum(step.evaluated for step in searched), searched=_contributions(searched, rows),
+        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows),
         seconds=watch.seconds, assumed=assumptions(job), reference_breaks=physics.broken_limits(reference),
         beside=beside(model, problem, physics, answer, fitting),
+        joint=joint_saving(problem, searched[-1].front, fitting),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
-    seen = _without_gambles(front, concat([front, *(_once(step.plans, fitting) for step in searched)]))
-    described = problem.describe(seen | _bounds(answer, len(seen["slack"])))
+    described = _described(problem, front, answer, searched, fitting)
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _described(problem: Problem, front: Columns, answer: Columns, searched: list[Step], fitting: Floats) -> Columns:
+    """Every plan that the search evaluated, the front first, which ``answer`` has intervals of."""
+    seen = without_gambles(front, concat([front, *(of_one_run(step.plans, fitting) for step in searched)]))
+    return problem.describe(seen | _bounds(answer, len(seen["slack"])))
 
 
 def _kept_in(url: str, watch: Stopwatch) -> Storage | None:
@@ -225,7 +202,7 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     """
 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
-        return _times(physics.evaluate(index, stage_clock_mhz), runs[index])
+        return times(physics.evaluate(index, stage_clock_mhz), runs[index])
 
     def bound(of_layouts: LowerBound) -> LowerBound:
         def times(index: Ints) -> tuple[Floats, Floats]:
@@ -249,23 +226,6 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
     )  # fmt: skip
 
 
-def _times(plans: Columns, factor: Floats) -> Columns:
-    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
-
-
-def _once(plans: Columns, fitting: Floats) -> Columns:
-    """Plans of the search with the time and energy of one run, and the probability that they fit."""
-    fits = fitting[plans["layout_index"]]
-    return _times(plans, 1.0 / cost_of_failing(fits)) | {"fit_probability": fits}
-
-
-def _without_gambles(front: Columns, seen: Columns) -> Columns:
-    """All plans, with those that beat the front but probably do not fit marked as infeasible, for a study's best."""
-    gamble = ~is_covered(*objectives(front), *objectives(seen))
-    violation = np.maximum(seen["violation"], 1.0 - seen["fit_probability"])
-    return seen | {"violation": np.where(gamble, violation, seen["violation"])}
-
-
 def _wanted(job: Job, front: Columns) -> Columns:
     """The front by the job's objectives out of that of time and energy, sorted by time: one end for one objective.
 
@@ -278,79 +238,11 @@ def _wanted(job: Job, front: Columns) -> Columns:
     return take(front, np.sort(front_order(first, second)))
 
 
-def _exact(job: Job, problem: Problem, watch: Stopwatch) -> ExactFront:
-    """The exact front of what can be counted; of time alone, the fastest plan, where energies are not known."""
-    count = problem.num_layouts * problem.num_clocks
-    if job.cluster.gpu.power is None:
-        with watch.phase("exact", f"the fastest of {count:,} plans"):
-            return _fastest(problem)
-    with watch.phase("exact", f"exact front of {count:,} plans with one clock, and with slack used"):
-        return exact_front_of_profiles(problem)
-
-
-def _fastest(problem: Problem) -> ExactFront:
-    """The fastest feasible plan as a front of one; no lower clock is ever faster."""
-    layouts = np.arange(problem.num_layouts)
-    plans = problem.plans(layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts)))
-    feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
-    covered = problem.num_layouts * problem.num_clocks
-    return ExactFront(take(plans, best), covered, len(layouts), covered - len(layouts), take(plans, best[:0]))
-
-
 def _bounds(answer: Columns, count: int) -> Columns:
     """Intervals of the first of ``count`` plans, which are the answer; of the others they are not worked out."""
     names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
     unknown = count - len(answer["in_domain"])
     return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One method of a search: the front after it, how many plans it evaluated, and those of them to show."""
-
-    method: str  # exact, local or nsga2
-    front: Columns
-    evaluated: int
-    plans: Columns
-
-
-def _searched(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: Stopwatch) -> list[_Step]:
-    """The methods that searched, in turn; each starts from the front of the one before and loses none of it."""
-    steps = [_Step("exact", exact.front, exact.evaluated, exact.sample)]
-    if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
-        with watch.phase("search", "clocks of single stages around the front"):
-            front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
-        steps.append(_Step("local", front, evaluated, take(front, slice(0))))
-    if trials:
-        from jointopt.search.nsga2 import search
-
-        with watch.phase("nsga2", f"NSGA-II over {trials:,} plans with a clock per stage"):
-            found = search(problem, trials=trials, seed=seed, start=steps[-1].front, progress=watch.tick)
-        front = front_of(concat([steps[-1].front, found.front]))
-        steps.append(_Step("nsga2", front, found.evaluated, found.plans))
-    return steps
-
-
-def _contributions(steps: list[_Step], rows: Ints) -> dict[str, dict[str, float]]:
-    """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
-
-    All in the values that the search ranks by, in which no method loses what another found; ``rows`` of the last front
-    are the answer.
-    """
-    final = objectives(steps[-1].front)
-    shown = objectives(take(steps[-1].front, rows))
-    reference = nadir(*final)
-    whole, found, share, by_method = hypervolume(*final, reference), 0, 0.0, {}
-    for step in steps:
-        values = objectives(step.front)
-        known = len(rows) if step is steps[-1] else int(is_covered(*values, *shown).sum())
-        reached = hypervolume(*values, reference) / whole if whole else 1.0  # one plan spans no area
-        by_method[step.method] = {
-            "evaluated": step.evaluated, "added": known - found, "hypervolume": round(reached - share, 9),
-        }  # fmt: skip
-        found, share = known, reached
-    return by_method
 
 
 def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns:

@@ -13,7 +13,8 @@ import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, inside, num_gpus
-from jointopt.physics.facility import SITE_COLUMNS, with_site
+from jointopt.physics.facility import SITE_COLUMNS
+from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.database import without_password
 from jointopt.runs.table import read_table
@@ -24,14 +25,14 @@ from jointopt.surrogate.intervals import RESULTS
 
 STORAGE = "sqlite:///jointopt.db"
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
-KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS)
+KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS, *THROUGHPUT)
 _NEEDED = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS)
 _EXPECTED = "expected proposal.json or front.csv of `jointopt propose --out`, or what `propose --json` printed"
 
 
 @dataclass(frozen=True)
 class StoredPlans:
-    """Plans as columns: the plan, its predictions, and `jointopt.physics.facility.with_site`.
+    """Plans as columns: the plan, its predictions, and `jointopt.physics.throughput.with_rates`.
 
     The last are there only where the job is known or they were stored; ``in_domain`` and intervals where stored.
     """
@@ -68,7 +69,7 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     if found.job is None:  # what the site draws and pays stays as it was stored
         return found
     _check_size(found, found.job)
-    return replace(found, plans=with_site(found.job, found.plans))
+    return replace(found, plans=with_rates(found.job, found.plans))
 
 
 def _of_file(path: Path) -> StoredPlans:

@@ -45,6 +45,17 @@ def test_predictions_are_added_and_rows_and_columns_stay(table):
     assert written["in_domain"].dtype == written["predicted_fits"].dtype == bool
 
 
+def test_every_row_has_its_throughput(table):
+    run("runs.csv", "--out", "out.csv")
+    found = pd.read_csv("out.csv")
+    tokens = found["global_batch_size"] * found["seq_length"]
+    per_gpu = tokens / found["predicted_iteration_time_s"] / found["num_gpus"]
+    assert found["tokens_per_s_per_gpu"].tolist() == pytest.approx(per_gpu.tolist())
+    assert found["tokens_per_j"].tolist() == pytest.approx((tokens / found["predicted_energy_j"]).tolist())
+    assert (found["model_tflops_per_gpu"] / found["mfu"]).round(3).nunique() <= found["gpu"].nunique() * 2
+    assert found["mfu"].between(0.0, 1.0).all()
+
+
 def test_a_plan_that_the_framework_cannot_start_has_the_names_of_its_rules(table):
     table.assign(framework="nanotron", pp=2, dp=1, tp=1, cp=1, num_gpus=2, vpp=[1, 2] * 10).to_csv("p.csv", index=False)
     assert run("p.csv", "--out", "out.csv").exit_code == 0
@@ -142,3 +153,22 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_2(table, arguments, words
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not Path("out.csv").exists()
+
+
+def test_with_a_pue_the_energy_at_the_meter_is_a_column_and_grows_with_it(table):
+    for pue in (1.0, 1.5):
+        assert run("runs.csv", "--out", f"{pue}.csv", "--pue", pue).exit_code == 0
+    low, high = (pd.read_csv(f"{pue}.csv").predicted_facility_energy_j for pue in (1.0, 1.5))
+    assert high.to_numpy() == pytest.approx(1.5 * low.to_numpy())
+    assert (low > pd.read_csv("1.0.csv").predicted_energy_j).all()
+    assert run("runs.csv", "--out", "plain.csv").exit_code == 0
+    assert "predicted_facility_energy_j" not in pd.read_csv("plain.csv")
+
+
+def test_a_result_beyond_its_gpu_is_doubted_aloud_and_still_predicted(table):
+    table.assign(peak_memory_gib=81.0, gpu="a100-sxm4-80gb").to_csv("full.csv", index=False)
+    result = run("full.csv", "--out", "out.csv")
+    assert result.exit_code == 0, result.stderr
+    assert "20 rows whose peak_memory_gib is doubtful" in result.stderr
+    assert "is it in GB, not GiB?" in result.stderr
+    assert pd.read_csv("out.csv").predicted_iteration_time_s.notna().all()

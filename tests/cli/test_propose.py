@@ -64,6 +64,20 @@ def test_options_reach_the_search(asked: dict[str, Any]) -> None:
     assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")
 
 
+def test_the_pue_of_the_command_line_is_that_of_the_site_and_no_assumption(asked: dict[str, Any]) -> None:
+    run(*SHAPE)
+    assumed = asked["job"].cluster
+    run(*SHAPE, "--pue", 1.07)
+    assert (assumed.pue, asked["job"].cluster.pue) == (1.2, 1.07)
+    assert [one.key for one in assumed.assumed if one not in asked["job"].cluster.assumed] == ["pue"]
+
+
+def test_a_site_that_takes_less_than_its_nodes_is_refused(asked: dict[str, Any]) -> None:
+    result = run(*SHAPE, "--pue", 0.9)
+    assert (result.exit_code, asked) == (2, {})
+    assert "Invalid value for '--pue': 0.9 is not in the range 1.0<=x<=10.0." in result.stderr
+
+
 def test_the_study_is_kept_in_sqlite_unless_told_otherwise(asked: dict[str, Any]) -> None:
     run(*SHAPE)
     assert asked["storage"] == "sqlite:///jointopt.db"

@@ -28,42 +28,42 @@ TINY = TrainSpec(
     micro_batch_size=1, sequence_parallel=False, recompute="none", zero_stage=0, warmup_iterations=0, iterations=3,
 )  # fmt: skip
 EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
-FOUR: dict[str, dict[str, Any]] = {
-    "data parallel": {"dp": 4},
-    "ZeRO-1, larger micro-batches": {"dp": 4, "zero_stage": 1, "micro_batch_size": 2},
-    "ZeRO-2, full recomputation": {"dp": 4, "zero_stage": 2, "recompute": "full"},
-    "ZeRO-3, context parallel": {"dp": 2, "cp": 2, "zero_stage": 3},
-    "tensor parallel": {"tp": 4},
-    "tensor and sequence parallel, ZeRO-1": {"dp": 2, "tp": 2, "sequence_parallel": True, "zero_stage": 1},
-    "pipeline": {"pp": 4},
-    "pipeline with fewer micro-batches than stages": {"pp": 4, "micro_batch_size": 4},
-    "interleaved pipeline, ZeRO-1": {"dp": 2, "pp": 2, "vpp": 2, "zero_stage": 1},
-    "pipeline, tensor parallel, selective": {
-        "pp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective",
-    },
-    "pipeline, context parallel": {"pp": 2, "cp": 2},
-}  # fmt: skip
-FOUR_EXPERTS: dict[str, dict[str, Any]] = {
-    "experts everywhere": {"dp": 4},
-    "expert parallel": {"dp": 4, "ep": 4, "zero_stage": 1},
-    "expert and tensor parallel": {"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "recompute": "full"},
-    "expert and context parallel, ZeRO-3": {"dp": 2, "cp": 2, "ep": 4, "zero_stage": 3},
-    "expert parallel in an interleaved pipeline": {"dp": 2, "ep": 2, "pp": 2, "vpp": 2},
-}
-EIGHT: dict[str, dict[str, Any]] = {
-    "three dimensions": {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1, "sequence_parallel": True},
-    "four dimensions less one": {"dp": 2, "cp": 2, "tp": 2, "zero_stage": 3, "recompute": "full"},
-}
-
-
 SHARED = EXPERTS | {"gated_mlp": False, "num_query_groups": 2, "num_shared_experts": 1, "num_dense_layers": 1}
-MODELS: dict[str, dict[str, Any]] = {"dense": {}, "experts": EXPERTS, "shared experts": SHARED}
+SHALLOW = {"num_layers": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {}, "experts": EXPERTS, "shallow": SHALLOW, "shallow experts": EXPERTS | SHALLOW,
+    "shared experts": SHARED | SHALLOW,
+}  # fmt: skip
+SPLIT = {"tp": 2, "sequence_parallel": True, "micro_batch_size": 2}
+# By number of processes, model and name. PyTorch lays out split tensors anew for each shape, which on cores takes most
+# of the time: there the model is shallow, and an iteration has two micro-batches.
 LAYOUTS: dict[int, dict[tuple[str, str], dict[str, Any]]] = {
-    4: {("dense", name): layout for name, layout in FOUR.items()}
-    | {("experts", name): layout for name, layout in FOUR_EXPERTS.items()}
-    | {("shared experts", "plain MLP"): {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}},
-    8: {("dense", name): layout for name, layout in EIGHT.items()},
-}
+    4: {
+        ("dense", "data parallel"): {"dp": 4},
+        ("dense", "ZeRO-1, larger micro-batches"): {"dp": 4, "zero_stage": 1, "micro_batch_size": 2},
+        ("dense", "ZeRO-2, full recomputation"): {"dp": 4, "zero_stage": 2, "recompute": "full"},
+        ("dense", "ZeRO-3, context parallel"): {"dp": 2, "cp": 2, "zero_stage": 3},
+        ("shallow", "tensor parallel"): {"tp": 4, "micro_batch_size": 4},
+        ("shallow", "tensor and sequence parallel, ZeRO-1"): SPLIT | {"dp": 2, "zero_stage": 1},
+        ("dense", "pipeline"): {"pp": 4},
+        ("dense", "pipeline with fewer micro-batches than stages"): {"pp": 4, "micro_batch_size": 4},
+        ("dense", "interleaved pipeline, ZeRO-1"): {"dp": 2, "pp": 2, "vpp": 2, "zero_stage": 1},
+        ("dense", "pipeline, tensor parallel, selective"): SPLIT | {"pp": 2, "recompute": "selective"},
+        ("dense", "pipeline, context parallel"): {"pp": 2, "cp": 2},
+        ("experts", "experts everywhere"): {"dp": 4},
+        ("experts", "expert parallel"): {"dp": 4, "ep": 4, "zero_stage": 1},
+        ("shallow experts", "expert and tensor parallel"): SPLIT | {"dp": 2, "ep": 2, "recompute": "full"},
+        ("shallow experts", "expert and context parallel, ZeRO-3"): {"dp": 2, "cp": 2, "ep": 4, "zero_stage": 3},
+        ("experts", "expert parallel in an interleaved pipeline"): {"dp": 2, "ep": 2, "pp": 2, "vpp": 2},
+        ("shared experts", "plain MLP"): SPLIT | {"dp": 2, "ep": 2},
+    },
+    8: {
+        ("shallow", "three dimensions"): SPLIT | {"dp": 2, "pp": 2, "zero_stage": 1},
+        ("shallow", "four dimensions less one"): {
+            "dp": 2, "cp": 2, "tp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "full",
+        },
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,21 @@ def test_gpus_hosts_and_overhead_add_up_to_the_site(site_cluster, time_s, energy
 
 
 def test_two_nodes_of_one_kilowatt_for_ten_seconds_by_hand(site_cluster: Cluster) -> None:
-    site = replace(site_cluster, host_power_w=1000.0, pue=1.5)
+    site = replace(site_cluster, host_power_w=1000.0, host_load_share=0.25, pue=1.5)
     parts = facility_parts_j(site, 10.0, 16_000.0)
     assert {name: float(value) for name, value in parts.items()} == {
-        "gpus": 16_000.0, "hosts": 20_000.0, "overhead": 18_000.0,
+        "gpus": 16_000.0, "hosts": 24_000.0, "overhead": 20_000.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpu_w", "node_w"), [(0.0, 1152.0), (366.0, 4578.0), (617.0, 6927.0), (690.0, 7610.0)])
+def test_a_host_of_h100_rests_at_a_sixth_of_what_its_node_draws_at_work(gpu_w: float, node_w: float) -> None:
+    from jointopt.spec.catalog.clusters import build_cluster
+
+    node = replace(build_cluster({"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8}), pue=1.0)
+    assert cluster_power_kw(node, np.array(gpu_w)) == pytest.approx(node_w / 1e3, abs=1e-3)
+    parts = facility_parts_j(node, 1.0, 8 * gpu_w)
+    assert float(parts["hosts"]) == pytest.approx(node_w - 8 * gpu_w, abs=1)
 
 
 def test_power_of_the_site_is_its_energy_over_time(site_cluster: Cluster) -> None:

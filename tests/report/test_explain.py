@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,8 @@ from jointopt.report.documents import json_text
 from jointopt.report.explanation import shares, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import TIME_UNITS
+from jointopt.spec.jobfile import load_job
+from jointopt.workflows.explain import explain
 
 Explanations = Callable[..., Explanation]
 
@@ -40,6 +43,14 @@ def test_stages_that_differ_in_memory_alone_share_a_line_with_its_range() -> Non
     stages = [Stage(1410.0, 0.9, 0.1, 4600.0, 21.5 - i, 12) for i in range(4)]
     (line,) = stage_table(stages)[2:]
     assert (line.split()[0], "18.5..21.5" in line) == ("1-4", True)
+
+
+def test_throughput_is_shown_with_the_peak_that_it_is_a_share_of() -> None:
+    text = explain(load_job("llama-3-8b-1x8-h100"), "dp=8 zero_stage=3 recompute=full").text()
+    found = re.search(r"([\d,]+) tokens/s, ([\d,]+)\s+per GPU, (\d+) model TFLOP/s per GPU, MFU ([\d.]+)%\s+of", text)
+    assert found
+    assert re.search(r"989\s+TFLOP/s\s+in\s+bf16,\s+HFU", text)
+    assert float(found[4]) / 100.0 == pytest.approx(float(found[3]) / 989.0, rel=0.01)
 
 
 def test_no_part_of_an_explanation_is_negative(make_explanation: Explanations) -> None:

@@ -1,6 +1,8 @@
 import json
 from collections.abc import Callable
 
+import pytest
+
 from jointopt.core.schema import Columns
 from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
@@ -18,6 +20,16 @@ def test_the_front_keeps_every_digit_and_its_order(make_proposal: Callable[..., 
     proposal = make_proposal(4)
     times = [entry["iteration_time_s"] for entry in json.loads(json_text(proposal.to_dict()))["front"]]
     assert times == proposal.front["iteration_time_s"].tolist() == sorted(times)
+
+
+def test_every_plan_has_its_throughput(make_proposal: Callable[..., Proposal]) -> None:
+    proposal = make_proposal(2)
+    rates = {"tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "tokens_per_j"}
+    for entry in (*proposal.to_dict()["front"], proposal.to_dict()["reference"]):
+        assert rates <= entry.keys()
+        tokens = proposal.job.training.global_batch_size * proposal.job.training.seq_length
+        assert entry["tokens_per_j"] * entry["energy_j"] == pytest.approx(tokens)
+    assert set(proposal.to_frame()) >= rates
 
 
 def test_a_missing_reference_is_null(

@@ -14,6 +14,7 @@ from jointopt.report.table import (
     TextColumn,
     equal_runs,
     figure,
+    fitting,
     lay_out,
     numbers,
     paragraphs,
@@ -25,6 +26,13 @@ from jointopt.report.table import (
 def test_numbers_align_right_and_words_left() -> None:
     lines = lay_out([TextColumn("name", ["a", "long one"], left=True), TextColumn("J", ["1", "100"])])
     assert lines == ["name        J", "a           1", "long one  100"]
+
+
+def test_spare_columns_go_first_to_last_until_the_table_fits() -> None:
+    columns = [TextColumn("a", ["1"]), TextColumn("bbbb", ["2"], spare=True), TextColumn("c", ["3"], spare=True)]
+    assert [column.header for column in fitting(columns, 10, " ")] == ["a", "bbbb", "c"]
+    assert [column.header for column in fitting(columns, 7, " ")] == ["a", "c"]
+    assert [column.header for column in fitting(columns, 1, " ")] == ["a"]
 
 
 def test_a_header_of_two_lines_lifts_the_others_to_two_lines() -> None:

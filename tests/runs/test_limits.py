@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
-from jointopt.runs.table import check_measurements, read_measurements, sound_results
+from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
 from tests.places import DATA
 
 RUN = {"gpu": "a100-sxm4-80gb", "pp": 2, "status": "ok", "iteration_time_s": 1.5}
@@ -58,6 +58,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"iteration_time_s": 1e-4}, "iteration_time_s", "to be at least 17.2"),
     ({"iteration_time_s": 16.0, "dtype": None}, "iteration_time_s", "is it in seconds"),
     ({"iteration_time_s": 2.0, "model": "mine", "num_layers": 32, "hidden_size": 4096}, "iteration_time_s", "at least"),
+    ({"dtype": "fp32", "iteration_time_s": 30.0}, "iteration_time_s", "is it bf16?"),
+    ({"gpu": "h100-sxm5-80gb", "iteration_time_s": 4.5}, "iteration_time_s", "is it fp8?"),
     ({"peak_memory_gib": 500.0}, "peak_memory_gib", "to be at most 86.4 GiB on this GPU"),
     ({"avg_power_w": 700.0}, "avg_power_w", "to be at most 600 W on this GPU"),
     ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU"),
@@ -94,6 +96,32 @@ def test_fast_full_and_hot_runs_and_those_of_unknown_models_and_gpus_pass(change
     assert sound_results(runs, RESULT_RULES)[1] == []
 
 
+@pytest.mark.parametrize(
+    ("change", "column", "words"),
+    [
+        ({"dtype": "fp32", "iteration_time_s": 60.0}, "iteration_time_s", "is it TF32?"),
+        ({"iteration_time_s": 18.0}, "iteration_time_s", "was the clock raised?"),
+        ({"power_limit_w": 300.0, "avg_power_w": 320.0}, "avg_power_w", "at most 300 W of a GPU, its limit, not 320"),
+        ({"energy_j": 40.0 * 16 * 430}, "avg_power_w", "at most 400 W of a GPU, its limit, not 430"),
+        ({"peak_memory_gib": 83.0}, "peak_memory_gib", "is it in GB, not GiB?"),
+    ],
+)
+def test_what_the_gpu_hardly_did_is_used_and_doubted_with_the_likeliest_reason(
+    change: dict[str, Any], column: str, words: str
+) -> None:
+    runs = pd.DataFrame([LLAMA, LLAMA | change])
+    (line,) = doubtful_lines(runs)
+    assert line.startswith(f"1 row whose {column} is doubtful (row 2: ")
+    assert line.endswith("): used.")
+    assert words in line
+    assert sound_results(runs, RESULT_RULES)[1] == []
+
+
+@pytest.mark.parametrize("change", [{"dtype": "tf32", "iteration_time_s": 60.0}, {"dtype": "fp32"} | {"gpu": "mine"}])
+def test_tensor_cores_that_the_row_states_and_gpus_of_ones_own_are_not_doubted(change: dict[str, Any]) -> None:
+    assert doubtful_lines(pd.DataFrame([LLAMA, LLAMA | change])) == []
+
+
 def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:
     _, problems = check_measurements(pd.DataFrame([LLAMA | {"num_gpus": 12}]), rules=MEASUREMENT_RULES)
     assert [(p.line, p.column) for p in problems] == [(2, "num_gpus")]
@@ -103,3 +131,4 @@ def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:
 @pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda path: path.stem)
 def test_no_recorded_run_is_beyond_its_gpu(path: Path) -> None:
     assert read_measurements(path, MEASUREMENT_RULES)[1] == []
+    assert doubtful_lines(read_table(path)) == []

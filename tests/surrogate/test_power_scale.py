@@ -1,4 +1,4 @@
-"""One factor on power, as far as power was measured."""
+"""One factor on power or two, as far as power was measured."""
 
 from __future__ import annotations
 
@@ -22,3 +22,18 @@ def test_more_runs_are_trusted_more_and_leave_less_doubt() -> None:
 def test_one_broken_meter_among_many_moves_little() -> None:
     ratios = np.log([0.9, 0.91, 0.89, 0.9, 50.0])
     assert power_scale(ratios).factor == pytest.approx(0.9, abs=0.01)
+
+
+def test_runs_at_two_clocks_show_a_gpu_that_rests_at_more_and_works_at_less() -> None:
+    predicted = np.array([120.0, 130.0, 140.0, 380.0, 390.0, 400.0])
+    measured = 60.0 * 1.5 + (predicted - 60.0) * 0.9
+    found = power_scale(np.log(measured / predicted), 60.0 / predicted, 60.0)
+    assert found.offset_w > 0.0 > np.log(found.factor)
+    assert predicted * found.over(predicted) == pytest.approx(measured, rel=0.03)
+    assert power_scale(np.log(measured / predicted)).offset_w == 0.0
+
+
+def test_runs_off_by_one_factor_keep_it() -> None:
+    predicted = np.array([120.0, 150.0, 250.0, 380.0, 400.0])
+    found = power_scale(np.full(5, np.log(1.1)), 60.0 / predicted, 60.0)
+    assert (found.offset_w, found.factor) == (0.0, pytest.approx(1.1, abs=0.01))

@@ -130,7 +130,7 @@ def test_every_recorded_run_is_predicted_or_says_why_not(path: pathlib.Path) -> 
 
 def test_a_storage_that_cannot_be_written_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "jointopt.workflows.propose.exact_front_of_profiles", lambda problem: pytest.fail("the search was started")
+        "jointopt.workflows.search_steps.exact_front_of_profiles", lambda problem: pytest.fail("the search was started")
     )
     with pytest.raises(UsageError, match="study storage"):
         propose(jointopt.load_job(JOB), storage="sqlite:////no/such/folder/x.db")
@@ -154,7 +154,7 @@ def test_a_long_search_logs_how_far_it_has_come(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("jointopt.workflows.propose.SECONDS_BETWEEN_TICKS", 0.0)
+    monkeypatch.setattr("jointopt.workflows.search_steps.SECONDS_BETWEEN_TICKS", 0.0)
     propose(jointopt.load_job(JOB), trials=80)
     ticks = [line for line in caplog.messages if line.startswith(("40 of 80 plans, ", "80 of 80 plans, "))]
     assert ticks == caplog.messages[-2:]

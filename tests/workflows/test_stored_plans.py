@@ -43,7 +43,7 @@ def test_a_proposal_carries_its_job_and_a_table_the_figures_of_its_site(folder: 
 
 def test_a_job_that_is_given_replaces_the_one_that_was_stored(folder: Path) -> None:
     job = shipped_job("opt-350m-2x4-a100")
-    dear = replace(job, cluster=replace(job.cluster, price_per_kwh=0.3, pue=1.0, host_power_w=0.0))
+    dear = replace(job, cluster=replace(job.cluster, price_per_kwh=0.3, pue=1.0, host_power_w=0.0, host_load_share=0.0))
     plans = stored_plans(str(folder), job=dear).plans
     np.testing.assert_allclose(plans["facility_energy_j"], plans["energy_j"])
     np.testing.assert_allclose(plans["cost"], plans["energy_j"] / 3.6e6 * 0.3)

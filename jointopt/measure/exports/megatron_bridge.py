@@ -45,6 +45,8 @@ def export(intent: Intent, version: str) -> Export:
     for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):  # which are types of PyTorch there, no text
         gaps.never(getattr(training, name) is not None, f"training.{name} {getattr(training, name)}")
     gaps.never(training.fp8_param_gather, "training.fp8_param_gather true")
+    # an override makes text of the enumeration, which no comparison of Megatron Core's finds equal to its own
+    gaps.never(training.attention == "unfused", "training.attention unfused")
     if intent["offload"] == "optimizer" or training.precision_aware_optimizer:
         sections["optimizer"] = {
             "optimizer_cpu_offload": intent["offload"] == "optimizer", "use_precision_aware_optimizer": True,
@@ -83,6 +85,8 @@ def _shape(intent: Intent) -> dict[str, Any]:
     }  # fmt: skip
     if positions == "rope":
         found |= {"rotary_base": int(details.rotary_base), "rotary_percent": details.rotary_percent}
+    if 0 < details.window < intent.job.training.seq_length:
+        found |= {"window_size": [details.window, 0]}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
     if model.kv_lora_rank:

@@ -14,6 +14,8 @@ from jointopt.spec.catalog.gpus import load_gpu, response_figures
 from jointopt.spec.cluster import Gpu
 
 _SHARED = 9  # parameters of the GPU
+_FLOOR = 0.92  # clock below which limits pause work, over that of the knee: 0.89-0.95 on A100-PCIe and A40
+_SHARE, _SHARE_SD = 0.3, 0.7  # logit of the share of time that follows the clock: 0.35 to 0.85 on A40 and A100
 _CURVE_FIELDS = 5
 
 
@@ -27,14 +29,18 @@ class ResponsePrior:
     rise_sd: float = 0.35
     static_w: float = 62.0
     static_sd: float = 0.2
-    wait_w: float = 84.0
-    wait_sd: float = 0.1
+    wait_w: float = 100.0  # at the maximum clock
+    wait_sd: float = 0.15
+    pause_w: float = 75.0  # of a GPU that a limit pauses
     limit_w: float = 400.0
     limit_sd: float = 0.12
+    lowest: float = 0.12  # clock over the maximum clock
+    scatter: float = 0.05  # of a pass's time under a limit, standard deviation of the logarithm
 
     def scaled(self, watts: float) -> ResponsePrior:
         """The same for a board with that many times the power."""
-        return replace(self, static_w=self.static_w * watts, wait_w=self.wait_w * watts, limit_w=self.limit_w * watts)
+        own = {name: watts * getattr(self, name) for name in ("static_w", "wait_w", "pause_w", "limit_w")}
+        return replace(self, **own)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Hierarchy:
 
     kind_of: Ints  # (curves,)
     kinds: int
+    lowest: float = 0.12  # clock over the maximum clock
 
     @property
     def curves(self) -> int:
@@ -60,7 +67,8 @@ class Hierarchy:
     def shape(self, theta: Floats) -> Shape:
         """Parameters of the law that all work on the GPU shares."""
         knee = float(np.clip(theta[0], 0.2, 0.98))
-        return Shape(knee, *(float(value) for value in np.exp(theta[1:5])))
+        rise, softness, floor, idle_w = np.exp(theta[1:5]).tolist()
+        return Shape(knee, rise, softness, floor, idle_w, self.lowest)
 
     def limit_w(self, theta: Floats) -> float:
         """The power limit of the board itself."""
@@ -89,10 +97,9 @@ class Hierarchy:
         self, known: ResponsePrior, log_time_s: Floats, switching_w: Floats, limit_sd: float = 0.02
     ) -> tuple[Floats, Floats]:
         """Means and deviations; ``log_time_s`` and ``switching_w`` (curves,) are first guesses from the readings."""
-        idle_w = 0.85 * known.static_w
-        shared = [known.knee, *np.log([known.rise, 0.025, 0.2, idle_w])]
-        shared += [1.0, *np.log([known.static_w, known.limit_w, np.median(switching_w)])]
-        shared_sd = [known.knee_sd, known.rise_sd, 0.5, 0.15, 0.12, 1.0, known.static_sd, known.limit_sd, 0.7]
+        shared = [known.knee, *np.log([known.rise, 0.025, _FLOOR * known.knee, known.pause_w])]
+        shared += [_SHARE, *np.log([known.static_w, known.limit_w, np.median(switching_w)])]
+        shared_sd = [known.knee_sd, known.rise_sd, 0.5, 0.08, 0.08, _SHARE_SD, known.static_sd, known.limit_sd, 0.7]
         nothing = np.zeros(2 * self.kinds)
         kinds_sd = np.repeat([0.4, 0.03], self.kinds)
         own = np.concatenate([log_time_s, np.zeros(4 * self.curves)])
@@ -114,8 +121,13 @@ def matern(distance: Floats, length: float) -> Floats:
 CLOCK_COLUMNS = "clock_mhz", "forward_clock_mhz_mean", "backward_clock_mhz_mean"
 
 # Of a GPU that was measured before.
-_SURE = {"knee_sd": 0.01, "rise_sd": 0.1, "static_sd": 0.08, "wait_sd": 0.08}
-_LIMIT_SD, _LIMIT_SD_OTHER_BOARD = 0.03, 0.1  # relative, of the board's power limit
+_SURE = {"knee_sd": 0.01, "rise_sd": 0.1, "static_sd": 0.08, "wait_sd": 0.1}
+# Relative, of the board's power limit.
+_LIMIT_SD_MEASURED, _LIMIT_SD, _LIMIT_SD_OTHER_BOARD = 0.015, 0.03, 0.1
+# Of GPUs that were not: waiting at the maximum clock over the waiting that the catalogue states, which is one of lower
+# clocks too, and a GPU that a limit pauses over static power, both as on A100-PCIe and A40.
+_WAIT_AT_TOP, _PAUSE = 1.2, 1.2
+_LOWEST = 0.88  # clock that the deepest limits leave, over the lowest that can be set: of A40 under 100 W
 
 
 @dataclass(frozen=True)
@@ -151,12 +163,16 @@ def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
     prior = usual.scaled(rated_w / usual.limit_w)
     if gpu and gpu.power:
         static_w = max(gpu.power.static_w, 0.1 * rated_w)
-        prior = replace(prior, static_w=static_w, wait_w=max(gpu.power.wait_w, static_w))
+        wait_w = max(_WAIT_AT_TOP * gpu.power.wait_w, static_w)
+        prior = replace(prior, static_w=static_w, wait_w=wait_w, pause_w=_PAUSE * static_w)
+    if gpu and gpu.clock_min_mhz and gpu.clock_max_mhz:
+        prior = replace(prior, lowest=_LOWEST * gpu.clock_min_mhz / gpu.clock_max_mhz)
     figures = response_figures(gpu) if gpu else {}
     if figures:
-        rise = figures["voltage_ratio"] - 1.0
-        prior = replace(prior, knee=figures["knee_fraction"], rise=rise, static_w=figures["static_w"])
-        prior = replace(prior, **_SURE)
+        watts = {name: figures[name] for name in ("static_w", "wait_w", "pause_w", "limit_w") if name in figures}
+        knee, rise = figures["knee_fraction"], figures["voltage_ratio"] - 1.0
+        scatter = figures.get("limit_scatter", prior.scatter)
+        prior = replace(prior, knee=knee, rise=rise, scatter=scatter, **watts | _SURE)
     if gpu is None or gpu.tdp_w is None or drawn_w > 1.02 * rated_w:  # another board of that GPU
         return replace(prior, limit_w=max(1.03 * drawn_w, rated_w), limit_sd=_LIMIT_SD_OTHER_BOARD)
-    return replace(prior, limit_sd=_LIMIT_SD)
+    return replace(prior, limit_sd=_LIMIT_SD_MEASURED if "limit_w" in figures else _LIMIT_SD)

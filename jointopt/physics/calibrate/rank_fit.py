@@ -1,6 +1,7 @@
 """Pass times, iteration time and energy of every rank of a pipeline under any clocks or limits, from measured plans.
 
-E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x), T from the 1F1B schedule and what lies beyond it.
+E_rank = P_wait·(T - sum t) + sum_kind t_kind·P_kind(x), T from the 1F1B schedule and what lies beyond it. A power limit
+holds each pass as a clock would, but for a lag after every wait (`clock_law.lead_s`): one law for both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern, take
 from jointopt.physics.calibrate.posterior import Fit, Law, Prediction, Prior, Readings, fit, predict
 from jointopt.physics.calibrate.stage_fit import Estimate, departures, interval, per_curve
-from jointopt.physics.clock_law import log_power_w, log_time_s, switching_shape
+from jointopt.physics.clock_law import lead_s, led, log_power_w, log_time_s, switching_shape
 from jointopt.physics.schedule import Operation, replay
 
 # Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
@@ -21,18 +22,19 @@ _TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025
 _OWN_TIME, _SHARED_TIME, _LIMITED_TIME = 0.003, 0.003, 0.02
 _ENERGY_NOISE, _LIMITED_ENERGY_NOISE = 0.006, 0.01
 _OWN_ENERGY, _SHARED_ENERGY, _LIMITED_ENERGY = 0.004, 0.004, 0.01
-_LIMIT_FACTOR_SD = 0.05  # of single passes: they are shorter than what the limit averages over
-_SCATTER = 0.17  # of a pass's time under a limit that slows it by _SCATTERED and more
-_SCATTERED = 0.15
+_LIMIT_FACTOR_SD = 0.02  # of single passes
+_SCATTERED = 0.15  # in the logarithm: passes that a limit slows by that much and more scatter in full
 _BEYOND_SHARE = 0.02  # of an iteration beyond its schedule, where no iteration was measured
 _BEYOND_SD, _BEYOND_LENGTH = 0.006, 0.1  # of what lies beyond, over the logarithm of the schedule
 _BEYOND_NOISE, _LIMITED_BEYOND_SD = 0.002, 0.035
 _MEASURED_SD = 0.001  # of an iteration time that the row states itself
-# Logarithms: of the waiting power under a limit over that under low clocks, and of static power likewise, which is what
-# a limited board spends beside the work.
-_WAIT_BOOST, _WAIT_BOOST_SD = 0.3, 0.2
-_STATIC_BOOST, _STATIC_BOOST_SD = 0.3, 0.2
-_BESIDE = 3  # parameters after those of the response: waiting power and the two boosts
+_LAG_S, _LAG_SD = 0.03, 0.4  # of a board's limit; the deviation is of the logarithm
+_BESIDE = 2  # parameters after those of the response: waiting power at the maximum clock, and the lag
+# Of the switching power over the limit, where every reading is limited: most work meets the limit at a lower clock.
+_SWITCHING, _SWITCHING_SD = 1.0, 0.1
+_SWITCHING_AT = 8  # in the vector of parameters
+_NO_LIMIT_W = 1e5
+_SETTLED = 4  # rounds in which pass times and the waits that they leave agree to 1 %
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class RankFit:
 
     @property
     def wait_w(self) -> float:
-        """Power of a rank that waits, under clocks and no limit."""
+        """Power of a rank that waits, at the maximum clock."""
         return float(np.exp(self.theta[self.hierarchy.size]))
 
 
@@ -85,18 +87,19 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
 
     ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
     """
-    hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2)
+    hierarchy = Hierarchy(np.repeat([0, 1], rows.ranks), 2, known.lowest)
     prior = _prior(rows, hierarchy, known)
     readings, follows = _readings(rows), _follows(rows, hierarchy)
     n = len(rows.rank)
 
-    guess = _RankLaw(rows, hierarchy, np.nan_to_num(rows.time_s, nan=1.0), np.nan_to_num(rows.iteration_s))
-    by_guess = Law(guess, follows)
+    guess = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s))
     # a limit hides the switching power of work which meets it
-    found = found.padded(3, n) if found else fit(by_guess, readings, prior, prior.beside(8, 0.25))
-    predicted = predict(by_guess, readings, prior, found)
+    starts = prior.beside(_SWITCHING_AT, 0.25)
+    found = found.padded(3, n) if found else fit(Law(guess, follows), readings, prior, starts)
+    predicted = predict(Law(guess.settled(found.theta), follows), readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(predicted.mean[: 2 * n].reshape(2, n)))
-    iteration = _iterations(rows, times, predicted, np.exp(hierarchy.work(found.theta).log_time_s))
+    full_s = np.exp(hierarchy.work(found.theta).log_time_s)
+    iteration = _iterations(rows, times, predicted, full_s, known.scatter)
     law = _RankLaw(rows, hierarchy, times, iteration.value)
     energies = predict(Law(law, follows), readings, prior, found)
     width = _energy_width(law, law.wait_w(found.theta), energies, predicted, iteration)
@@ -111,7 +114,7 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
 
 @dataclass(frozen=True)
 class _RankLaw:
-    """Logarithms of forward times, backward times and energies (3n,) for given times and iterations."""
+    """Logarithms of forward times, backward times and energies (3n,) for given times and iterations, NaN as unknown."""
 
     rows: RankRows
     hierarchy: Hierarchy
@@ -119,26 +122,54 @@ class _RankLaw:
     iteration_s: Floats
 
     def __call__(self, theta: Floats) -> Floats:
-        rows, shape = self.rows, self.hierarchy.shape(theta)
-        board = self.hierarchy.limit_w(theta)
-        limit = np.fmin(rows.limit_w, board)
-        work = self.hierarchy.work(theta)
-        busy_s = rows.num_micro_batches * self.time_s
+        busy_s = self.rows.num_micro_batches * np.nan_to_num(self.time_s, nan=1.0)
         waiting_s = np.maximum(self.iteration_s - busy_s.sum(axis=0), 0.0)
-        energy = self.wait_w(theta) * waiting_s
-        static_boost = np.exp(theta[-1])
-        times = []
-        for i in (0, 1):
-            own = take(work, rows.rank + i * rows.ranks)
-            own = replace(own, static_w=own.static_w * np.where(rows.limited, static_boost, 1.0))
-            times.append(log_time_s(shape, own, rows.x[i], limit))
-            energy = energy + busy_s[i] * np.exp(log_power_w(shape, own, rows.x[i], limit))
-        return np.concatenate([*times, np.log(energy)])
+        times, watts = self.passes(theta)
+        energy = self.wait_w(theta) * waiting_s + (busy_s * watts).sum(axis=0)
+        return np.asarray(np.log(np.concatenate([*times, energy])))
+
+    def passes(self, theta: Floats) -> Floats:
+        """(seconds, watts) of one forward and one backward pass, (2, 2, n)."""
+        rows, shape, work = self.rows, self.hierarchy.shape(theta), self.hierarchy.work(theta)
+        limit = np.fmin(rows.limit_w, self.hierarchy.limit_w(theta))
+        passes = [(take(work, rows.rank + i * rows.ranks), rows.x[i]) for i in (0, 1)]
+        free, held = (
+            np.exp([[of(shape, own, x, watts) for own, x in passes] for of in (log_time_s, log_power_w)])
+            for watts in (np.full_like(limit, _NO_LIMIT_W), limit)
+        )
+        ahead = lead_s(np.exp(theta[-1]), _waits_s(rows, self.time_s))
+        ahead = ahead + np.maximum(ahead - free[0], 0.0)[::-1]  # what is left goes to the pass that follows
+        return led(free, held, ahead)
+
+    def settled(self, theta: Floats) -> _RankLaw:
+        """The same law with times that are not known as it makes them."""
+        law = self
+        for _ in range(_SETTLED):
+            law = replace(law, time_s=np.where(np.isfinite(self.time_s), self.time_s, law.passes(theta)[0]))
+        return law
 
     def wait_w(self, theta: Floats) -> Floats:
-        """Power of every row's rank while it waits, (n,)."""
-        log_w, boost = theta[self.hierarchy.size : self.hierarchy.size + 2]
-        return np.asarray(np.exp(log_w + np.where(self.rows.limited, boost, 0.0)))
+        """Power of every row's rank while it waits at the clock that is set, (n,)."""
+        shape, static_w = self.hierarchy.shape(theta), np.exp(theta[6])
+        at_top_w = np.exp(theta[self.hierarchy.size])
+        x = switching_shape(self.rows.x.mean(axis=0), shape.knee, shape.rise)
+        return np.asarray(static_w + (at_top_w - static_w) * x)
+
+
+def _waits_s(rows: RankRows, time_s: Floats) -> Floats:
+    """Seconds that a rank waits before each forward and each backward pass, (2, n), once its pipeline is full.
+
+    All ranks go at the pace of the slowest: those behind it wait for its forward passes, those before it for its
+    backward ones. No wait where a time is not known.
+    """
+    busy = np.nan_to_num(time_s.sum(axis=0))
+    pace, slowest = np.zeros((2, int(rows.plan.max()) + 1))
+    np.maximum.at(pace, rows.plan, busy)
+    first = busy == pace[rows.plan]
+    slowest[rows.plan[first]] = rows.rank[first]
+    wait = np.where(np.isfinite(time_s).all(axis=0), pace[rows.plan] - busy, 0.0)
+    behind = rows.rank > slowest[rows.plan]
+    return np.stack([np.where(behind, wait, 0.0), np.where(behind, 0.0, wait)])
 
 
 def _follows(rows: RankRows, hierarchy: Hierarchy) -> Ints:
@@ -155,10 +186,13 @@ def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:
         guess = np.log(rows.time_s) + 0.5 * np.log(rows.x)
     curve = np.concatenate([rows.rank, rows.rank + rows.ranks])
     first = per_curve(guess.reshape(-1), curve, hierarchy.curves, np.nanmin)
-    switching = np.full(hierarchy.curves, _first_switching_w(rows, known))
-    mean, sd = hierarchy.prior(known, first, switching, _LIMIT_FACTOR_SD)
-    mean = np.concatenate([mean, [np.log(known.wait_w), _WAIT_BOOST, _STATIC_BOOST]])
-    return Prior(mean, np.concatenate([sd, [known.wait_sd, _WAIT_BOOST_SD, _STATIC_BOOST_SD]]))
+    all_limited = bool(rows.limited[np.isfinite(rows.energy_j)].all())
+    guess_w = _SWITCHING * known.limit_w if all_limited else _first_switching_w(rows, known)
+    mean, sd = hierarchy.prior(known, first, np.full(hierarchy.curves, guess_w), _LIMIT_FACTOR_SD)
+    if all_limited:
+        sd[_SWITCHING_AT] = _SWITCHING_SD
+    mean = np.concatenate([mean, np.log([known.wait_w, _LAG_S])])
+    return Prior(mean, np.concatenate([sd, [known.wait_sd, _LAG_SD]]))
 
 
 def _first_switching_w(rows: RankRows, known: ResponsePrior) -> float:
@@ -187,10 +221,10 @@ def _readings(rows: RankRows) -> Readings:
     return Readings(value.reshape(-1), departure, np.concatenate([times, times, energies]))
 
 
-def _iterations(rows: RankRows, times: Floats, predicted: Prediction, full_s: Floats) -> Estimate:
+def _iterations(rows: RankRows, times: Floats, predicted: Prediction, full_s: Floats, scatter: float) -> Estimate:
     """Iteration time of every row's plan: as measured, else the schedule of its times and what lies beyond it."""
     plans = np.unique(rows.plan)
-    scheduled = _schedules(rows, plans, times, full_s)
+    scheduled = _schedules(rows, plans, times, full_s, scatter)
     measured = np.array([np.nanmax(rows.iteration_s[rows.plan == p], initial=-np.inf) for p in plans])
     limited = np.array([rows.limited[rows.plan == p].any() for p in plans])
     n = len(rows.rank)
@@ -228,7 +262,7 @@ def _with_beyond(scheduled: Floats, measured: Floats, limited: Bools) -> tuple[F
     return scheduled * (1.0 + gain @ miss) + typical, np.sqrt(np.maximum(left, 0.0))
 
 
-def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats) -> Floats:
+def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats, scatter: float) -> Floats:
     """Seconds of every plan's 1F1B schedule; ranks that no row of the plan is of run as the plan's others allow."""
     pass_s = np.repeat(full_s.reshape(2, 1, rows.ranks), len(plans), axis=1)
     limited = np.zeros((len(plans), rows.ranks), bool)
@@ -236,8 +270,8 @@ def _schedules(rows: RankRows, plans: Ints, times: Floats, full_s: Floats) -> Fl
     pass_s[:, at, rows.rank] = times
     limited[at, rows.rank] = rows.limited
     slowed = np.log(pass_s.sum(axis=0) / full_s.reshape(2, rows.ranks).sum(axis=0))
-    scatter = np.where(limited, _SCATTER * np.clip(slowed / _SCATTERED, 0.0, 1.0), 0.0)
-    return scattered_schedule_s(pass_s[0], pass_s[1], rows.num_micro_batches, scatter)
+    widths = np.where(limited, scatter * np.clip(slowed / _SCATTERED, 0.0, 1.0), 0.0)
+    return scattered_schedule_s(pass_s[0], pass_s[1], rows.num_micro_batches, widths)
 
 
 def scattered_schedule_s(forward_s: Floats, backward_s: Floats, num_micro_batches: int, scatter: Floats) -> Floats:

@@ -39,11 +39,6 @@ class StageRows:
     power_w: Floats
     mixed: bool = False  # rows are pipelines' iterations, whose passes had other clocks each
 
-    @property
-    def hierarchy(self) -> Hierarchy:
-        """The vector of parameters of these curves."""
-        return Hierarchy(self.kind_of, int(self.kind_of.max()) + 1)
-
     def limits_w(self, board_w: float) -> Floats:
         """Limit in W of every row, (n,): its own, never above the board's."""
         return np.fmin(self.limit_w, board_w)
@@ -76,7 +71,7 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
 
     ``found``: parameters from an earlier call with the same readings, beside which only other rows were queried.
     """
-    hierarchy, n = rows.hierarchy, len(rows.x)
+    hierarchy, n = Hierarchy(rows.kind_of, int(rows.kind_of.max()) + 1, known.lowest), len(rows.x)
 
     def logarithms(theta: Floats) -> Floats:
         shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)

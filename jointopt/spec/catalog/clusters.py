@@ -20,17 +20,19 @@ from jointopt.spec.machine import parse_machine, with_machine
 
 FIGURES = (
     "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "inter_node_latency_us", "intra_node_pj_per_bit",
-    "inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "host_power_w", "pue", "power_limit_w",
+    "inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "host_power_w", "host_load_share", "pue",
+    "power_limit_w",
 )  # fmt: skip
 SIZES = ("gpu", "nodes", "gpus_per_node")
 SITE = ("carbon_kg_per_kwh", "price_per_kwh", "currency")  # of the site's electricity; all optional
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
-_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "pue": 10.0}
+_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "host_load_share": 2.0, "pue": 10.0}
 _UNITS = {  # of figures that may be zero, but for the PUE, which is 1 at the least
     "inter_node_latency_us": " µs", "intra_node_pj_per_bit": " pJ/bit", "inter_node_pj_per_bit": " pJ/bit",
-    "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node", "pue": "",
+    "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node",
+    "host_load_share": " W per W of its GPUs", "pue": "",
 }  # fmt: skip
 
 
@@ -118,6 +120,8 @@ def _gpu(section: Section) -> Gpu:
 
 def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, Assumption | None]:
     """(a figure, the assumption where it is neither stated nor looked up)."""
+    if key == "host_load_share" and section.has("host_power_w") and not section.has(key):
+        return 0.0, None  # what is stated of a host is all of it
     if not section.has(key):
         return _left_open(key, gpu, nodes, per_node)
     value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
@@ -172,16 +176,17 @@ class StandIn(NamedTuple):
 def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, StandIn]:
     """The fields of `jointopt.spec.cluster.Cluster` that no catalogue of GPUs has, by field name.
 
-    ``host_power_w`` is per node of ``gpus_per_node`` GPUs (the GPU's usual node, else 8). Energies are of the link
+    ``host_power_w`` is the part of a host that does not follow its load, per node of ``gpus_per_node`` GPUs (the GPU's
+    usual node, else 8), ``host_load_share`` the part that does, over the power of its GPUs. Energies are of the link
     alone, in pJ per bit and hop; the latency is per step of a ring between nodes, in microseconds.
     """
     facts, link = read_yaml("links.yaml"), link_of(gpu)
-    hosts = facts["host_power_w_per_gpu"]
-    host = _stand_in(hosts.get(gpu.id, hosts["other"]))
+    of_node = {key: facts[key].get(gpu.id, facts[key]["other"]) for key in ("host_power_w_per_gpu", "host_load_share")}
+    host, share = (_stand_in(cell) for cell in of_node.values())
     node_gpus = gpus_per_node or gpu.usual_gpus_per_node or 8
     by_link = {key: _stand_in(facts[key][link]) for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
     of_all = ("inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "pue")
-    of_host = {"host_power_w": StandIn(host.value * node_gpus, host.source)}
+    of_host = {"host_power_w": StandIn(host.value * node_gpus, host.source), "host_load_share": share}
     return by_link | of_host | {key: _stand_in(facts[key]) for key in of_all}
 
 

@@ -29,7 +29,8 @@ def bounds(job: Job) -> dict[str, float]:
     limits, cluster = job.constraints, job.cluster
     out = {name: getattr(limits, name) for name in ("iteration_time_s", "energy_j", "avg_power_w")}
     if limits.cluster_power_kw is not None:
-        gpus_w = 1e3 * limits.cluster_power_kw / cluster.pue - cluster.host_power_w * cluster.nodes
+        nodes_w = 1e3 * limits.cluster_power_kw / cluster.pue - cluster.host_power_w * cluster.nodes
+        gpus_w = nodes_w / (1.0 + cluster.host_load_share)
         out["avg_power_w"] = min(out["avg_power_w"] or np.inf, gpus_w / cluster.num_gpus)
     return {name: value for name, value in out.items() if value is not None}
 

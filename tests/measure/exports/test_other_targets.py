@@ -180,6 +180,23 @@ def test_a_target_names_what_it_cannot_express(intent: Any, target: str, columns
         TARGETS[target].export(intent("llama-3-8b", **columns))
 
 
+def test_a_window_of_attention_is_written_or_named(intent: Any) -> None:
+    made = intent("llama-3-8b")
+    made = replace(made, details=replace(made.details, window=1024))
+    file = yaml.safe_load(TARGETS["megatron-bridge"].export(made).files["overrides.yaml"])
+    assert file["model"]["window_size"] == [1024, 0]
+    assert any("attention window of 1024 tokens" in note for note in TARGETS["nanotron"].export(made).notes)
+    whole = replace(made, details=replace(made.details, window=made.job.training.seq_length))
+    assert "window_size" not in TARGETS["megatron-bridge"].export(whole).files["overrides.yaml"]
+
+
+def test_bridge_refuses_a_kernel_of_attention_that_its_overrides_cannot_choose(intent: Any) -> None:
+    made = intent("llama-3-8b")
+    made = replace(made, job=replace(made.job, training=replace(made.job.training, attention="unfused")))
+    with pytest.raises(ExportError, match=r"Megatron-Bridge 0\.3\.1 cannot express training\.attention unfused"):
+        TARGETS["megatron-bridge"].export(made)
+
+
 @pytest.mark.parametrize("target", ["torchtitan", "deepspeed", "nanotron", "accelerate", "megatron-bridge"])
 def test_formats_of_states_that_a_target_does_not_have_are_refused(intent: Any, target: str) -> None:
     made = intent("llama-3-8b", zero_stage=0)

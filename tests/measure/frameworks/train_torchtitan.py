@@ -4,6 +4,7 @@ What is replaced, and why:
 
 - torchtitan takes the accelerator that PyTorch names, and asks it for memory statistics, which ``torch.cpu`` lacks;
 - gloo has no pre-multiplied sums: FSDP 2 is asked for plain ones by its public switch;
+- PyTorch before 2.14 has `set_timeout`, which 0.3.0 calls, under the name that 0.2.2 knows;
 - FlexAttention has no backward pass on the CPU: causal scaled-dot-product attention stands in (0.3.0);
 - Llama 3 8B has four layers of width 64 (0.2.2), or the shape of torchtitan's own small model (0.3.0).
 """
@@ -50,6 +51,8 @@ def _by_plain_sums(self: FSDPModule, factor: float) -> None:
 
 
 FSDPModule.set_gradient_divide_factor = _by_plain_sums
+if not hasattr(torch.distributed, "set_timeout"):
+    torch.distributed.set_timeout = torch.distributed.distributed_c10d._set_pg_timeout
 
 import torchtitan.train as program  # noqa: E402
 from torchtitan.models import llama3  # noqa: E402

@@ -86,7 +86,7 @@ def test_a_board_that_draws_more_than_its_tdp_is_another_board(drawn: float, lim
     rows = pd.DataFrame({"clock_mhz": [1410.0], "power_w": [drawn]})
     found = board_of("a100-sxm4-80gb", ResponseTable("stages", rows), None).prior
     assert (found.limit_w, found.limit_sd) == pytest.approx((limit, sd))
-    assert (found.knee_sd, found.rise_sd, found.static_sd, found.wait_sd) == (0.01, 0.1, 0.08, 0.08)
+    assert (found.knee_sd, found.rise_sd, found.static_sd, found.wait_sd) == (0.01, 0.1, 0.08, 0.1)
 
 
 def test_iterations_are_at_the_mean_of_their_clocks_and_per_gpu() -> None:

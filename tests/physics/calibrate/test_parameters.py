@@ -29,10 +29,19 @@ def test_without_a_limit_half_the_clock_doubles_the_share_that_follows_it() -> N
     assert time == pytest.approx([0.8 * 2 + 0.2, 1.0], rel=1e-4)
 
 
-@given(st.floats(80.0, 600.0), st.floats(0.2, 1.0))
-def test_power_never_exceeds_the_limit(limit_w: float, x: float) -> None:
+@given(st.floats(100.0, 600.0), st.floats(0.2, 1.0))
+def test_power_exceeds_no_limit_that_the_longest_pauses_can_keep(limit_w: float, x: float) -> None:
     power = np.exp(log_power_w(SHAPE, WORK, np.array([x]), np.array([limit_w])))
-    assert power[0] <= limit_w * (1 + 1e-9)
+    assert power[0] <= limit_w * (1 + 1e-3)
+
+
+def test_no_limit_is_slower_than_the_lowest_clock_which_draws_more_than_it_allows() -> None:
+    deepest, one = np.array([20.0, 40.0]), np.ones(2)
+    lowest_s = np.exp(log_time_s(SHAPE, WORK, np.array([SHAPE.lowest]), np.array([2000.0])))
+    assert np.exp(log_time_s(SHAPE, WORK, one, deepest)) == pytest.approx(np.repeat(lowest_s, 2), rel=0.03)
+    watts = np.exp(log_power_w(SHAPE, WORK, one, deepest))
+    assert watts[0] == pytest.approx(watts[1], rel=0.01)
+    assert watts[0] > 1.5 * deepest[1]
 
 
 @given(st.floats(90.0, 600.0), st.floats(1.0, 1.5))

@@ -8,27 +8,30 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior
 from jointopt.physics.calibrate.rank_fit import RankRows, _follows, _prior, _RankLaw, fit_ranks, scattered_schedule_s
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s
+from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, switching_shape
 from jointopt.physics.schedule import replay
 
 SHAPE = Shape(knee=0.75, rise=0.22, softness=0.02, floor=0.2, idle_w=50.0)
 MICRO_BATCHES = 8
-WAIT_W = 84.0
+BLANKED = ("time_s", "iteration_s", "energy_j")
+WAIT_W = 100.0  # at the maximum clock
 
 
-def measured(clocks: Floats) -> RankRows:
-    """Two ranks under each plan's clocks (plans, 2)."""
+def measured(clocks: Floats, limits_w: Floats | None = None) -> RankRows:
+    """Two ranks under each plan's clocks (plans, 2) and limits (plans, 2)."""
     plan, rank = np.divmod(np.arange(clocks.size), 2)
     x = np.tile(clocks.reshape(-1), (2, 1))
     own = [Work(np.log(t * (1 + 0.1 * rank)), *map(np.array, (0.7, 62.0, 300.0, 1.0))) for t in (0.1, 0.2)]
-    limit = np.full(clocks.size, 2000.0)
+    given_w = np.full(clocks.size, np.nan) if limits_w is None else limits_w.reshape(-1)
+    limit = np.nan_to_num(given_w, nan=2000.0)
     time = np.exp([log_time_s(SHAPE, w, x[0], limit) for w in own])
     power = np.exp([log_power_w(SHAPE, w, x[0], limit) for w in own])
     per_plan = time.reshape(2, -1, 2)
     iteration = np.repeat(scattered_schedule_s(*per_plan, MICRO_BATCHES, np.zeros(clocks.shape)) + 0.05, 2)
     busy = MICRO_BATCHES * time
-    energy = WAIT_W * (iteration - busy.sum(axis=0)) + (busy * power).sum(axis=0)
-    return RankRows(rank, plan, x, np.full(clocks.size, np.nan), MICRO_BATCHES, time, iteration, energy)
+    wait_w = 62.0 + (WAIT_W - 62.0) * switching_shape(x[0], SHAPE.knee, SHAPE.rise)
+    energy = wait_w * (iteration - busy.sum(axis=0)) + (busy * power).sum(axis=0)
+    return RankRows(rank, plan, x, given_w, MICRO_BATCHES, time, iteration, energy)
 
 
 def hidden(rows: RankRows, plan: int) -> RankRows:
@@ -48,6 +51,18 @@ def test_a_plan_that_was_not_measured_is_told_by_four_that_were() -> None:
     assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.015)
     assert (told.energy.low[out] < rows.energy_j[out]).all()
     assert (rows.energy_j[out] < told.energy.high[out]).all()
+
+
+@pytest.mark.parametrize("seen", ["clocks", "limits"])
+def test_plans_under_clocks_tell_those_under_limits_and_the_other_way_round(seen: str) -> None:
+    clocks = np.vstack([PLANS, np.ones((3, 2))])
+    limits = np.vstack([np.full_like(PLANS, np.nan), np.repeat([[320.0], [280.0], [240.0]], 2, axis=1)])
+    rows = measured(clocks, limits)
+    out = rows.limited if seen == "clocks" else ~rows.limited
+    blank = [np.where(out, np.nan, values) for values in (rows.time_s, rows.iteration_s, rows.energy_j)]
+    told = fit_ranks(replace(rows, **dict(zip(BLANKED, blank, strict=True))), ResponsePrior(limit_w=360.0))
+    assert told.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.08)
+    assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.08)
 
 
 def test_an_iteration_that_the_row_states_is_not_predicted_again() -> None:

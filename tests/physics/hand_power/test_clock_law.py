@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern
-from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, reached_clock, switching_shape
+from jointopt.physics.clock_law import Shape, Work, lead_s, led, log_power_w, log_time_s, reached_clock, switching_shape
 
 # V is 1 / 1.25 = 0.8 up to x = 0.6 and 0.9 at 0.8; at the top 50 + 300 W.
 SHARP = Shape(knee=0.6, rise=0.25, softness=1e-4, floor=0.3, idle_w=40.0)
@@ -48,7 +48,7 @@ def test_the_corner_at_the_limit_is_as_wide_as_the_softness() -> None:
     assert found == pytest.approx(np.log(244.4) - 0.01 * np.log(2), rel=1e-6)
 
 
-@pytest.mark.parametrize(("ceiling", "reached"), [(0.02, 0.3), (0.3, 0.3 + 0.03 * np.log(2))])
+@pytest.mark.parametrize(("ceiling", "reached"), [(0.02, 0.3), (0.3, 0.3 + 0.015 * np.log(2))])
 def test_a_limited_gpu_stays_at_its_floor(ceiling: float, reached: float) -> None:
     limit = np.array(50 + 300 * ceiling * 0.64)
     assert float(reached_clock(SHARP, WORK, np.array(1.0), limit)) == pytest.approx(reached, rel=2e-3)
@@ -56,12 +56,22 @@ def test_a_limited_gpu_stays_at_its_floor(ceiling: float, reached: float) -> Non
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_at_its_floor_a_gpu_pauses_at_idle_power(ratio: float) -> None:
-    # at x = 0.3 it draws 50 + 300·0.192 = 107.6 W, which are 67.6 W above idle; the corner is a tenth wide
+    # at x = 0.3 it draws 50 + 300·0.192 = 107.6 W, which are 67.6 W above idle; the corner is 0.03 wide
     limit = np.array(40 + 67.6 / ratio)
-    x = reached_clock(SHARP, WORK, np.array(1.0), limit)
-    running = 2.0 * (0.3 + 0.7 / float(x))
-    found = float(np.exp(log_time_s(SHARP, WORK, np.array(1.0), limit)))
-    assert found / running == pytest.approx((1 + ratio**10) ** 0.1, rel=1e-6)
+    low = replace(SHARP, lowest=0.02)
+    running = 2.0 * (0.3 + 0.7 / float(reached_clock(low, WORK, np.array(1.0), limit)))
+    found = float(np.exp(log_time_s(low, WORK, np.array(1.0), limit)))
+    assert found / running == pytest.approx((1 + ratio ** (1 / 0.03)) ** 0.03, rel=1e-6)
+
+
+def test_a_limit_that_comes_late_lets_work_run_free_for_a_while() -> None:
+    # after 50 ms, two ramps of 25 ms, 86 % of the lag of 40 ms; of 100 ms at 300 W and held 200 ms at 150 W
+    ahead_s = lead_s(0.04, np.array([0.05]))
+    assert ahead_s == pytest.approx([0.04 * (1 - np.exp(-2))])
+    seconds, watts = led(np.array([[0.1], [300.0]]), np.array([[0.2], [150.0]]), ahead_s)
+    held_s = (1 - ahead_s / 0.1) * 0.2
+    assert seconds == pytest.approx(ahead_s + held_s)
+    assert watts == pytest.approx((300 * ahead_s + 150 * held_s) / (ahead_s + held_s))
 
 
 def test_a_matern_correlation_of_order_three_halves() -> None:
@@ -70,8 +80,8 @@ def test_a_matern_correlation_of_order_three_halves() -> None:
 
 
 def test_a_board_of_twice_the_power_has_twice_the_watts() -> None:
-    prior = ResponsePrior(static_w=60.0, wait_w=80.0, limit_w=400.0, knee=0.7)
-    assert prior.scaled(2.0) == replace(prior, static_w=120.0, wait_w=160.0, limit_w=800.0)
+    prior = ResponsePrior(static_w=60.0, wait_w=80.0, pause_w=70.0, limit_w=400.0, knee=0.7)
+    assert prior.scaled(2.0) == replace(prior, static_w=120.0, wait_w=160.0, pause_w=140.0, limit_w=800.0)
 
 
 def test_parameters_of_gpu_kind_and_curve_make_the_constants_of_a_curve() -> None:
@@ -93,10 +103,10 @@ def test_parameters_of_gpu_kind_and_curve_make_the_constants_of_a_curve() -> Non
 
 
 def test_the_prior_of_a_gpu_is_what_is_known_of_it() -> None:
-    known = ResponsePrior(knee=0.7, rise=0.25, static_w=60.0, limit_w=400.0)
+    known = ResponsePrior(knee=0.7, rise=0.25, static_w=60.0, pause_w=72.0, limit_w=400.0)
     mean, _ = Hierarchy(np.array([0, 1]), 2).prior(known, np.log([2.0, 3.0]), np.array([200.0, 300.0]))
     assert mean[0] == 0.7
-    assert np.exp(mean[[1, 2, 3, 4, 6, 7, 8]]) == pytest.approx([0.25, 0.025, 0.2, 51, 60, 400, 250])
+    assert np.exp(mean[[1, 2, 3, 4, 6, 7, 8]]) == pytest.approx([0.25, 0.025, 0.92 * 0.7, 72, 60, 400, 250])
     assert np.exp(mean[13:15]) == pytest.approx([2, 3])
     assert (mean[9:13] == 0).all()
     assert (mean[15:] == 0).all()

@@ -26,7 +26,7 @@ def cold_energy_j(plan: CostModel, time_s: float, x: np.ndarray, v2: np.ndarray)
     batches = float(costs.num_micro_batches[0])
     sm_s = costs.forward_sm_s[0] + costs.backward_sm_s[0]
     memory_s = costs.forward_memory_s[0] + costs.backward_memory_s[0]
-    kernels_s = batches * (sm_s / x + memory_s) + costs.optimizer_s[0]
+    kernels_s = batches * (sm_s / x + memory_s + 0.25 * costs.comm_parts_s["tp_comm"][0]) + costs.optimizer_s[0]
     hbm = batches * costs.hbm_bytes[0] + costs.iteration_hbm_bytes[0]
     links_j = batches * costs.link_j[0] + costs.iteration_link_j[0]
     compute_j = 1e-12 * batches * costs.flops[0] * v2
@@ -137,13 +137,15 @@ def test_a_ring_of_gradients_in_a_node_pays_for_every_bit(plan_of: Plan) -> None
 
 
 def test_site_energy_is_gpus_and_hosts_times_pue(round_job: Callable[..., Job]) -> None:
-    cluster = round_job(nodes=3, host_power_w=700.0, pue=1.25).cluster
-    assert facility_energy_j(cluster, 10.0, 9000.0) == pytest.approx(1.25 * (9000 + 10 * 3 * 700))
-    assert cluster_power_kw(cluster, 300.0) == pytest.approx(1.25 * (24 * 300 + 3 * 700) / 1000)
+    cluster = round_job(nodes=3, host_power_w=700.0, host_load_share=0.1, pue=1.25).cluster
+    assert facility_energy_j(cluster, 10.0, 9000.0) == pytest.approx(1.25 * (1.1 * 9000 + 10 * 3 * 700))
+    assert cluster_power_kw(cluster, 300.0) == pytest.approx(1.25 * (24 * 1.1 * 300 + 3 * 700) / 1000)
 
 
 def test_intervals_of_a_site_take_time_and_energy_at_their_ends(round_job: Callable[..., Job]) -> None:
-    job = round_job(nodes=1, host_power_w=700.0, pue=1.25, price_per_kwh=0.3, carbon_kg_per_kwh=0.2)
+    job = round_job(
+        nodes=1, host_power_w=700.0, host_load_share=0.2, pue=1.25, price_per_kwh=0.3, carbon_kg_per_kwh=0.2
+    )
     ends = {"": 1.0, "_low": 0.5, "_high": 2.0}
     plans = {
         f"{name}{end}": np.array([value * factor])
@@ -152,7 +154,7 @@ def test_intervals_of_a_site_take_time_and_energy_at_their_ends(round_job: Calla
     }
     out = with_site(job, plans)
     for end, factor in ends.items():
-        joules = factor * 1.25 * (9000 + 7000)
+        joules = factor * 1.25 * (1.2 * 9000 + 7000)
         assert float(out[f"facility_energy_j{end}"][0]) == pytest.approx(joules)
         assert float(out[f"cost{end}"][0]) == pytest.approx(joules / 3.6e6 * 0.3)
         assert float(out[f"carbon_kg{end}"][0]) == pytest.approx(joules / 3.6e6 * 0.2)
@@ -160,7 +162,7 @@ def test_intervals_of_a_site_take_time_and_energy_at_their_ends(round_job: Calla
 
 def test_a_run_is_billed_for_its_last_iteration_too(round_job: Callable[..., Job]) -> None:
     # 64 sequences of 2,048 tokens an iteration: 1,000,000 tokens are 7.6 of them
-    job = round_job(nodes=1, host_power_w=0.0, pue=1.0)
+    job = round_job(nodes=1, host_power_w=0.0, host_load_share=0.0, pue=1.0)
     job = replace(job, training=replace(job.training, run_tokens=1_000_000))
     found = bill(job, np.array([2.0]), np.array([100.0]))
     assert {name: float(value[0]) for name, value in found.items()} == pytest.approx(

@@ -16,6 +16,7 @@ from jointopt.physics.calibrate.rank_fit import (
     _prior,
     _RankLaw,
     _schedules,
+    _waits_s,
     _with_beyond,
     scattered_schedule_s,
 )
@@ -117,9 +118,9 @@ def ranks(n: int = 1, **fields: object) -> RankRows:
 
 
 def law_at(rows: RankRows) -> np.ndarray:
-    """Times and energy where passes draw 60 and 50 W static and 200 and 300 W of switching, waiting 80 W."""
+    """Times and energy where passes draw 60 and 50 W static and 200 and 300 W of switching, waiting 80 W at the top."""
     hierarchy = Hierarchy(np.array([0, 1]), 2)
-    theta = np.concatenate([_prior(rows, hierarchy, KNOWN).mean[:13], np.zeros(10), np.log([80.0, 1.5, 1.2])])
+    theta = np.concatenate([_prior(rows, hierarchy, KNOWN).mean[:13], np.zeros(10), np.log([80.0, 0.04])])
     theta[[5, 6, 8]] = 0.0, np.log(50.0), np.log(200.0)
     theta[11] = np.log(1.2)
     theta[16] = np.log(1.5)
@@ -131,15 +132,29 @@ def test_energy_of_a_rank_is_waiting_and_both_passes() -> None:
     # of 2 s it is busy for 4·0.3 s; x·v² at 0.8 is 0.648; half of a pass's time follows the clock
     rows = ranks(x=np.full((2, 1), 0.8), limit_w=np.array([NAN]))
     forward_w, backward_w = 60 + 200 * 0.648, 50 + 300 * 0.648
+    waiting_w = 50 + (80 - 50) * 0.648
     found = law_at(rows)
-    assert found[2] == pytest.approx(80 * 0.8 + 0.4 * forward_w + 0.8 * backward_w, rel=1e-5)
+    assert found[2] == pytest.approx(waiting_w * 0.8 + 0.4 * forward_w + 0.8 * backward_w, rel=1e-5)
     assert found[:2] == pytest.approx(np.array([0.08, 0.16]) * (0.5 + 0.5 / 0.8), rel=1e-3)
 
 
-def test_under_a_limit_waiting_and_static_power_are_higher() -> None:
-    rows = ranks(x=np.full((2, 1), 0.5), limit_w=np.array([380.0]))
-    forward_w, backward_w = 60 * 1.2 + 200 * 0.32, 50 * 1.2 + 300 * 0.32
-    assert law_at(rows)[2] == pytest.approx(80 * 1.5 * 0.8 + 0.4 * forward_w + 0.8 * backward_w, rel=1e-4)
+def test_a_limit_that_does_not_bite_changes_neither_time_nor_energy() -> None:
+    free, limited = (law_at(ranks(x=np.full((2, 1), 0.5), limit_w=np.array([watts]))) for watts in (NAN, 380.0))
+    assert limited == pytest.approx(free, rel=1e-4)
+    waiting_w, forward_w, backward_w = 50 + 30 * 0.32, 60 + 200 * 0.32, 50 + 300 * 0.32
+    assert free[2] == pytest.approx(waiting_w * 0.8 + 0.4 * forward_w + 0.8 * backward_w, rel=1e-4)
+
+
+def test_where_every_reading_is_limited_most_work_would_draw_the_limit_and_more() -> None:
+    rows = ranks(limit_w=np.array([200.0]))
+    mean = _prior(rows, Hierarchy(np.array([0, 1]), 2), KNOWN).mean
+    assert np.exp(mean[8]) == pytest.approx(KNOWN.limit_w)
+
+
+def test_those_behind_the_slowest_rank_wait_before_forward_passes_and_those_before_it_before_backward_ones() -> None:
+    time_s = np.array([[0.1, 0.2, 0.1], [0.2, 0.3, 0.25]])
+    rows = ranks(3, rank=np.arange(3), plan=np.zeros(3, np.int64), time_s=time_s)
+    assert _waits_s(rows, time_s) == pytest.approx(np.array([[0.0, 0.0, 0.15], [0.2, 0.0, 0.0]]))
 
 
 def test_first_guesses_of_a_rank_take_its_busy_power() -> None:
@@ -147,7 +162,7 @@ def test_first_guesses_of_a_rank_take_its_busy_power() -> None:
     mean = _prior(ranks(), Hierarchy(np.array([0, 1]), 2), KNOWN).mean
     assert np.exp(mean[8]) == pytest.approx((436 / 1.2 - 50) / 0.648)
     assert np.exp(mean[13:15]) == pytest.approx(np.array([0.1, 0.2]) * 0.8**0.5)
-    assert mean[-3:] == pytest.approx([np.log(80), 0.3, 0.3])
+    assert mean[-3:] == pytest.approx([0, np.log(80), np.log(0.03)])
 
 
 @pytest.mark.parametrize(
@@ -178,12 +193,12 @@ def test_scattered_passes_are_log_normal_about_their_mean() -> None:
 
 
 def test_a_pass_that_a_limit_slows_scatters_in_proportion() -> None:
-    # full scatter, 17 %, from 15 % in the logarithm; half of it here
+    # full scatter, 12 %, from 15 % in the logarithm; half of it here
     slow = np.exp(0.075)
     rows = ranks(limit_w=np.array([300.0]))
-    found = _schedules(rows, np.array([0]), slow * np.array([[0.1], [0.2]]), np.array([0.1, 0.2]))
+    found = _schedules(rows, np.array([0]), slow * np.array([[0.1], [0.2]]), np.array([0.1, 0.2]), 0.12)
     one = slow * np.array([[0.1]]), slow * np.array([[0.2]])
-    assert found == pytest.approx(scattered_schedule_s(*one, 4, np.array([[0.085]])))
+    assert found == pytest.approx(scattered_schedule_s(*one, 4, np.array([[0.06]])))
 
 
 def test_without_a_measured_iteration_two_per_cent_lie_beyond_the_schedule() -> None:
@@ -227,7 +242,7 @@ def test_an_iteration_is_as_unsure_as_its_slowest_rank_and_what_lies_beyond(
     )  # fmt: skip
     times = np.repeat([[0.1], [0.2]], 4, axis=1)
     told = replace(prediction(4), sd=np.tile([0.01, 0.03], 6))
-    found = _iterations(rows, times, told, np.array([0.1, 0.1, 0.2, 0.2]))
+    found = _iterations(rows, times, told, np.array([0.1, 0.1, 0.2, 0.2]), 0.0)
     width = np.log(found.high / found.value)
     assert found.value == pytest.approx([2.0] * 4)
     assert width[:2] == pytest.approx([1.7 * 0.001] * 2)

@@ -27,7 +27,7 @@ def test_every_figure_that_is_not_given_is_either_in_the_catalogue_or_assumed() 
 
 
 def test_a_cluster_that_states_everything_assumes_nothing() -> None:
-    figures = dict.fromkeys(FIGURES, 40.0) | {"pue": 1.1, "power_limit_w": 300}
+    figures = dict.fromkeys(FIGURES, 40.0) | {"pue": 1.1, "power_limit_w": 300, "host_load_share": 0.1}
     assert build_cluster(A100 | figures).assumed == ()
 
 

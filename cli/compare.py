@@ -1,0 +1,28 @@
+"""``jointopt compare``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Put plans side by side.")
+@click.argument("job")
+@click.option(
+    "--plan", "plans", required=True, multiple=True, help="As of explain, for each plan; the first is the base."
+)
+@common.model_options()
+@common.as_json
+def compare(job: str, plans: tuple[str, ...], basis: dict[str, Any], as_json: bool) -> None:
+    """Put plans of JOB side by side: time, energy and memory by part, and which parts make the difference.
+
+    \b
+    Example:
+      jointopt compare llama-3-8b-1x8-h100 --plan "dp=8 zero_stage=3" --plan "dp=4 tp=2 zero_stage=1"
+    """
+    from jointopt.workflows.compare import compare as compared
+
+    common.answer(compared(common.job_of(job), plans, **basis), as_json)

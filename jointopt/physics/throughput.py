@@ -1,0 +1,112 @@
+"""Throughput of plans in the units of the field: tokens, model flops and their share of the peak, tokens per joule."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.units import KWH, TERA
+from jointopt.physics.facility import with_site
+from jointopt.physics.recompute import Recompute
+from jointopt.spec.defaults import completed
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+
+THROUGHPUT = (
+    "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "tokens_per_j",
+    "kwh_per_billion_tokens",
+)  # fmt: skip
+_FORWARD, _TRAINED = 2.0, 6.0  # flops per weight and token: of the forward pass, and with the backward pass
+_BILLION = 1e9
+
+
+def model_flops_per_token(model: Model, seq_length: int, *, causal: bool = False) -> float:
+    """Flops that training one token takes by the model alone: 6 per weight that it is multiplied with, and its scores.
+
+    PaLM's convention (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), and that of Megatron-LM's papers, of
+    torchtitan and llm-foundry: all s scores of a token count, 12·s·heads·width in each layer. ``causal``: only the half
+    that the mask leaves, as Megatron-LM prints since 0.12 and Megatron-Bridge publishes. Word embeddings are looked up
+    and do not count, the head does; of routed experts those that a token is sent to; multi-token prediction with its
+    head.
+    """
+    return _TRAINED * _multiplied(model) + 3.0 * _layers(model) * _scores(model, seq_length, causal)
+
+
+def _layers(model: Model) -> int:
+    return model.num_layers + model.mtp_num_layers
+
+
+def _scores(model: Model, seq_length: int, causal: bool) -> float:
+    """Forward flops per token of one layer's scores and their product with the values."""
+    qk, v = model.head_dim, model.head_dim
+    if model.kv_lora_rank:
+        qk, v = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
+    return _FORWARD * seq_length * model.num_attention_heads * (qk + v) * (0.5 if causal else 1.0)
+
+
+def _multiplied(model: Model) -> float:
+    """Weights that a token is multiplied with: without norms, biases, and embeddings that are looked up."""
+    dense, routed = _layer_weights(model)
+    width = model.embedding_size or model.hidden_size
+    head = width * model.vocab_size + (2 * width * model.hidden_size if width != model.hidden_size else 0)
+    last = routed if model.is_moe else dense
+    predicted = model.mtp_num_layers * (last + head + 2 * model.hidden_size**2)  # from two hidden states to one
+    return float(model.num_plain_layers * dense + model.num_moe_layers * routed + head + predicted)
+
+
+def _layer_weights(model: Model) -> tuple[int, int]:
+    """Weights per token of a layer with a dense MLP, and of one with routed experts."""
+    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters if model.is_moe else 0
+    router = model.hidden_size * model.num_experts
+    return model.attention_parameters + model.dense_mlp_parameters, model.attention_parameters + experts + router
+
+
+def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:
+    """Model flops and those of forward passes that layouts recompute, (n,) (Korthikanti et al. 2022, arXiv:2205.05198).
+
+    Of layers recomputed whole all but the head; of selective recomputation attention's scores, the MLP, or the routed
+    experts, where they are named. What flash attention recomputes by itself is not counted, as usual.
+    """
+    model, seq_length = job.model, job.training.seq_length
+    re = _recompute(job, layouts)
+    dense, routed = _layer_weights(model)
+    scores = _layers(model) * _scores(model, seq_length, causal=False)
+    mlp = _FORWARD * model.num_plain_layers * (dense - model.attention_parameters)
+    moe = _FORWARD * model.num_moe_layers * (routed - model.attention_parameters)
+    layers = _FORWARD * (model.num_plain_layers * dense + model.num_moe_layers * routed) + scores
+    selective = (re.usual | re.has("core_attn")) * scores + re.has("mlp") * mlp + re.has("moe") * moe
+    return np.asarray(model_flops_per_token(model, seq_length) + re.full_share * layers + selective)
+
+
+def _recompute(job: Job, layouts: Columns) -> Recompute:
+    layouts = completed(job, layouts)
+    selective, full = (layouts["recompute"] == RECOMPUTE_CODES[name] for name in ("selective", "full"))
+    return Recompute(layouts, selective, full, job.model.num_layers)
+
+
+def throughput(job: Job, layouts: Columns, time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> Columns:
+    """The columns of `THROUGHPUT`, (n,) each, from time (s) and energy (J) of all GPUs of one iteration.
+
+    ``mfu`` and ``hfu`` are shares of the GPU's dense peak in the job's precision; NaN where no source states it.
+    """
+    tokens, gpus = job.training.global_batch_size * job.training.seq_length, job.cluster.num_gpus
+    rate = tokens / np.asarray(time_s, np.float64)
+    model = rate / gpus / TERA * model_flops_per_token(job.model, job.training.seq_length)
+    hardware = rate / gpus / TERA * hardware_flops_per_token(job, layouts)
+    peak, joules = peak_tflops(job), np.asarray(energy_j, np.float64)
+    values = (
+        rate, rate / gpus, model, model / peak, hardware / peak, tokens / joules, joules / tokens * _BILLION / KWH,
+    )  # fmt: skip
+    return dict(zip(THROUGHPUT, values, strict=True))
+
+
+def peak_tflops(job: Job) -> float:
+    """The dense peak of one GPU in the job's precision, TFLOP/s; NaN where no source states it."""
+    return float(job.cluster.gpu.peak_tflops.get(job.training.dtype, np.nan))
+
+
+def with_rates(job: Job, plans: Columns) -> Columns:
+    """Plans with the columns of `THROUGHPUT`, and what their site draws and pays (`facility.with_site`)."""
+    layouts = {name: plans[name] for name in LAYOUT_COLUMNS if name in plans}
+    return with_site(job, plans) | throughput(job, layouts, plans["iteration_time_s"], plans["energy_j"])

@@ -1,0 +1,133 @@
+"""The answer of ``compare``: plans of one job side by side, and the parts that make their differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any
+
+from jointopt.report import table
+from jointopt.report.documents import Result, tidy_parts
+from jointopt.report.explanation import Explanation
+from jointopt.report.plans import differing, plan_words
+from jointopt.report.table import TextColumn
+
+MOST_PARTS = 3  # that a sentence names
+_SMALL = 0.02  # of a total: parts that differ by less are not named
+_BREAKDOWNS: tuple[tuple[str, str, str, table.Units], ...] = (
+    ("Time", "time_s", "iteration_time_s", table.TIME_UNITS),
+    ("Energy", "energy_by_part_j", "energy_j", table.ENERGY_UNITS),
+    ("Memory", "memory_gib", "peak_memory_gib", table.MEMORY_UNITS),
+)
+_RATES = {
+    "avg_power_w": ("W per GPU", 1.0, ".0f"), "tokens_per_s_per_gpu": ("tokens/s per GPU", 1.0, ",.0f"),
+    "mfu": ("MFU %", 100.0, ".1f"), "tokens_per_j": ("tokens/J", 1.0, ".3f"), "fit_probability": ("fits", 1.0, ".2f"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """Plans of one job taken apart, each against the first."""
+
+    rows = "plans"
+    plans: tuple[Explanation, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The documents of all plans, and the differences of the later ones from the first, by breakdown and part."""
+        first = self.plans[0]
+        return {
+            "job": first.job.name,
+            "plans": [plan.to_dict() for plan in self.plans],
+            "differences": [
+                {name: parts_between(getattr(first, name), getattr(other, name)) for _, name, _, _ in _BREAKDOWNS}
+                for other in self.plans[1:]
+            ],
+        }
+
+    def text(self) -> str:
+        """The plans, their totals and parts in columns, then a sentence on each difference."""
+        names = ascii_uppercase[: len(self.plans)]
+        varied = differing([plan.plan for plan in self.plans])
+        heads = [f"{name}: {plan_words(p.plan, varied)}" for name, p in zip(names, self.plans, strict=True)]
+        blocks = [_totals(self.plans, names)]
+        blocks += [_parts(self.plans, names, *breakdown) for breakdown in _BREAKDOWNS]
+        broken = [
+            f"{name} is not feasible: {' '.join((*plan.violations, *plan.exceeded))}"
+            for name, plan in zip(names, self.plans, strict=True)
+            if not plan.feasible
+        ]
+        sentences = [
+            f"{name} against A: {sentence}."
+            for name, plan in zip(names[1:], self.plans[1:], strict=True)
+            for sentence in differences(self.plans[0], plan)
+        ]
+        title = f"{self.plans[0].job.name}: {len(self.plans)} plans."
+        return table.blocks_text(table.paragraphs([title, *heads]), *blocks, table.paragraphs([*sentences, *broken]))
+
+
+def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The differences of parts by name, the largest first; parts that neither has are left out."""
+    names = dict.fromkeys((*first, *other))
+    found = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in names}
+    return dict(sorted(((n, d) for n, d in found.items() if d), key=lambda item: -abs(item[1])))
+
+
+def differences(first: Explanation, other: Explanation) -> list[str]:
+    """A sentence for time, energy and memory of a plan against another: by how much, and which parts make it."""
+    found = []
+    for head, name, total, units in _BREAKDOWNS:
+        before, after = getattr(first, total), getattr(other, total)
+        if not (math.isfinite(before) and math.isfinite(after)):
+            continue
+        parts = parts_between(tidy_parts(getattr(first, name)), tidy_parts(getattr(other, name)))
+        named = [
+            f"{'more' if d > 0 else 'less'} {part} ({table.quantity(abs(d), units)})"
+            for part, d in parts.items()
+            if abs(d) >= _SMALL * before
+        ]
+        change = f"{head.lower()} {100 * (after / before - 1):+.1f} %"
+        found.append(f"{change}{': ' if named else ''}{', '.join(named[:MOST_PARTS])}")
+    return found
+
+
+def _totals(plans: Sequence[Explanation], names: str) -> list[str]:
+    rows = [(head, [getattr(plan, total) for plan in plans], units) for head, _, total, units in _BREAKDOWNS]
+    labels, cells = [], []
+    for head, values, units in rows:
+        column = table.measured("", values, units)
+        labels.append(f"{head}, {column.header}")
+        cells.append(column.cells)
+    for name, (label, factor, form) in _RATES.items():
+        labels.append(label)
+        cells.append(table.fixed([_rate(plan, name, factor) for plan in plans], form))
+    return _side_by_side("", labels, cells, names)
+
+
+def _rate(plan: Explanation, name: str, factor: float) -> float:
+    value = plan.throughput.get(name, getattr(plan, name, math.nan))
+    return factor * float(value)
+
+
+def _parts(plans: Sequence[Explanation], names: str, head: str, name: str, total: str, units: table.Units) -> list[str]:
+    """One breakdown of all plans, the parts that differ most first; none where the total is not known."""
+    if not all(math.isfinite(getattr(plan, total)) for plan in plans):
+        return []
+    parts = [tidy_parts(getattr(plan, name)) for plan in plans]
+    least = min(getattr(plan, total) for plan in plans)
+    spread = {
+        part: max(values) - min(values)
+        for part in dict.fromkeys(part for each in parts for part in each)
+        if any(values := [each.get(part, 0.0) for each in parts])
+    }
+    order = sorted(spread, key=lambda part: -spread[part])
+    columns = [table.measured("", [each.get(part, 0.0) for part in order], units, least) for each in parts]
+    cells = [[column.cells[row] for column in columns] for row in range(len(order))]
+    return _side_by_side(f"{head}, {columns[0].header}", order, cells, names)
+
+
+def _side_by_side(title: str, labels: Sequence[str], cells: Sequence[Sequence[str]], names: str) -> list[str]:
+    columns = [TextColumn(title, [f"  {label}" for label in labels], left=True)]
+    columns += [TextColumn(name, [row[at] for row in cells]) for at, name in enumerate(names)]
+    return table.lay_out(columns)

@@ -1,0 +1,71 @@
+"""The likeliest reason why a GPU seems to have done more than it can: what of the row is probably wrong."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from jointopt.core.units import TERA
+from jointopt.runs.cells import is_known, named_dtype
+from jointopt.spec.catalog.architectures import fp32_time_factor
+from jointopt.spec.catalog.gpus import gpu_ids, known_gpu, load_gpu
+from jointopt.spec.cluster import Gpu
+
+_GB = 1e9 / 2**30  # GiB
+_BOOSTED = 1.1  # of the rate on the data sheet, above which no clock explains it
+
+
+def of_memory(run: pd.Series) -> str:
+    """Which GPU of the same generation has that much memory, or which unit the reading may be in."""
+    gpu, held = known_gpu(run["gpu"]), float(run["peak_memory_gib"])
+    if gpu is None:
+        return ""
+    kin = [other for other in map(load_gpu, gpu_ids()) if other.architecture == gpu.architecture]
+    larger = min(((other.memory_gib, other.id) for other in kin if other.memory_gib >= held), default=None)
+    guesses = [f"{larger[1]} with {larger[0]:.4g} GiB,"] if larger else []
+    guesses += ["in GB, not GiB"] if held * _GB <= gpu.memory_gib else ["of several GPUs"]
+    return f"is it {' or '.join(guesses)}?"
+
+
+def of_power(run: pd.Series) -> str:
+    """Whether the power is a node's, or the board's limit was raised."""
+    gpu = known_gpu(run["gpu"])
+    if gpu is not None and _drawn_w(run) > gpu.power_limit_span_w[1]:
+        return "is it of a whole node?"
+    return "was the board's limit raised? Then power_limit_w is that limit"
+
+
+def peaks(gpu: Gpu) -> dict[str, float]:
+    """Full rate of a GPU in flop/s by precision: fp32 is that of FP32 cores, TF32 that of tensor cores."""
+    rates = {name: TERA * rate for name, rate in gpu.peak_tflops.items()}
+    slower = fp32_time_factor(gpu) if not gpu.is_cpu else None
+    if slower is None or "fp32" not in rates:
+        return rates
+    return rates | {"TF32": rates["fp32"], "fp32": TERA * gpu.need("peak_16_bit_tflops", "judge a run") / slower}
+
+
+def precision(text: str) -> str:
+    """The key of `peaks` for the precision that a cell states; blank where it states none."""
+    return "TF32" if "tf32" in text.lower() else named_dtype(text) or ""
+
+
+def of_time(run: pd.Series, flop_per_s: float) -> str:
+    """Which precision would allow that rate of a GPU, or what else makes a run seem fast."""
+    gpu, rates = known_gpu(run["gpu"]), dict[str, float]()
+    if gpu is not None and is_known(run["dtype"]):
+        rates = peaks(gpu)
+    own = rates.get(precision(str(run["dtype"])))
+    if own is not None:
+        above = sorted((rate, name) for name, rate in rates.items() if rate > own)
+        faster = [name for rate, name in above if rate >= flop_per_s]
+        if flop_per_s <= _BOOSTED * own:
+            return f"was the clock raised{f', or is it {faster[0]}' if faster else ''}?"
+        if faster:
+            return f"is it {faster[0]}?"
+    return "is it in seconds, and of a whole iteration?"
+
+
+def _drawn_w(run: pd.Series) -> float:
+    """Mean power of a GPU in W: as stated, else by energy."""
+    if "avg_power_w" in run and is_known(run["avg_power_w"]):
+        return float(run["avg_power_w"])
+    return float(run["energy_j"] / (run["iteration_time_s"] * run["num_gpus"]))

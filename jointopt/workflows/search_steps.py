@@ -1,0 +1,148 @@
+"""The methods of a search, in turn, each with what it added, and what the joint search buys over two steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.report.joint import Joint
+from jointopt.search.exact import ExactFront
+from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.local_search import move_stages
+from jointopt.search.pareto import concat, front_of, hypervolume, is_covered, nadir, objectives, take
+from jointopt.search.problem import Problem
+from jointopt.search.two_step import energy_saving, time_saving, two_step_front
+from jointopt.spec.job import Job
+from jointopt.surrogate.memory import cost_of_failing
+
+_log = logging.getLogger(__name__)
+SECONDS_BETWEEN_TICKS = 1.0
+LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
+
+
+class Stopwatch:
+    """Wall seconds by phase, and a line of progress about each as it starts."""
+
+    def __init__(self, text: str = "{:,} of {:,} plans, {:,} on the front ...") -> None:
+        self.seconds: dict[str, float] = {}
+        self._text, self._logged = text, -np.inf
+
+    @contextmanager
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        """Time a phase, whose ``text`` is logged."""
+        _log.info("%s ...", text)
+        self._logged = start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def tick(self, *counts: int) -> None:
+        """Log how far a search has come, about once a second."""
+        if time.perf_counter() - self._logged >= SECONDS_BETWEEN_TICKS:
+            self._logged = time.perf_counter()
+            _log.info(self._text.format(*counts))
+
+
+def exact_step(job: Job, problem: Problem, watch: Stopwatch) -> ExactFront:
+    """The exact front of what can be counted; of time alone, the fastest plan, where energies are not known."""
+    count = problem.num_layouts * problem.num_clocks
+    if job.cluster.gpu.power is None:
+        with watch.phase("exact", f"the fastest of {count:,} plans"):
+            return _fastest(problem)
+    with watch.phase("exact", f"exact front of {count:,} plans with one clock, and with slack used"):
+        return exact_front_of_profiles(problem)
+
+
+def _fastest(problem: Problem) -> ExactFront:
+    """The fastest feasible plan as a front of one; no lower clock is ever faster."""
+    layouts = np.arange(problem.num_layouts)
+    plans = problem.plans(layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts)))
+    feasible = np.flatnonzero(plans["violation"] <= 0.0)
+    best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
+    covered = problem.num_layouts * problem.num_clocks
+    return ExactFront(take(plans, best), covered, len(layouts), covered - len(layouts), take(plans, best[:0]))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One method of a search: the front after it, how many plans it evaluated, and those of them to show."""
+
+    method: str  # exact, local or nsga2
+    front: Columns
+    evaluated: int
+    plans: Columns
+
+
+def search_steps(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: Stopwatch) -> list[Step]:
+    """The methods that searched, in turn; each starts from the front of the one before and loses none of it."""
+    steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
+    if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
+        with watch.phase("search", "clocks of single stages around the front"):
+            front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
+        steps.append(Step("local", front, evaluated, take(front, slice(0))))
+    if trials:
+        from jointopt.search.nsga2 import search
+
+        with watch.phase("nsga2", f"NSGA-II over {trials:,} plans with a clock per stage"):
+            found = search(problem, trials=trials, seed=seed, start=steps[-1].front, progress=watch.tick)
+        front = front_of(concat([steps[-1].front, found.front]))
+        steps.append(Step("nsga2", front, found.evaluated, found.plans))
+    return steps
+
+
+def joint_saving(problem: Problem, front: Columns, fitting: Floats) -> Joint | None:
+    """The savings of the front over two steps, in the values that the search ranks by; None where energy is unknown."""
+    if not np.isfinite(front["energy_j"]).all():
+        return None
+    two_step = two_step_front(problem, LOCAL_EVALUATIONS)
+    energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
+    if energy is None or time_s is None:
+        return None
+    columns = {name: values[two_step["layout_index"]] for name, values in problem.layouts.items()}
+    shown = of_one_run(two_step, fitting)
+    columns |= {name: shown[name] for name in ("stage_clock_mhz", "iteration_time_s", "energy_j")}
+    return Joint(columns, energy.share, energy.at, time_s.share, time_s.at)
+
+
+def contributions(steps: list[Step], rows: Ints) -> dict[str, dict[str, float]]:
+    """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
+
+    All in the values that the search ranks by, in which no method loses what another found; ``rows`` of the last front
+    are the answer.
+    """
+    final = objectives(steps[-1].front)
+    shown = objectives(take(steps[-1].front, rows))
+    reference = nadir(*final)
+    whole, found, share, by_method = hypervolume(*final, reference), 0, 0.0, {}
+    for step in steps:
+        values = objectives(step.front)
+        known = len(rows) if step is steps[-1] else int(is_covered(*values, *shown).sum())
+        reached = hypervolume(*values, reference) / whole if whole else 1.0  # one plan spans no area
+        by_method[step.method] = {
+            "evaluated": step.evaluated, "added": known - found, "hypervolume": round(reached - share, 9),
+        }  # fmt: skip
+        found, share = known, reached
+    return by_method
+
+
+def times(plans: Columns, factor: Floats) -> Columns:
+    """The plans with time and energy times a factor, (n,)."""
+    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
+
+
+def of_one_run(plans: Columns, fitting: Floats) -> Columns:
+    """Plans of the search with the time and energy of one run, and the probability that they fit."""
+    fits = fitting[plans["layout_index"]]
+    return times(plans, 1.0 / cost_of_failing(fits)) | {"fit_probability": fits}
+
+
+def without_gambles(front: Columns, seen: Columns) -> Columns:
+    """All plans, with those that beat the front but probably do not fit marked as infeasible, for a study's best."""
+    gamble = ~is_covered(*objectives(front), *objectives(seen))
+    violation = np.maximum(seen["violation"], 1.0 - seen["fit_probability"])
+    return seen | {"violation": np.where(gamble, violation, seen["violation"])}

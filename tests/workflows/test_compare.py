@@ -1,0 +1,72 @@
+"""Plans side by side."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import jointopt
+from jointopt.cli.main import jointopt as command
+from jointopt.core.errors import PlanError, UsageError
+from jointopt.report.comparison import differences, parts_between
+from jointopt.spec.jobfile import shipped_job
+
+JOB = "llama-3-8b-1x8-h100"
+PLANS = ("dp=8 zero_stage=3", "dp=4 tp=2 zero_stage=1", "dp=8 zero_stage=3 recompute=full")
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return jointopt.compare(shipped_job(JOB), PLANS)
+
+
+def test_differences_of_parts_add_up_to_those_of_the_totals(compared):
+    first, *others = compared.to_dict()["plans"]
+    for other, parts in zip(others, compared.to_dict()["differences"], strict=True):
+        assert sum(parts["time_s"].values()) == pytest.approx(other["iteration_time_s"] - first["iteration_time_s"])
+        assert sum(parts["energy_by_part_j"].values()) == pytest.approx(other["energy_j"] - first["energy_j"])
+        assert sum(parts["memory_gib"].values()) == pytest.approx(other["peak_memory_gib"] - first["peak_memory_gib"])
+
+
+def test_every_plan_is_that_of_explain(compared):
+    for plan, one in zip(PLANS, compared.plans, strict=True):
+        assert one.to_dict() == jointopt.explain(shipped_job(JOB), plan).to_dict()
+
+
+def test_the_largest_part_of_a_difference_comes_first_and_equal_ones_do_not_count():
+    found = parts_between({"compute": 1.0, "bubble": 0.5, "host": 0.1}, {"compute": 1.2, "bubble": 0.0, "host": 0.1})
+    assert list(found) == ["bubble", "compute"]
+    assert found["compute"] == pytest.approx(0.2)
+
+
+def test_recompute_shows_as_more_compute_and_fewer_activations(compared):
+    time_s, energy, memory = differences(compared.plans[0], compared.plans[2])
+    assert time_s.startswith("time +")
+    assert "more compute" in time_s
+    assert energy.startswith("energy +")
+    assert "less activations" in memory
+
+
+def test_every_plan_has_a_column_and_lines_fit(compared):
+    lines = compared.text().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert next(line for line in lines if line.startswith("Time, s")).split()[2:] == ["A", "B", "C"]
+    assert any(line.startswith("C: ") and "rc=full" in line for line in lines)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_number_of_plans_that_cannot_be_compared_is_refused(count):
+    with pytest.raises(UsageError, match=rf"{count} plans? to compare; give 2 to 8\."):
+        jointopt.compare(shipped_job(JOB), PLANS[:1] * count)
+
+
+def test_a_plan_that_is_none_is_refused_as_by_explain():
+    with pytest.raises(PlanError, match="dp"):
+        jointopt.compare(shipped_job(JOB), [PLANS[0], "dp=3"])
+
+
+def test_the_command_prints_one_document():
+    words = [word for plan in PLANS for word in ("--plan", plan)]
+    result = CliRunner().invoke(command, ["compare", JOB, *words, "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout).keys() == {"job", "plans", "differences"}
