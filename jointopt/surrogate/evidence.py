@@ -30,8 +30,8 @@ LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
 class Evidence:
     """Measured runs of one source; ``counts``: how many timed runs come from where.
 
-    ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have a
-    measured time. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is of the source's own rows.
+    ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have
+    a measured time. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is of its own rows.
     """
 
     runs: Runs | None = None  # with a measured time
@@ -81,7 +81,7 @@ class Evidence:
         return None if self.runs is None else (self.runs, self.residual)
 
     def moved(self, by: Floats) -> Evidence | None:
-        """This evidence by a physics whose constants are moved ``by`` so much; None where runs cannot be priced anew."""
+        """This evidence by a physics whose constants are moved ``by`` so much; None: runs cannot be priced anew."""
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
         again = tuple(priced.moved(by) for priced in self.priced)

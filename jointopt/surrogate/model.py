@@ -216,7 +216,8 @@ def load(folder: Path) -> Surrogate:
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
-            kernel=_kernel(model["kernel"]), trees=_trees(folder / TREES, model["booster"]), feature_names=tuple(model["feature_names"]),
+            kernel=_kernel(model["kernel"]), trees=_trees(folder / TREES, model["booster"]),
+            feature_names=tuple(model["feature_names"]),
             support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
             widths=Widths(**{name: float(width) for name, width in model["widths"].items()}), card=card,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a few measured runs of one source say of its other runs: the process under every scale that they leave open."""
+"""The posterior of a source's runs after a few measured ones: the process under every scale that these leave open."""
 
 # Sources differ in what they are off by: a constant factor, a network ten times slower, software of other constants,
 # or nothing but noise. So each term of the kernel has several scales, wide ones included, each with the share of

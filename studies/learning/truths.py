@@ -180,7 +180,7 @@ def _product_s(m: float, n: float, k: float, speed: float) -> float:
     """A product whose share of the peak saturates with its three sides; tiles of 128 that do not fill are wasted."""
     filled = (m / (128 * np.ceil(m / 128))) * (n / (128 * np.ceil(n / 128)))
     share = 0.74 * filled * (m / (m + 900)) * (n / (n + 500)) * (k / (k + 350))
-    return 2.0 * m * n * k / (PEAK * speed * share) + LAUNCH_S
+    return float(2.0 * m * n * k / (PEAK * speed * share) + LAUNCH_S)
 
 
 def _layer_s(model: Model, lay: dict[str, int], seq_length: int, speed: float) -> tuple[float, float, float]:
@@ -210,7 +210,7 @@ def _tensor_s(size: float, tp: int, sequence_parallel: bool) -> float:
         return 0.0
     share, calls = (tp - 1) / tp, 4 if sequence_parallel else 2
     moved = 4.0 * size * share / NVLINK
-    return 0.75 * moved + calls * NVLINK_S * np.log2(tp) * (1.0 if sequence_parallel else 1.4)
+    return float(0.75 * moved + calls * NVLINK_S * np.log2(tp) * (1.0 if sequence_parallel else 1.4))
 
 
 def _ring_s(tokens: float, width: float, cp: int) -> float:
@@ -227,7 +227,8 @@ def _events(stages: list[list[float]], micro_batches: int, send: float) -> float
         return _events(stages, 6 * depth, send) + (micro_batches - 6 * depth) * (slowest + 0.3 * send)
     ready: list[tuple[float, int, int, int]] = [(0.0, 1, 0, batch) for batch in range(micro_batches)]
     heapq.heapify(ready)
-    free, waiting, held = [0.0] * depth, [[] for _ in range(depth)], [0] * depth
+    free, held = [0.0] * depth, [0] * depth
+    waiting: list[list[tuple[int, int]]] = [[] for _ in range(depth)]
     end, left = 0.0, 2 * depth * micro_batches
     now = 0.0
     while left:

@@ -7,8 +7,8 @@ repository. As ``judge.py`` of that folder: of each kind of GPU of a source thre
 others of such a GPU are judged; means over the draws. Rows are those that bench_accuracy.py calls clean.
 
 Hyperparameters are learned without the source, and no run of it is remembered. *own* is the framework's own profile,
-which was fitted to these same runs but for aleph_layouts, fms_fsdp and nvidia_nemo_docs; *generic* the one of a framework
-that no profile describes. A source of software that is known on a cluster that is not lies between the two.
+which was fitted to these same runs but for aleph_layouts, fms_fsdp and nvidia_nemo_docs; *generic* the one of a
+framework that no profile describes. A source of software that is known on a cluster that is not lies between the two.
 
 - raw: nothing measured; constant: one factor, the median of what was given of the same GPU and software;
 - after 3, after 10: the surrogate; covered, width: share of judged times inside its 90 % interval, and mean half-width;
