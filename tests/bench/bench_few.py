@@ -2,9 +2,8 @@
 
     .venv/bin/python tests/bench/bench_few.py [--draws N] [--slower-network F] [DATA_FOLDER]
 
-Prints the tables of docs/surrogate.md. The default folder is ../shared/data beside the
-repository. As ``judge.py`` of that folder: of each kind of GPU of a source three (ten) rows are drawn and given, all
-others of such a GPU are judged; means over the draws. Rows are those that bench_accuracy.py calls clean.
+The default folder is ../shared/data beside the repository. Of each kind of GPU of a source three (ten) rows are drawn
+and given, all others of such a GPU are judged; means over the draws. Rows are those that bench_accuracy.py calls clean.
 
 Hyperparameters are learned without the source, and no run of it is remembered. *own* is the framework's own profile,
 which was fitted to these same runs but for aleph_layouts, fms_fsdp and nvidia_nemo_docs; *generic* the one of a

@@ -44,7 +44,7 @@ from jointopt.surrogate.training import (
     TrainingSet,
     fit,
     group_folds,
-    learn_kernels,
+    learn_kernel,
     measured_split,
     source_weights,
     training_set,
@@ -139,7 +139,7 @@ def without(bench: Bench, names: set[str], seed: int = 0) -> Surrogate:
     strength = shipped.trees.strength if shipped.trees else 0.0
     allowed = set(bench.data.source.tolist()) - names
     rows = bench.data.of(allowed)
-    surrogate = fit(bench.data, rows, learn_kernels(bench.data, rows, seed), seed, strength)
+    surrogate = fit(bench.data, rows, learn_kernel(bench.data, rows, seed), seed, strength)
     return replace(surrogate, widths=shipped.widths)
 
 
@@ -226,7 +226,7 @@ def domain(bench: Bench) -> str:
 def _outside(data: TrainingSet, train: Ints, test: Ints) -> Floats:
     shipped = load_surrogate("default")
     assert shipped is not None
-    surrogate = fit(data, train, (shipped.known, shipped.unknown), 0, 0.0)
+    surrogate = fit(data, train, shipped.kernel, 0, 0.0)
     flags = np.empty(len(test))
     for source in np.unique(data.known.runs.source[test]):
         at = np.flatnonzero(data.known.runs.source[test] == source)

@@ -1,0 +1,78 @@
+"""A few measured runs of a cluster that is far from what is assumed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.core.schema import Floats
+from jointopt.physics.cost_model import CostModel
+from jointopt.report.plans import plan_frame
+from jointopt.spec.jobfile import job_from_options
+from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.predict import predict
+
+JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
+SLOW = replace(JOB, cluster=replace(JOB.cluster, inter_node_gbytes_per_s=JOB.cluster.inter_node_gbytes_per_s / 6.0))
+TOP_MHZ = 1410.0
+Runs = Callable[..., pd.DataFrame]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    """Maker of a table of 24 plans that take what a job says, times a factor."""
+    layouts = enumerate_layouts(JOB).layouts
+    some = np.random.default_rng(3).permutation(np.flatnonzero((layouts["pp"] <= 8) & (layouts["cp"] == 1)))[:24]
+    layouts = {name: values[some] for name, values in layouts.items()}
+    clocks = uniform_stage_clocks(layouts["pp"], TOP_MHZ)
+
+    def made(job=JOB, factor: float = 1.0, **columns: object) -> pd.DataFrame:
+        time_s = factor * CostModel(job, layouts).iteration_time_s(np.arange(len(some)), clocks)
+        frame = plan_frame(layouts | {"stage_clock_mhz": clocks}).drop(columns="stage_clock_mhz")
+        return frame.assign(
+            source="lab", group="one", model="llama-2-13b", framework="megatron-lm", gpu="a100-sxm4-80gb",
+            gpus_per_node=8, num_gpus=64, seq_length=4096, global_batch_size=128, dtype="bf16", clock_mhz=TOP_MHZ,
+            status="ok", iteration_time_s=time_s,
+        ).assign(**columns)  # fmt: skip
+
+    return made
+
+
+def errors(table: pd.DataFrame, measured: pd.DataFrame) -> Floats:
+    """|predicted / measured - 1| of the rows of ``table``, after those ``measured``."""
+    found = predict(table.drop(columns=["iteration_time_s", "status"]), measured=measured)
+    off = found["predicted_iteration_time_s"] / table["iteration_time_s"] - 1.0
+    return np.abs(off.to_numpy(float))
+
+
+def test_three_runs_of_a_machine_that_is_slower_throughout_correct_all_others(runs):
+    table = runs(factor=1.45)
+    assert np.median(errors(table[3:], table[:3])) < 0.05
+    assert np.median(errors(table[3:], runs()[:3])) > 0.25  # runs as fast as assumed say so
+
+
+def test_a_few_runs_show_a_network_of_a_sixth_and_move_plans_by_what_they_send(runs):
+    table, assumed = runs(SLOW), runs()
+    slower = (table["iteration_time_s"] / assumed["iteration_time_s"]).to_numpy()
+    found = errors(table[5:], table[:5])
+    assert np.ptp(slower[5:]) > 0.3  # no one factor holds
+    assert np.median(found) < 0.05
+    constant = np.exp(np.median(np.log(slower[:5])))
+    assert np.median(found) < 0.5 * np.median(np.abs(constant / slower[5:] - 1.0))
+
+
+def test_one_broken_run_among_six_moves_the_others_little(runs):
+    table = runs(factor=1.2)
+    measured = table[:6].assign(iteration_time_s=table["iteration_time_s"][:6] * [1, 1, 4, 1, 1, 1])
+    assert np.median(errors(table[6:], measured)) < np.median(errors(table[6:], table[:6])) + 0.05
+
+
+def test_runs_of_the_same_software_on_another_gpu_say_part_of_it(runs):
+    table = runs(factor=1.3)
+    own, kin = (errors(table[8:], runs(factor=1.3, gpu=gpu)[:8]) for gpu in ("a100-sxm4-80gb", "a100-sxm4-40gb"))
+    assert np.median(own) < np.median(kin) < 0.2
