@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,9 +65,9 @@ def execute(
     with metered(range(len(ranks))) as meter, locked(settings, at_once=not waits) as held, _reports() as folder:
         check = RankCheck(plan, order, ranks, folder, check_s)
         watched = (reporting(command, Path.cwd(), folder), _Watch(check, held, not waits).look) if by_stage else ()
-        start = time.time()
+        start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
-        end = time.time()
+        end = meter.now()
     troubles = [held.trouble, *([UNSET] if waits and not held.set_once else [])]
     try:
         if series is not None:

@@ -158,7 +158,7 @@ class Meter:
         self._samples: list[list[tuple[float, ...]]] = []
         self._ids: tuple[str, ...] = ()
         self._activity: SmActivity | None = None
-        self._over = threading.Event()
+        self._over, self._sampling = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -189,6 +189,18 @@ class Meter:
             if self._thread.is_alive():
                 self._reason = self._reason or "the driver does not answer any more"
 
+    def now(self) -> float:
+        """The time, seconds since 1970, before or after which every sample was taken: none that is being taken.
+
+        The edge of a window at which clocks change: a sample that began before they did must not be of it.
+        """
+        waited = self._sampling.acquire(timeout=_PATIENCE_S)
+        try:
+            return self._clock.time()
+        finally:
+            if waited:
+                self._sampling.release()
+
     def series(self) -> Series:
         """Everything sampled so far."""
         count = min(len(self._times), len(self._samples))
@@ -215,10 +227,11 @@ class Meter:
             self._reason = str(error).rstrip(".")
 
     def _sample(self, gpus: Gpus, wanted: list[int]) -> None:
-        before = self._clock.time()
-        samples = [gpus.sample(index) for index in wanted]
-        self._samples.append(samples)
-        self._times.append((before + self._clock.time()) / 2)
+        with self._sampling:
+            before = self._clock.time()
+            samples = [gpus.sample(index) for index in wanted]
+            self._samples.append(samples)
+            self._times.append((before + self._clock.time()) / 2)
         if len(self._times) > _MOST_SAMPLES:
             self._times, self._samples = self._times[::2], self._samples[::2]
             self._period_s *= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_a_long_run_keeps_every_second_sample_and_samples_half_as_often(clock, m
     monkeypatch.setattr(meters, "_MOST_SAMPLES", 8)
     times_s = measured(clock, 2.5).series().time_s
     assert times_s - times_s[0] == pytest.approx([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.5], abs=1e-3)
+
+
+def test_an_edge_of_a_window_comes_after_the_sample_that_is_being_taken(driver, monkeypatch) -> None:
+    begun, go_on, sample, edges = threading.Event(), threading.Event(), Gpus.sample, []
+
+    def slow(gpus: Gpus, index: int) -> tuple[float, ...]:
+        begun.set()
+        go_on.wait(60)
+        return sample(gpus, index)
+
+    monkeypatch.setattr(Gpus, "sample", slow)
+    with metered([0]) as meter:
+        assert begun.wait(60)
+        edge = threading.Thread(target=lambda: edges.append(meter.now()))
+        edge.start()
+        assert not edges
+        go_on.set()
+        edge.join(60)
+    assert meter.series().time_s[0] <= edges[0]
 
 
 def test_only_the_gpus_that_run_something_are_measured(driver) -> None:
