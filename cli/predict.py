@@ -30,12 +30,11 @@ def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) ->
       jointopt predict runs.csv --out predicted.csv
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
-    from jointopt.runs.table import read_table, write_table
-    from jointopt.workflows.predict import doubted_results
+    from jointopt.runs.table import checked_results, read_table, write_table
     from jointopt.workflows.predict import predict as predicted_table
 
     runs = read_table(table)
-    for line in doubted_results(runs):
+    for line in checked_results(runs)[1]:
         common.remark(line)
     predicted = predicted_table(runs, pue=pue, **basis)
     write_table(predicted, out)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+
+from jointopt.runs.table import checked_results
+from jointopt.workflows.predict import predict
 
 STUDIES = Path(__file__).parents[1] / "studies"
 
@@ -20,3 +26,26 @@ def test_figure_5_of_euromlsys_is_drawn_and_its_front_is_made_of_two_layouts(
     front = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("front:"))
     assert drawn.stat().st_size > 10_000
     assert [part.split(" of ")[1] for part in front.split(", ")] == ["dp4-pp1-tp2-mbs1", "dp2-pp2-tp2-mbs2"]
+
+
+@pytest.fixture
+def truths(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(STUDIES / "learning"))
+    return importlib.import_module("truths")
+
+
+@pytest.mark.parametrize("truth", ["T", "S"])
+def test_made_up_runs_are_sound_rows_that_the_physics_misses_by_less_than_half(truth: str, truths: ModuleType) -> None:
+    table = truths.table(truth, 20, seed=1, clocks=True)
+    assert checked_results(table)[1] == []
+    found = predict(table.drop(columns=["iteration_time_s", "status"]))
+    off = (found["predicted_iteration_time_s"] / table["iteration_time_s"] - 1.0).to_numpy(float)
+    assert 0.05 < np.median(np.abs(off)) < 0.5
+    assert table.equals(truths.table(truth, 20, seed=1, clocks=True))
+
+
+@pytest.mark.parametrize(("depth", "count"), [(1, 4), (2, 2), (4, 8), (4, 60)])
+def test_the_simulator_s_pipeline_of_equal_stages_has_the_bubble_of_1f1b(
+    depth: int, count: int, truths: ModuleType
+) -> None:
+    assert truths._events([[1.0, 2.0]] * depth, count, 0.0) == pytest.approx(3.0 * (count + depth - 1))

@@ -12,6 +12,7 @@ from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.stages import token_costs
 
 THROUGHPUT = (
     "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "tokens_per_j",
@@ -50,16 +51,17 @@ def _multiplied(model: Model) -> float:
     dense, routed = _layer_weights(model)
     width = model.embedding_size or model.hidden_size
     head = width * model.vocab_size + (2 * width * model.hidden_size if width != model.hidden_size else 0)
-    last = routed if model.is_moe else dense
-    predicted = model.mtp_num_layers * (last + head + 2 * model.hidden_size**2)  # from two hidden states to one
+    predicted = model.mtp_num_layers * (routed + head + 2 * model.hidden_size**2)  # from two hidden states to one
     return float(model.num_plain_layers * dense + model.num_moe_layers * routed + head + predicted)
 
 
 def _layer_weights(model: Model) -> tuple[int, int]:
-    """Weights per token of a layer with a dense MLP, and of one with routed experts."""
-    experts = (model.moe_router_topk + model.num_shared_experts) * model.expert_parameters if model.is_moe else 0
-    router = model.hidden_size * model.num_experts
-    return model.attention_parameters + model.dense_mlp_parameters, model.attention_parameters + experts + router
+    """Weights per token of a layer with a dense MLP, and of one with routed experts, their router among them.
+
+    Both are the same of a dense model.
+    """
+    last, _ = token_costs(model)
+    return model.attention_parameters + model.dense_mlp_parameters, last + model.hidden_size * model.num_experts
 
 
 def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:

@@ -28,7 +28,7 @@ _RATES = {
 
 
 @dataclass(frozen=True)
-class Comparison(Result):
+class Compared(Result):
     """Plans of one job taken apart, each against the first."""
 
     rows = "plans"

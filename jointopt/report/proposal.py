@@ -175,8 +175,7 @@ def _title(proposal: Proposal) -> list[str]:
 def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
     if len(proposal.reference["pp"]):
         lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
-        rates = plan_entries(with_rates(proposal.job, proposal.reference))[0]
-        lines.append(f"  {rate_words(proposal.job, rates)}")
+        lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):

@@ -1,6 +1,6 @@
 """The results of all verbs: frozen objects with `to_dict`, `to_frame` and `text`."""
 
-from jointopt.report.comparison import Comparison
+from jointopt.report.comparison import Compared
 from jointopt.report.diagnosis import Diagnosis, Feature
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.polished import Polished, PolishedPoint
@@ -10,7 +10,7 @@ from jointopt.report.scores import Calibrated, Evaluation, Retrained
 from jointopt.report.selection import AS_GIVEN, Limit, Relaxation, Selection
 
 __all__ = [
-    "AS_GIVEN", "Calibrated", "Comparison", "Diagnosis", "Evaluation", "Explanation", "Feature", "Limit", "MeasuredRun",
+    "AS_GIVEN", "Calibrated", "Compared", "Diagnosis", "Evaluation", "Explanation", "Feature", "Limit", "MeasuredRun",
     "Polished", "PolishedPoint", "Proposal", "Relaxation", "Retrained", "Selection", "Shared", "Stage", "Tuned",
     "TunedRun", "Validated", "ValidatedRun",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Ints
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
-from jointopt.runs.rules import DOUBTS, RULES, Rule, broken_rules
+from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _WHITE = re.compile(r"\s+")
@@ -256,6 +256,12 @@ def _held_to(table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]) ->
             messages.append(_not_used(name, rows, rule.complaint(clean.iloc[rows[0]])))
             table = table.assign(**{name: table[name].mask(broken.to_numpy(bool))})
     return table, messages
+
+
+def checked_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """`sound_results` by `RESULT_RULES`, with `doubtful_lines` of what is sound among the sentences."""
+    sound, sentences = sound_results(frame, RESULT_RULES)
+    return sound, [*sentences, *doubtful_lines(sound)]
 
 
 def doubtful_lines(frame: pd.DataFrame) -> list[str]:

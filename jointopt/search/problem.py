@@ -81,18 +81,12 @@ class Problem:
     def of_layouts(self, rows: Ints) -> Problem:
         """The problem of some of the layouts, (n,); their ``layout_index`` is the position in ``rows``."""
 
-        layouts = {name: values[rows] for name, values in self.layouts.items()}
-        depth = int(layouts["pp"].max())
-
         def of(function: Callable[..., Any] | None) -> Any:
             return None if function is None else lambda index, *more: function(rows[index], *more)
 
-        def stage_clocks(index: Ints, clock_index: Ints, slack: Floats) -> Floats:
-            return of(self.stage_clocks)(index, clock_index, slack)[:, :depth]  # type: ignore[no-any-return]
-
         return replace(
-            self, layouts=layouts, evaluate=of(self.evaluate), lower_bound=of(self.lower_bound),
-            quick_bound=of(self.quick_bound), stage_clocks=None if self.stage_clocks is None else stage_clocks,
+            self, layouts={name: values[rows] for name, values in self.layouts.items()}, evaluate=of(self.evaluate),
+            lower_bound=of(self.lower_bound), stage_clocks=of(self.stage_clocks), quick_bound=of(self.quick_bound),
             least_time_s=of(self.least_time_s), work_j=of(self.work_j), least_violation=of(self.least_violation),
             least_power_w=of(self.least_power_w),
         )  # fmt: skip
@@ -109,7 +103,8 @@ class Problem:
         relaxed = np.flatnonzero(slack > 0.0)
         if self.stage_clocks is not None and len(relaxed):
             found = self.stage_clocks(layout_index[relaxed], clock_index[relaxed], slack[relaxed])
-            clocks[relaxed, : found.shape[1]] = found
+            depth = min(found.shape[1], clocks.shape[1])  # a decoder of more layouts may know of deeper ones
+            clocks[relaxed, :depth] = found[:, :depth]
         return clocks
 
     def plans(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Columns:

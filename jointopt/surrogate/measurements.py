@@ -14,8 +14,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.runs.database import without_password
-from jointopt.runs.rules import RESULT_RULES
-from jointopt.runs.table import doubtful_lines, sound_results
+from jointopt.runs.table import checked_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -47,8 +46,7 @@ class Measurements:
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
         """Check the rows of a table; what is not used or doubtful is logged. TableError where a result is no number."""
-        sound, sentences = sound_results(table, RESULT_RULES)
-        sentences += doubtful_lines(sound)
+        sound, sentences = checked_results(table)
         for sentence in sentences:
             _log.warning("%s: %s", name, sentence)
         return cls(with_results(sound), tuple(sentences), name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import UsageError
-from jointopt.report.comparison import Comparison
+from jointopt.report.comparison import Compared
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -25,7 +25,7 @@ def compare(
     job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None,
-) -> Comparison:  # fmt: skip
+) -> Compared:  # fmt: skip
     """Plans of one job by part of time, energy and memory, each against the first; two to eight of them.
 
     ``surrogate`` and what follows as in `JobModel.of`. Raises UsageError for another number of plans, and what
@@ -34,4 +34,4 @@ def compare(
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    return Comparison(tuple(explain(model, plan) for plan in plans))
+    return Compared(tuple(explain(model, plan) for plan in plans))

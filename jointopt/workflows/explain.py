@@ -53,6 +53,7 @@ def explain(
     answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
     exceeded = physics.broken_limits(values)
+    rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded), violations=tuple(broken), exceeded=exceeded,
         **{name: float(values[name][0]) for name in RESULTS},
@@ -60,17 +61,13 @@ def explain(
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
-        throughput={name: float(rate[0]) for name, rate in _throughput(model.job, parsed.layouts, values).items()},
+        throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts,
     )  # fmt: skip
-
-
-def _throughput(job: Job, layouts: Columns, values: Columns) -> Columns:
-    return throughput(job, layouts, values["iteration_time_s"], values["energy_j"])
 
 
 def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:

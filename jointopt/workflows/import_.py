@@ -26,7 +26,6 @@ from jointopt.measure.logs.traces import Trace, read_trace
 from jointopt.report.imported import Comparison, Imported
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
-from jointopt.workflows.predict import doubted_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +48,9 @@ def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **g
     if rows:
         import pandas as pd
 
-        remarks = [*remarks, *doubted_results(pd.DataFrame(rows))]
+        from jointopt.runs.table import checked_results
+
+        remarks = [*remarks, *checked_results(pd.DataFrame(rows))[1]]
     network = {name: given[name] for name in ("inter_node_gbytes_per_s",) if given.get(name)}
     return Imported(
         job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),

@@ -16,7 +16,6 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
-from jointopt.runs.rules import RESULT_RULES
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
@@ -89,14 +88,6 @@ def predict(
     _log_unpredicted(reasons)
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
-
-
-def doubted_results(table: pd.DataFrame) -> list[str]:
-    """A sentence on each kind of measured result that the GPU of its row cannot, or hardly can, have given."""
-    from jointopt.runs.table import doubtful_lines, sound_results
-
-    sound, sentences = sound_results(table, RESULT_RULES)
-    return [*sentences, *doubtful_lines(sound)]
 
 
 def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None) -> Measurements | None:

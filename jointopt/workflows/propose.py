@@ -205,11 +205,11 @@ def _problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> 
         return times(physics.evaluate(index, stage_clock_mhz), runs[index])
 
     def bound(of_layouts: LowerBound) -> LowerBound:
-        def times(index: Ints) -> tuple[Floats, Floats]:
+        def of_runs(index: Ints) -> tuple[Floats, Floats]:
             time_s, energy_j = of_layouts(index)
             return time_s * runs[index], energy_j * runs[index]
 
-        return times
+        return of_runs
 
     def least_violation(index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
         return physics.least_violation(index, time_s / runs[index], energy_j / runs[index], power_w)

@@ -23,8 +23,7 @@ from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
-from jointopt.runs.rules import RESULT_RULES
-from jointopt.runs.table import doubtful_lines, read_table, sound_results
+from jointopt.runs.table import checked_results, read_table
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.model import CARD, Surrogate, load, save
@@ -47,8 +46,7 @@ def retrain(
     """
     _check_folder(out)
     old = _before(out, force)
-    data, remarks = sound_results(_gathered(tables, storage), RESULT_RULES)
-    remarks += doubtful_lines(data)
+    data, remarks = checked_results(_gathered(tables, storage))
     surrogate, scores = train(data, seed)
     judged = _judged(scores.attrs.get("rows", {}))
     compared, forgotten = None, tuple[str, ...]()

@@ -100,6 +100,7 @@ def table(
 
 def _rows(plans: Drawn, time_s: Floats, power_w: Floats) -> pd.DataFrame:
     job, count = plans.job, len(plans.time_s)
+    power_w = np.minimum(power_w, job.cluster.power_limit_w)  # as a board would
     frame = plan_frame(plans.layouts | {"stage_clock_mhz": plans.clock_mhz[:, None]})
     return frame.drop(columns="stage_clock_mhz").assign(
         source="own cluster", group=f"{job.model.name}/{job.cluster.num_gpus}/{job.training.seq_length}",

@@ -47,6 +47,11 @@ class Intent:
         return int(self.job.training.global_batch_size // (self["dp"] * self["micro_batch_size"]))
 
     @property
+    def window(self) -> int:
+        """Tokens that attention looks back where these are fewer than a sequence has, else 0."""
+        return self.details.window if self.details.window < self.job.training.seq_length else 0
+
+    @property
     def even(self) -> bool:
         """Whether all chunks have the same number of layers."""
         return len(set(self.chunk_layers)) == 1

@@ -127,10 +127,10 @@ def _positions(words: Words, gaps: Gaps, intent: Intent) -> None:
                   rotary_percent=details.rotary_percent if details.rotary_percent != 1.0 else None)  # fmt: skip
         _rope_scaling(words, gaps, intent)
     gaps.finer(details.local_layers, "layers that look back a window only")
-    if 0 < details.window < seq_length:
+    if intent.window:
         if words.has("window_size"):
-            words.add(window_size=f"{details.window},0")
-        gaps.finer(not words.has("window_size"), f"attention window of {details.window} tokens")
+            words.add(window_size=f"{intent.window},0")
+        gaps.finer(not words.has("window_size"), f"attention window of {intent.window} tokens")
 
 
 def _rope_scaling(words: Words, gaps: Gaps, intent: Intent) -> None:

@@ -85,8 +85,8 @@ def _shape(intent: Intent) -> dict[str, Any]:
     }  # fmt: skip
     if positions == "rope":
         found |= {"rotary_base": int(details.rotary_base), "rotary_percent": details.rotary_percent}
-    if 0 < details.window < intent.job.training.seq_length:
-        found |= {"window_size": [details.window, 0]}
+    if intent.window:
+        found |= {"window_size": [intent.window, 0]}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
     if model.kv_lora_rank:
