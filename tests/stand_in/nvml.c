@@ -3,12 +3,14 @@
    It knows GPUs only where STAND_IN_NVML names a folder, which holds their state, so that processes share it:
    `gpuN` (binary), `calls` (what was set, a line each), and files that a test makes to disturb it:
    `no-permission`  nothing may be set            `lost-N`  GPU N is gone
+   `holds-N`        lines of "pid bytes": memory of GPU N that processes hold while they live; pid 0: of one not shown
    `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead     `cut-N`  it is cut (MIG)
    STAND_IN_NVML_GPUS says how many there are (4). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
    up to the limit; the energy counter integrates that over time (the seconds in the file `now`, else real time) and moves
    every 100 ms, as real ones do. */
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +25,7 @@ typedef int Return;
 typedef struct { int index; } Device;
 typedef struct { double at_s, energy_mj, told_mj; unsigned clock_mhz, limit_mw; int locked; } State;
 typedef struct { unsigned field, scope; long long at, latency; int type, result; union { unsigned u; double d; } value; } Field;
+typedef struct { unsigned pid; unsigned long long bytes; unsigned instance, part; } Holder;
 
 static Device devices[MOST_GPUS];
 
@@ -128,6 +131,44 @@ const char *nvmlErrorString(Return code)
     case LOST: return "GPU is lost";
     default: return "Unknown Error";
     }
+}
+
+/* Bytes that living processes hold of a GPU; the first `room` of those that are shown go to `found`. */
+static unsigned long long held(int index, Holder *found, unsigned room, unsigned *n)
+{
+    char path[4096];
+    unsigned long long bytes, sum = 0;
+    int pid;
+    *n = 0;
+    path_of("holds-", index, path);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    while (fscanf(file, "%d %llu", &pid, &bytes) == 2) {
+        if (pid && kill(pid, 0)) continue;
+        sum += bytes;
+        if (!pid) continue;
+        if (*n < room) found[*n] = (Holder){(unsigned)pid, bytes, 0, 0};
+        ++*n;
+    }
+    fclose(file);
+    return sum;
+}
+
+Return nvmlDeviceGetMemoryInfo(Device *d, unsigned long long *memory)
+{
+    unsigned n;
+    memory[0] = 80ULL << 30;
+    memory[2] = (512ULL << 20) + held(d->index, NULL, 0, &n);
+    memory[1] = memory[0] - memory[2];
+    return OK;
+}
+
+Return nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *n, Holder *found)
+{
+    unsigned room = found ? *n : 0;
+    if (there("lost-", d->index)) return LOST;
+    held(d->index, found, room, n);
+    return *n > room ? TOO_SMALL : OK;
 }
 
 Return nvmlSystemGetDriverVersion(char *text, unsigned n) { snprintf(text, n, "stand-in"); return OK; }

@@ -1,38 +1,36 @@
 """Clocks and power limits of a plan on the GPUs of its ranks: set before a run, put back whatever ends it.
 
-What was set is written down first, in a file of the user that this process keeps locked while it lives. After SIGKILL
-the file remains, unlocked, and `restore` undoes what it records.
+Clocks of a GPU have one owner on the machine (`owners`), who writes down first what it has found. A guardian, a process
+of its own, puts things back after SIGKILL; where that is killed too, `restore` does, and the next run on these GPUs.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
-import json
-import os
-import re
 import signal
-import socket
+import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
-import psutil
 
 from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import Ints, num_gpus
 from jointopt.measure.devices.meter import Gpus
+from jointopt.measure.devices.owners import Owned, Owner, claimed, is_held, owners
+from jointopt.measure.guard.guarded import Guardian
 from jointopt.spec.plans.clocks import parse_stage_clocks
 from jointopt.spec.plans.ranks import DEFAULT_ORDER, stage_of_rank
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
+_ABOVE = 1.03  # of the clock that was set: no locked GPU runs there
+NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is then not 0
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,6 @@ class Setting:
     index: int
     clock_mhz: float | None = None
     power_limit_w: float | None = None
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """Settings that a killed process has left: GPUs by identity, with the power limit before (None: not set)."""
-
-    file: Path
-    pid: int
-    command: str
-    limits_before_w: Mapping[str, float | None]
 
 
 def ranks_of_node(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None) -> Ints:
@@ -115,43 +103,54 @@ class Held:
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self.trouble = ""
+        self.changed: dict[str, str] = {}  # sentences on what somebody else has set meanwhile
         self.set_once = False  # whether anything was ever set
         self._settings = settings
-        self._record: TextIO | None = None
+        self._gpus: Gpus | None = None
+        self._owned: Owned | None = None
+        self._guardian: Guardian | None = None
         self._undo: list[tuple[str, Callable[[], None]]] = []
         self._busy = False
         self._waiting: list[int] = []
         self.handlers: dict[int, Any] = {}
 
     def lock(self) -> None:
-        """Write down what will be set, then set it."""
+        """Become the owner, write down what will be set, then set it."""
         self.set_once = True
         with self._undisturbed():
-            gpus = Gpus()
+            gpus = self._gpus = Gpus()
             most = 1 + max(setting.index for setting in self._settings)
             if most > len(gpus):
                 raise DeviceError(f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}.")
             ids = gpus.ids
-            mine = {ids[s.index] for s in self._settings}
-            for one in leftovers():  # so that "before" is what it was before them too
-                if mine & one.limits_before_w.keys():
-                    _undone(one, Gpus(visible=False))
+            self._owned = Owned(ids[s.index] for s in self._settings)
+            for one in self._owned.found.values():  # so that "before" is what it was before them too
+                _undone(one, Gpus(visible=False))
             before = {
                 ids[s.index]: gpus.power_limit_w(s.index) if s.power_limit_w is not None else None
                 for s in self._settings
             }
-            self._record = _write_record(before)
-            for other in _records(alive=True):
-                if other.pid != os.getpid() and mine & other.limits_before_w.keys():
-                    raise DeviceError(
-                        f"Process {other.pid} ({other.command}) holds the clocks of these GPUs; wait for it, or choose "
-                        "others with CUDA_VISIBLE_DEVICES."
-                    )
+            self._owned.write(before)
+            if self._owned.new:
+                self._guardian = Guardian({"command": [], "linger_s": 0.0, "restore": _RESTORE, "scratch": [],
+                                           "record": None}, "clocks", stdin=subprocess.DEVNULL)  # fmt: skip
             for setting in self._settings:
                 self._set(gpus, setting, before[ids[setting.index]])
 
+    def look(self) -> None:
+        """Compare what the GPUs are set to with what was set; differences are in ``changed``."""
+        if self._gpus is None or self._busy or not self._undo:
+            return
+        try:
+            found = [sentence for setting in self._settings for sentence in _differences(self._gpus, setting)]
+        except DeviceError:  # a GPU that is lost is the meter's news
+            return
+        if self._undo and not self._busy:  # not put back meanwhile, in the other thread
+            self.changed |= dict(found)
+
     def restore(self) -> None:
         """Put everything back; what fails is in ``trouble`` and remains written down."""
+        self.look()
         with self._undisturbed():
             while self._undo:
                 what, undo = self._undo[-1]
@@ -159,12 +158,15 @@ class Held:
                     undo()
                 except JointOptError as error:
                     self.trouble = f"{what} was not put back: {error}"
+                    NOT_PUT_BACK.append(self.trouble)
                 self._undo.pop()
-            if self._record is not None:
-                if not self.trouble:
-                    Path(self._record.name).unlink(missing_ok=True)
-                self._record.close()
-                self._record = None
+            if self._owned is not None:
+                self._owned.released(self._owned.new, put_back=not self.trouble)
+                self._owned = None
+            if self._guardian is not None:
+                self._guardian.order("done")
+                self._guardian.close()
+                self._guardian = None
 
     def handle(self, number: int, frame: Any) -> None:
         """Handle a signal while settings are held."""
@@ -212,9 +214,9 @@ class Held:
                 self.handle(number, None)
 
 
-def leftovers() -> list[Leftover]:
-    """Settings that killed processes have left on this machine."""
-    return _records(alive=False)
+def leftovers() -> list[Owner]:
+    """GPUs on which killed processes have left their settings, with those processes."""
+    return [one for one in owners() if not is_held(one)]
 
 
 def restore_offer() -> str:
@@ -222,40 +224,58 @@ def restore_offer() -> str:
     found = leftovers()
     if not found:
         return ""
-    names = sorted({gpu for one in found for gpu in one.limits_before_w})
     return (
-        f"A run that was killed (process {found[0].pid}: {found[0].command}) has left clocks of {len(names)} GPUs set; "
-        "put them back with: jointopt clocks restore"
+        f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs set; put them back with: jointopt "
+        "clocks restore"
     )
 
 
 def restore() -> list[str]:
     """Undo what killed processes have left set; a sentence for each. Raises DeviceError where a GPU refuses."""
-    return [sentence for one in leftovers() for sentence in _undone(one, Gpus(visible=False))]
+    sentences = []
+    for one in leftovers():
+        with claimed(one) as mine:
+            sentences += [_undone(one, Gpus(visible=False))] if mine else []
+    return sentences
 
 
 def reset_all() -> list[str]:
-    """Give the clock of every GPU of this machine back to the driver, whoever set it; a sentence for each."""
+    """Clock and power limit of every GPU of this machine as the driver has them, whoever set them; a sentence each."""
     gpus = Gpus(visible=False)
     for index in range(len(gpus)):
         gpus.reset_clock(index)
+        limit_w = gpus.default_power_limit_w(index)
+        if limit_w is not None and limit_w != gpus.power_limit_w(index):
+            gpus.set_power_limit(index, limit_w)
+    for one in leftovers():
+        with claimed(one):
+            pass
     return [f"The clock of {gpus.name(index)} is the driver's again." for index in range(len(gpus))]
 
 
-def _undone(one: Leftover, gpus: Gpus) -> list[str]:
-    index = {name: i for i, name in enumerate(gpus.ids)}
-    sentences = []
-    for name, limit_w in one.limits_before_w.items():
-        if name not in index:
-            sentences.append(f"GPU {name}, which process {one.pid} had set, is not on this machine any more.")
-            continue
-        gpus.reset_clock(index[name])
-        if limit_w is not None:
-            gpus.set_power_limit(index[name], limit_w)
-        limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
-        sentences.append(f"The clock of {gpus.name(index[name])} is the driver's again{limit}.")
-    one.file.unlink(missing_ok=True)
-    return sentences
+def _undone(one: Owner, gpus: Gpus) -> str:
+    """Put back what a dead owner has left on its GPU; a sentence."""
+    index = {name: i for i, name in enumerate(gpus.ids)}.get(one.gpu)
+    if index is None:
+        return f"GPU {one.gpu}, which process {one.pid} had set, is not on this machine any more."
+    limit_w = one.limit_before_w
+    if limit_w is not None and not one.trusted:
+        limit_w = gpus.default_power_limit_w(index)
+    gpus.reset_clock(index)
+    if limit_w is not None:
+        gpus.set_power_limit(index, limit_w)
+    limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
+    return f"The clock of {gpus.name(index)} is the driver's again{limit}."
+
+
+def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
+    """(what, sentence) on what a GPU does not keep of its setting, though only another program can have changed it."""
+    index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
+    if wanted_w is not None and abs((limit_w := gpus.power_limit_w(index)) - wanted_w) > 1:
+        text = f"the power limit of GPU {index} was set to {limit_w:g} W by another program, not {wanted_w:g}"
+        yield f"limit {index}", text
+    if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
+        yield f"clock {index}", f"GPU {index} ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
 
 
 def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[float | None]:
@@ -288,52 +308,3 @@ def _handled_by(held: Held) -> dict[int, Any]:
     for number in wanted:
         signal.signal(number, held.handle)
     return wanted
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "clocks"
-
-
-def _write_record(limits_before_w: Mapping[str, float | None]) -> TextIO:
-    """The file that records what is about to be set, locked for as long as it stays open."""
-    file = _folder() / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:100]
-    content = {"pid": os.getpid(), "command": command, "limits_before_w": dict(limits_before_w)}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        stream = file.open("w", encoding="utf-8")
-        with suppress(OSError):  # some file systems cannot; the process's number then decides
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        json.dump(content, stream)
-        stream.flush()
-    except OSError as error:
-        raise DeviceError(
-            f"{file} cannot be written ({error.strerror}), and without it clocks could not be put back after a kill; "
-            "set XDG_STATE_HOME to a folder that can."
-        ) from error
-    return stream
-
-
-def _records(alive: bool) -> list[Leftover]:
-    """Files of this machine whose process lives, or does not any more."""
-    found = []
-    # not those of gpu-2 on gpu
-    mine = re.compile(rf"{re.escape(socket.gethostname())}-\d+-[0-9a-f]{{8}}\.json")
-    for file in sorted(one for one in _folder().glob("*.json") if mine.fullmatch(one.name)):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # one that is just being written, or removed
-            content = json.loads(file.read_text(encoding="utf-8"))
-            record = Leftover(file, content["pid"], content["command"], content["limits_before_w"])
-            if _lives(record) == alive:
-                found.append(record)
-    return found
-
-
-def _lives(record: Leftover) -> bool:
-    with record.file.open(encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return psutil.pid_exists(record.pid)
-    return False

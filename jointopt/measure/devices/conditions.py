@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import DeviceError
-from jointopt.core.facts import joined_notes
+from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.schema import num_gpus
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings
 from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
+from jointopt.measure.devices.occupancy import Occupant, occupants
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
-from jointopt.measure.launchers.rows import is_blank
+from jointopt.measure.launchers.rows import failed_row, is_blank
 from jointopt.spec.plans.ranks import stage_of_rank
 
+_log = logging.getLogger(__name__)
 MEASURE_S = 1.5 * LEAST_WINDOW_S
 _HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -35,6 +38,8 @@ class Conditions:
     default_clocks: bool
     started_s: float = 0.0
     ended_s: float = 0.0
+    shared: Sequence[Occupant] = ()  # others that held memory of these GPUs before the run
+    left: Sequence[Occupant] = ()  # or after it, when no process of the run was there any more
 
     @property
     def measure_s(self) -> float:
@@ -47,6 +52,8 @@ class Conditions:
         """``row`` with the meter's results between two times (s since 1970), in which so many iterations ran."""
         if self.meter is None:
             return dict(row)
+        if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
+            row = dict(row) | _not_believed(row, taken)
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
         return self.with_reading(row, reading, window_s, iterations)
 
@@ -74,8 +81,12 @@ class Conditions:
             seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
             if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
                 yield f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}"
+        if self.shared:
+            yield f"not alone: {'; '.join(map(str, self.shared))}"
         if self.held and self.held.trouble:
             yield self.held.trouble
+        if self.held:
+            yield from self.held.changed.values()
 
 
 @contextmanager
@@ -97,11 +108,25 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
         return
     settings = [] if default_clocks else plan_settings(plan)
     with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
-        conditions = Conditions(plan, meter, held, settings, default_clocks, clock.time())
+        ranks = range(int(num_gpus(plan)))
+        meter.also = held.look
+        conditions = Conditions(plan, meter, held, settings, default_clocks, shared=occupants(ranks))
+        for one in conditions.shared:
+            _log.warning("%s.", one)
+        conditions.started_s = clock.time()
         try:
             yield conditions
         finally:
             conditions.ended_s = clock.time()
+            conditions.left = occupants(ranks, patience_s=0.0)
+
+
+def _not_believed(row: Mapping[str, Any], taken: Sequence[Occupant]) -> dict[str, Any]:
+    """The results of a run that was out of memory while others held some: a failure, from which nothing is learned."""
+    words = "; ".join(dict.fromkeys(map(str, taken)))
+    return failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}")) | {
+        "notes": joined_notes(f"out of memory, with {words}", row.get("notes"))
+    }
 
 
 def _gpus_here(default_clocks: bool) -> bool:

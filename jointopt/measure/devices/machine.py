@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 
 from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.measure.devices.meter import Gpus
+from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.launchers.process import run_program
 from jointopt.measure.launchers.program import local_torchrun
@@ -169,8 +169,8 @@ def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Map
 
     It runs with so many processes of this machine, or as this process' own ``rank`` of several (`rank_variables`).
     """
-    with tempfile.TemporaryDirectory(prefix="jointopt-") as folder:
-        result, log = Path(folder) / "result.json", Path(folder) / "log"
+    with scratch_folder() as folder:
+        result, log = folder / "result.json", folder / "log"
         start = local_torchrun(processes) if rank is None else [sys.executable]
         command = [*start, "-m", "jointopt.measure.trainer.probe", str(result)]
         ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1", **(rank or {})})

@@ -23,6 +23,7 @@ from jointopt.measure.devices.reading import QUANTITIES, Reading, Series, no_ser
 
 _PERIOD_S = 0.1
 _MOST_SAMPLES = 20_000  # beyond that every second sample is dropped, and the period doubled
+_ALSO = 10  # samples
 _PATIENCE_S = 5.0  # for the last sample, where a driver hangs
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 PERMISSION = (
@@ -101,6 +102,14 @@ class Gpus:
         """The power limit of the GPU in W."""
         return float(_answer(self._gpus[index].get_power_management_limit, index)) / 1e3
 
+    def default_power_limit_w(self, index: int) -> float | None:
+        """The limit that the driver gives the GPU; None where it does not say."""
+        if self._nvml is None:
+            return None
+        with suppress(self._nvml.NVMLError):
+            return float(self._nvml.nvmlDeviceGetPowerManagementDefaultLimit(self._gpus[index].handle)) / 1e3
+        return None
+
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Limit the GPU's power; PlanError where it takes no such limit."""
         low, high = _answer(self._gpus[index].get_power_management_limit_constraints, index)
@@ -111,6 +120,21 @@ class Gpus:
         milliwatts = round(1e3 * limit_w)
         gpu = self._gpus[index]
         _answer(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+
+    def memory_bytes(self, index: int) -> tuple[int, int]:
+        """Memory of the GPU that is in use, by whatever, and all that it has; DeviceError where it does not say."""
+        if self._nvml is None:
+            raise DeviceError(f"{self.name(index)} does not say what its memory is used for.")
+        memory = _answer(lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[index].handle), index)
+        return int(memory.used), int(memory.total)
+
+    def processes(self, index: int) -> dict[int, int]:
+        """Bytes of the GPU's memory that each process holds, by its pid; 0 where the driver does not say."""
+        if self._nvml is None:
+            return {}
+        handle = self._gpus[index].handle
+        found = _answer(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle), index)
+        return {int(one.pid): int(one.usedGpuMemory or 0) for one in found}
 
     def sample(self, index: int) -> tuple[float, ...]:
         """Energy counter in J, power in W, temperature in °C, utilisation 0 to 1, SM clock in MHz; NaN = unknown."""
@@ -153,6 +177,7 @@ class Meter:
 
     def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK) -> None:
         self._indices, self._period_s, self._clock = indices, period_s, clock
+        self.also: Callable[[], None] | None = None  # called at every `_ALSO`th sample
         self._reason = ""
         self._times: list[float] = []
         self._samples: list[list[tuple[float, ...]]] = []
@@ -222,6 +247,8 @@ class Meter:
             self._sample(gpus, wanted)
             while not self._clock.wait(self._over, self._period_s):
                 self._sample(gpus, wanted)
+                if self.also is not None and len(self._times) % _ALSO == 0:
+                    self.also()
             self._sample(gpus, wanted)
         except DeviceError as error:
             self._reason = str(error).rstrip(".")

@@ -22,11 +22,11 @@ import psutil
 from jointopt.core.errors import JobError, RankOrderError
 from jointopt.core.schema import Ints
 from jointopt.measure.devices.stage_hook.sitecustomize import FOLDER
+from jointopt.measure.guard.records import marked
 from jointopt.measure.imports.files import read_text
 from jointopt.measure.imports.megatron import SHAPE
 from jointopt.measure.imports.shell import UNKNOWN, read_script
 from jointopt.measure.imports.taken import pairs_of, whole_of
-from jointopt.measure.launchers.process import marked
 from jointopt.spec.plans.ranks import (
     DEFAULT_ORDER,
     NANOTRON_04_EXPERTS_ORDER,

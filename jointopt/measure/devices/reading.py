@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Floats
 
@@ -156,7 +157,7 @@ class Series:
 
     def write(self, path: Path) -> None:
         """As JSON, for the launcher that adds nodes up."""
-        path.write_text(json.dumps(asdict(self), default=_plain), encoding="utf-8")
+        write_whole(path, json.dumps(asdict(self), default=_plain))
 
     @classmethod
     def read(cls, path: Path) -> Series:

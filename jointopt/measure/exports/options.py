@@ -38,7 +38,7 @@ def version_key(version: str, end: bool = False) -> tuple[int, ...]:
     """A version as numbers to compare by; the newest is above all. UsageError for text that is no version."""
     if version in (NEWEST, "dev", "main", ""):
         return (*_HIGHEST, 1) if end else _HIGHEST
-    numbers = re.match(r"(?:core_)?[rv]?(\d+(?:\.\d+)*)", version)
+    numbers = re.fullmatch(r"(?:core_)?[rv]?(\d+(?:\.\d+)*)[\w.+-]*", version, re.ASCII)
     if numbers is None:
         raise UsageError(f"--version must be a version such as 0.16.1, or {NEWEST}; got {version!r}.")
     return tuple(int(part) for part in numbers[1].split("."))

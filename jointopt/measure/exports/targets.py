@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from jointopt.core.errors import ExportError, UsageError, nearest
 from jointopt.measure.exports.intent import Export, Intent
-from jointopt.measure.exports.options import NEWEST
+from jointopt.measure.exports.options import NEWEST, version_key
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Target:
         made: Callable[..., Export] = module.export
         if program and not self.around:
             raise UsageError("--program names what a batch system starts: give it with --to slurm or kubernetes.")
+        if version:  # it is written into scripts, also where nothing depends on it
+            version_key(version)
         found = made(intent, version or self.version, *([program] if self.around else []))
         if self.around or not intent.arguments:
             return found

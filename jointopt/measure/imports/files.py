@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import JobError
+from jointopt.core.input_files import regular_bytes
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
@@ -47,9 +48,8 @@ _KINDS = (
 def read_file(path: Path) -> list[Taken]:
     """The statements of a file, in one or several records; JobError for one that no reader knows."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise JobError(f"{path} is larger than {_MOST_BYTES:,} bytes; give the part with one run.")
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        raw = regular_bytes(path, _MOST_BYTES, "a file of one run, or the part with one", JobError)
+        text = raw.decode("utf-8", errors="replace")
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror or error}.") from error
     found = read_text(text)

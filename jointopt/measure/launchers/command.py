@@ -18,6 +18,7 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
 from jointopt.measure.devices.conditions import Conditions, unmetered
+from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.failures import is_full
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program
@@ -176,8 +177,8 @@ class CommandLauncher(LocalLauncher):
     def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
         """A folder for all files of one run, its log among them; it stays in ``logs`` where that is given."""
         if self.logs is None:
-            with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-                yield Path(scratch), Path(scratch) / _LOG
+            with scratch_folder() as scratch:
+                yield scratch, scratch / _LOG
         else:
             Path(self.logs).mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()

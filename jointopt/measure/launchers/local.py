@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from jointopt.core.facts import Failure, FailureKind
 from jointopt.core.schema import Columns
 from jointopt.measure.devices.conditions import Conditions, under_plan, unmetered
 from jointopt.measure.devices.identity import check_devices
+from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.failures import failure_of, is_full
 from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
 from jointopt.measure.launchers.program import Program
@@ -71,8 +71,8 @@ class LocalLauncher:
     @contextmanager
     def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
         """A folder for the files of one run of ``plan``, and its empty log, which stays where ``logs`` is given."""
-        with tempfile.TemporaryDirectory(prefix="jointopt-") as scratch:
-            yield Path(scratch), new_log(self.logs or Path(scratch), plan)
+        with scratch_folder() as scratch:
+            yield scratch, new_log(self.logs or scratch, plan)
 
     def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
         """Clocks and meter of a run; a training on cores neither sets nor reads the GPUs beside them."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from jointopt.core.errors import JointOptError, LauncherError
+from jointopt.measure.guard.guarded import Guarded
+from jointopt.measure.guard.records import settled
 from jointopt.measure.launchers.failures import is_full
 
-MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
+_log = logging.getLogger(__name__)
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
+_LINGER_S = 2.0  # that children have to end after the program, from SIGTERM to SIGKILL
 _POLL_S = 0.05
 _TAIL_BYTES = 65_536
 _LONGEST_LOG = 64 * 2**20
@@ -49,21 +50,20 @@ def run_program(
 
     Raises LauncherError where the program cannot be started.
     """
-    mark = uuid.uuid4().hex
     with log.open("ab") as out:
         program = _started(
-            command, env={**environment(mark), **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command, env=environment(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
     timed_out = False
     try:
-        program.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
+        timed_out = program.wait(limit_s) is None
     finally:
-        end_program(program, mark)
+        try:
+            program.end(_POLITE_S)
+        finally:
+            program.kill()  # where an interrupt did not let it end in its own time
     cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot hold it any more
-    return Ended(program.returncode, timed_out, tail_of(log) + cut)
+    return Ended(program.code or 0, timed_out, tail_of(log) + cut)
 
 
 def run_in_foreground(
@@ -73,29 +73,27 @@ def run_in_foreground(
     """Run ``command`` in the user's terminal and return its exit code, 128 + n where signal n ended it.
 
     SIGINT, SIGTERM and SIGHUP are passed on; after ``grace_s``, or a second signal, the program is killed with all that
-    it started. ``watch`` is called with the mark of its processes as long as it runs; what it raises ends the program.
-    Raises LauncherError where it cannot be started.
+    it started. Processes that outlive it are ended too. ``watch`` is called with the mark of its processes as long as
+    it runs; what it raises ends the program. Raises LauncherError where it cannot be started.
     """
-    mark, until = uuid.uuid4().hex, math.inf
+    until = math.inf
     with _caught(_SIGNALS) as caught:
-        program = _started(command, env={**environment(mark), **(env or {})})
+        program = _started(command, env=environment(env), foreground=True, linger_s=_LINGER_S)
         passed_on = 0
         try:
-            while program.poll() is None and time.monotonic() < until and len(caught) < 2:
+            while program.wait(_POLL_S) is None and time.monotonic() < until and len(caught) < 2:
                 for number in caught[passed_on:]:
                     passed_on, until = passed_on + 1, time.monotonic() + grace_s
                     _pass_on(program, number)
-                with suppress(subprocess.TimeoutExpired):
-                    program.wait(_POLL_S)
-                if watch is not None and program.returncode is None and not caught:
-                    watch(mark)
+                if watch is not None and not caught:
+                    watch(program.mark)
         except JointOptError:
-            end_program(program, mark)
+            program.end(_POLITE_S)
             raise
         finally:
-            if program.poll() is None:
-                kill_program(program, mark)
-    return program.returncode if program.returncode >= 0 else 128 - program.returncode
+            program.kill()
+    code = program.code or 0
+    return code if code >= 0 else 128 - code
 
 
 @contextmanager
@@ -113,23 +111,20 @@ def _caught(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _pass_on(program: subprocess.Popen[bytes], number: int) -> None:
+def _pass_on(program: Guarded, number: int) -> None:
     """Send the signal, unless it is a terminal's Ctrl-C: that has reached the program in its foreground group."""
     if number == signal.SIGINT:
         with suppress(OSError, ValueError):  # no terminal
             if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
                 return
-    with suppress(ProcessLookupError):
-        program.send_signal(number)
+    program.signal(number)
 
 
-def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(command, preexec_fn=end_with_parent, **options)
-    except OSError as error:
-        raise LauncherError(
-            f"{command[0]!r} cannot be started: {error.strerror}; is it installed, and on the PATH?"
-        ) from error
+def _started(command: Sequence[str], **options: Any) -> Guarded:
+    """The program under a guardian, once what killed tools have left is ended."""
+    for sentence in settled():
+        _log.info(sentence)
+    return Guarded(command, **options)
 
 
 @contextmanager
@@ -144,46 +139,15 @@ def files_of_a_run() -> Iterator[None]:
         ) from error
 
 
-def environment(mark: str) -> dict[str, str]:
-    """The environment of the programs of a run: with its mark, and GPUs counted as the meter does by default."""
-    return {**_GPUS_AS_METERED, **os.environ, MARK: mark}
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the programs of a run: GPUs counted as the meter does by default, and ``more``."""
+    return {**_GPUS_AS_METERED, **os.environ, **(more or {})}
 
 
 def end_with_parent() -> None:
     """Let Linux send SIGTERM to this child when the tool dies; between fork and exec it imports and opens nothing."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def end_program(program: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to the program, so that it can end its own, then SIGKILL to every process that bears its mark."""
-    try:
-        if program.poll() is None:
-            program.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                program.wait(_POLITE_S)
-    finally:
-        kill_program(program, mark)
-
-
-def kill_program(program: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGKILL to the program and to every process that bears its mark."""
-    left = list(marked(mark))
-    for process in left:
-        with suppress(psutil.Error):
-            process.kill()
-    if program.poll() is None:
-        program.kill()
-        program.wait()  # before psutil does, which would keep the exit code for itself
-    psutil.wait_procs(left, timeout=_POLITE_S)
-
-
-def marked(mark: str) -> Iterable[psutil.Process]:
-    """Processes that inherited the mark of a run."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                yield process
 
 
 def tail_of(log: Path) -> str:

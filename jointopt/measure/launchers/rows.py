@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from jointopt.core.facts import Failure, joined_notes
 from jointopt.core.schema import COLUMNS, DOUBLINGS, STATUSES
@@ -30,7 +29,11 @@ def plan_cells(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_blank(value: Any) -> bool:
     """Whether a cell holds nothing: None, NaN or NA."""
-    return value is None or (np.ndim(value) == 0 and bool(pd.isna(value)))
+    if value is None or isinstance(value, str | int | float):
+        return value is None or value != value  # NaN
+    import pandas as pd  # takes long to load, and `exec` meets nothing but those
+
+    return np.ndim(value) == 0 and bool(pd.isna(value))
 
 
 def _clocks(value: Any) -> list[float]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import LauncherError, UsageError, nearest
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, Columns
@@ -156,7 +157,7 @@ class SlurmLauncher:
                 raise
             number = taken
         with suppress(OSError):  # without it the job is found by its name
-            (folder / _STATE).write_text(json.dumps({"job": number}), encoding="utf-8")
+            write_whole(folder / _STATE, json.dumps({"job": number}))
         return number, f"Slurm job {number} is submitted"
 
     def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:

@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
-from jointopt.measure.devices import clocks
+from jointopt.measure.devices import clocks, meter
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
+from jointopt.measure.devices.owners import Owned
 from jointopt.spec.plans.ranks import stage_of_rank
 
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
@@ -29,6 +31,23 @@ with locked([Setting(i, 1410.0, 500.0) for i in range(4)]):
     print("held", flush=True)
     time.sleep(60)
 """
+
+
+def killed(program: subprocess.Popen[str]) -> None:
+    """SIGKILL to a program and to the guardian that would put its clocks back."""
+    both = [*psutil.Process(program.pid).children(), program]
+    for each in both:
+        each.kill()
+    program.wait()
+
+
+def left_by(gpu: str, monkeypatch: pytest.MonkeyPatch, limit_w: float | None = None) -> None:
+    """A record as process 4321 leaves it that is killed."""
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 4321)
+        owned = Owned([gpu])
+        owned.write({gpu: limit_w})
+        owned.released([gpu], put_back=False)
 
 
 def holder(driver, program: str = HOLD) -> subprocess.Popen[str]:
@@ -116,7 +135,7 @@ def test_a_gpu_that_is_lost_meanwhile_is_told_and_the_others_are_put_back(driver
         driver.disturb("lost-1")
     assert "the clock of GPU 1 was not put back" in held.trouble
     assert driver.held() == {1: 1410}
-    assert len(clocks.leftovers()) == 1
+    assert [one.gpu for one in clocks.leftovers()] == [f"GPU-stand-in-{gpu}" for gpu in range(4)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -143,8 +162,7 @@ def test_after_sigkill_the_next_start_offers_what_restore_undoes(driver) -> None
     program = holder(driver)
     program.stdout.readline()
     assert clocks.restore_offer() == ""
-    program.kill()
-    program.wait()
+    killed(program)
     assert "clocks of 4 GPUs set; put them back with: jointopt clocks restore" in clocks.restore_offer()
     sentences = clocks.restore()
     assert sentences[0].startswith("The clock of GPU 0 (NVIDIA H100 80GB HBM3) is the driver's again, its power")
@@ -155,8 +173,7 @@ def test_after_sigkill_the_next_start_offers_what_restore_undoes(driver) -> None
 def test_restore_needs_rights_too_and_can_be_repeated(driver) -> None:
     program = holder(driver)
     program.stdout.readline()
-    program.kill()
-    program.wait()
+    killed(program)
     driver.disturb("no-permission")
     with pytest.raises(DevicePermissionError):
         clocks.restore()
@@ -167,12 +184,11 @@ def test_restore_needs_rights_too_and_can_be_repeated(driver) -> None:
 def test_a_run_on_gpus_that_a_killed_one_left_puts_them_back_to_before_both(driver) -> None:
     program = holder(driver)
     program.stdout.readline()
-    program.kill()
-    program.wait()
+    killed(program)
     with locked([Setting(0, 900.0, 300.0)]):
-        assert driver.held() == {0: 900}
+        assert driver.held()[0] == 900
     assert driver.calls()[-2:] == ["limit 0 700000", "reset 0 1980"]
-    assert clocks.leftovers() == []
+    assert [one.gpu for one in clocks.leftovers()] == ["GPU-stand-in-1", "GPU-stand-in-2", "GPU-stand-in-3"]
 
 
 def test_gpus_that_a_living_run_holds_are_refused(driver) -> None:
@@ -191,16 +207,15 @@ def test_runs_on_other_gpus_neither_stop_this_one_nor_are_put_back_by_it(driver)
     program.stdout.readline()
     with locked([Setting(3, 900.0)]):
         assert set(driver.held()) == {0, 1, 3}
-    program.kill()
-    program.wait()
+    killed(program)
     with locked([Setting(3, 900.0)]):
         assert set(driver.held()) == {0, 1, 3}
-    assert [len(one.limits_before_w) for one in clocks.leftovers()] == [2]
+    assert [one.gpu for one in clocks.leftovers()] == ["GPU-stand-in-0", "GPU-stand-in-1"]
 
 
 def test_a_gpu_that_is_gone_is_named_and_the_others_are_put_back(driver, monkeypatch) -> None:
-    monkeypatch.setattr("os.getpid", lambda: 4321)
-    clocks._write_record({"GPU-gone": 700.0, "GPU-stand-in-1": None}).close()
+    left_by("GPU-gone", monkeypatch, 700.0)
+    left_by("GPU-stand-in-1", monkeypatch)
     assert clocks.restore() == [
         "GPU GPU-gone, which process 4321 had set, is not on this machine any more.",
         "The clock of GPU 1 (NVIDIA H100 80GB HBM3) is the driver's again.",
@@ -222,8 +237,7 @@ def test_gpus_are_found_again_by_identity_whatever_is_visible(driver, monkeypatc
     program = holder(driver, HOLD.replace("range(4)", "range(2)"))
     program.stdout.readline()
     assert set(driver.held()) == {2, 3}
-    program.kill()
-    program.wait()
+    killed(program)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     clocks.restore()
     assert driver.held() == {}
@@ -231,8 +245,8 @@ def test_gpus_are_found_again_by_identity_whatever_is_visible(driver, monkeypatc
 
 def test_without_a_place_to_write_nothing_is_locked(driver, monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DeviceError, match="set XDG_STATE_HOME"), locked([Setting(0, 900.0)]):
+    monkeypatch.setenv("JOINTOPT_CLOCKS", str(tmp_path / "file"))
+    with pytest.raises(DeviceError, match="set JOINTOPT_CLOCKS"), locked([Setting(0, 900.0)]):
         pass
     assert driver.calls() == []
 
@@ -250,9 +264,69 @@ def test_a_handler_of_the_program_itself_decides_and_clocks_stay_until_it_ends(d
     assert driver.held() == {}
 
 
-def test_what_is_left_on_another_host_whose_name_begins_alike_is_its_own_affair(driver, monkeypatch) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "gpu-2")
-    clocks._write_record({"GPU-stand-in-0": None}).close()
-    assert len(clocks.leftovers()) == 1
-    monkeypatch.setattr("socket.gethostname", lambda: "gpu")
+def test_a_killed_run_is_put_back_by_its_guardian_within_seconds(driver) -> None:
+    program = holder(driver)
+    program.stdout.readline()
+    program.kill()
+    program.wait()
+    until = time.monotonic() + 60
+    while (driver.held() or clocks.leftovers()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (driver.held(), clocks.leftovers()) == ({}, [])
+    assert driver.calls().count("limit 3 700000") == 1
+
+
+def test_what_another_program_sets_meanwhile_is_noticed_and_put_back(driver) -> None:
+    gpus = meter.Gpus()
+    with locked([Setting(0, 900.0, 500.0), Setting(1, 900.0, 500.0)]) as held:
+        gpus.set_power_limit(0, 400.0)
+        gpus.reset_clock(1)
+        held.look()
+    assert held.changed == {
+        "limit 0": "the power limit of GPU 0 was set to 400 W by another program, not 500",
+        "clock 1": "GPU 1 ran at 1980 MHz, above the 900 set: another program set it",
+    }
+    assert (driver.held(), driver.calls().count("limit 0 700000")) == ({}, 1)
+
+
+def test_two_users_never_own_one_gpu_and_what_the_first_found_is_put_back(driver, monkeypatch) -> None:
+    program = holder(driver)
+    program.stdout.readline()
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", "/nowhere")  # another user or container: only the folder of clocks is shared
+        patch.setattr("socket.gethostname", lambda: "container-7")
+        with (
+            pytest.raises(DeviceError, match=f"Process {program.pid} of .* holds the clocks"),
+            locked([Setting(0, 900.0)]),
+        ):
+            pass
+    killed(program)
+    with locked([Setting(gpu, 900.0, 300.0) for gpu in range(4)]):
+        assert meter.Gpus().power_limit_w(0) == 300
+    assert [meter.Gpus().power_limit_w(gpu) for gpu in range(4)] == [700.0] * 4
+
+
+def test_what_another_user_claims_to_have_found_is_not_put_back_but_the_drivers_default(driver, monkeypatch) -> None:
+    left_by("GPU-stand-in-0", monkeypatch, limit_w=200.0)
+    monkeypatch.setattr("os.geteuid", lambda: 1234)
+    (file,) = (one.file for one in clocks.leftovers())
+    os.chown(file, 4242, 4242) if os.getuid() == 0 else pytest.skip("only root makes files of others")
+    meter.Gpus().set_power_limit(0, 450.0)
+    clocks.restore()
+    assert driver.calls()[-1] == "limit 0 700000"
+
+
+def test_what_was_set_before_the_machine_was_started_again_is_forgotten(driver, monkeypatch) -> None:
+    left_by("GPU-stand-in-0", monkeypatch, limit_w=200.0)
+    monkeypatch.setattr("jointopt.measure.devices.owners.boot_id", lambda: "another")
     assert clocks.leftovers() == []
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_written_to(driver, tmp_path: Path) -> None:
+    (precious := tmp_path / "precious").write_text("keep")
+    (tmp_path / "clocks").mkdir()
+    for gpu, link in enumerate((os.symlink, os.link)):
+        link(precious, tmp_path / "clocks" / f"GPU-stand-in-{gpu}.json")
+        with pytest.raises(DeviceError, match="cannot be written"), locked([Setting(gpu, 900.0)]):
+            pass
+    assert (precious.read_text(), driver.calls()) == ("keep", [])

@@ -31,7 +31,7 @@ def test_a_script_or_config_gives_the_job_and_the_plan_that_it_states(files: str
     assert [key for keys in found.unread.values() for key in keys] == expected.get("unread", [])
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(name="megatron_llama3_8b.sh", cut=113, gone=120, other="")  # a quotation in the batch header does not end
 @given(
     name=st.sampled_from(sorted(path.name for path in SAMPLES.iterdir())), cut=st.integers(0, 3000),

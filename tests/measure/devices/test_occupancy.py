@@ -1,0 +1,82 @@
+"""A run that finds memory of its GPUs taken says nothing about its plan; real processes, stand-in driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jointopt.core.facts import FailureKind
+from jointopt.measure.devices.occupancy import occupants
+from jointopt.measure.launchers.command import CommandLauncher
+from jointopt.spec.job import Job
+
+GIB = 2**30
+PLAN = {
+    "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
+    "recompute": "none", "zero_stage": 0, "stage_clock_mhz": [1410.0],
+}  # fmt: skip
+NEEDS_A_GPU = [sys.executable, "-c", "raise MemoryError('CUDA out of memory')", "{result}"]
+
+
+@pytest.fixture
+def one_gpu(job: Job) -> Job:
+    return replace(job, cluster=replace(job.cluster, nodes=1, gpus_per_node=1))
+
+
+@pytest.fixture
+def stranger(driver) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds 60 GiB of GPU 0 while it lives."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (driver.folder / "holds-0").write_text(f"{process.pid} {60 * GIB}\n")
+        yield process
+        process.kill()
+
+
+def test_a_process_is_named_with_its_memory_its_user_and_its_command(stranger) -> None:
+    (found,) = occupants(range(4))
+    assert str(found).startswith(f"60.0 GiB of GPU 0 taken by process {stranger.pid} (")
+    assert str(found).endswith(": sleep 600)")
+
+
+def test_gpus_of_others_do_not_matter(stranger) -> None:
+    assert occupants([1, 2, 3]) == []
+
+
+def test_memory_that_no_visible_process_holds_is_taken_all_the_same(driver) -> None:
+    (driver.folder / "holds-2").write_text(f"0 {3 * GIB}\n")
+    (found,) = occupants(range(4), patience_s=0.2)
+    assert str(found) == "3.5 GiB of GPU 2 taken by a process that cannot be seen from here"
+
+
+def test_little_memory_is_no_occupant(driver) -> None:
+    (driver.folder / "holds-0").write_text(f"1 {100 * 2**20}\n0 {GIB}\n")
+    assert occupants(range(4)) == []
+
+
+def test_out_of_memory_beside_another_process_is_a_failure_that_names_it(one_gpu: Job, stranger) -> None:
+    row = CommandLauncher(NEEDS_A_GPU).run(one_gpu, PLAN)
+    assert (row["status"], row["failure"].kind) == ("failed", FailureKind.OCCUPIED)
+    assert f"out of memory, with 60.0 GiB of GPU 0 taken by process {stranger.pid}" in row["notes"]
+
+
+def test_out_of_memory_alone_is_believed(one_gpu: Job, driver) -> None:
+    assert CommandLauncher(NEEDS_A_GPU).run(one_gpu, PLAN)["status"] == "oom"
+
+
+def test_one_that_came_meanwhile_is_found_after_the_run(one_gpu: Job, driver, stranger, tmp_path: Path) -> None:
+    (driver.folder / "holds-0").rename(tmp_path / "later")
+    come = f"import os; os.rename({str(tmp_path / 'later')!r}, {str(driver.folder / 'holds-0')!r}); raise MemoryError"
+    row = CommandLauncher([sys.executable, "-c", come, "{result}"]).run(one_gpu, PLAN)
+    assert (row["status"], str(stranger.pid) in row["notes"]) == ("failed", True)
+
+
+def test_a_run_that_succeeds_beside_another_process_says_so(one_gpu: Job, stranger) -> None:
+    write = "import json, sys; json.dump({{'iteration_time_s': 1.0}}, open(sys.argv[1], 'w'))"
+    row = CommandLauncher([sys.executable, "-c", write, "{result}"]).run(one_gpu, PLAN)
+    assert row["status"] == "ok"
+    assert f"not alone: 60.0 GiB of GPU 0 taken by process {stranger.pid}" in row["notes"]
