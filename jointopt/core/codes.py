@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+MOST_LAYERS = 10**6  # of a chunk; more than any model has
 MOST_CHUNKS = 4096  # numbers in one list; no pipeline has more chunks
 _LIST = re.compile(r"\d+(\*\d+)?")
 _SEPARATORS = re.compile(r"[;,\s]+")
@@ -107,6 +108,8 @@ def _whole_numbers(value: object) -> list[int]:
         if not _LIST.fullmatch(word):
             raise ValueError(word)
         number, _, times = word.partition("*")
+        if int(number) > MOST_LAYERS:
+            raise ValueError(word)
         if len(numbers) + int(times or 1) > MOST_CHUNKS:
             raise ValueError(word)
         numbers += [int(number)] * int(times or 1)

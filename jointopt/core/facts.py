@@ -28,6 +28,7 @@ class FailureKind(StrEnum):
     CLOCKS = "clocks"  # the GPUs have no such clock or power limit
     EXPORT = "export"  # the training framework has no words for the plan
     RESULT = "result"  # the program ended well, and its result is missing or wrong
+    OCCUPIED = "occupied"  # others held memory of the GPUs: nothing is known of the plan
     CLUSTER = "cluster"  # a node failed, or the job was cancelled or preempted
     EXIT_CODE = "exit code"  # with the program's own error, if it wrote one
     REPORTED = "reported"  # by a program, or by a stored row, in words alone

@@ -11,3 +11,4 @@ PICO = 1e-12
 BITS_PER_BYTE = 8.0
 KWH = 3.6e6
 KILO = 1e3
+Z_90 = 1.645  # standard deviations in half of a 90 % interval

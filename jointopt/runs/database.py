@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import re
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import UsageError
+from jointopt.core.secrets import masked
 
 if TYPE_CHECKING:
     import sqlalchemy
 
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
+# What SQLite's words mean, and what to do.
+_REASONS = {
+    "is locked": "is locked by another program, which was waited for; let that end, or find it with: fuser FILE",
+    "disk is full": "cannot take more, as the disk is full; make room there, then start again: nothing is lost",
+    "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "
+    "another one with --storage",
+    "malformed": "is damaged; see what can be saved with: jointopt store repair --storage {url}",
+    "not a database": "is no SQLite database, or its beginning is damaged; expected a file that jointopt or Optuna "
+    "has made",
+    "disk i/o error": "cannot be read or written: the disk reports an error; look at it, then: jointopt store check",
+}
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")
+_ROOM = 16 * 2**20  # bytes: a log beside the file needs some
 _LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it hears that the database is locked
 
 
@@ -32,6 +47,7 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
     engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+    sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
     if lock_first:
         sqlalchemy.event.listen(engine, "connect", _begin_by_hand)
         sqlalchemy.event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
@@ -79,10 +95,16 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
     except failures as error:
         cause = error.__cause__ if isinstance(error, wrappers) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
+        known = next((words for part, words in _REASONS.items() if part in reason.lower()), "")
+        expected = (
+            "expected a database URL such as sqlite:///jointopt.db in a folder that exists and can be written, or "
+            "postgresql+psycopg://user@host/name with its driver installed."
+        )
+        place = without_password(url)
         raise UsageError(
-            f"The {what} {without_password(url)!r} cannot be used: {reason}; expected a database URL such as "
-            f"sqlite:///jointopt.db in a folder that exists and can be written, or postgresql+psycopg://user@host/name "
-            f"with its driver installed."
+            f"The {what} {place!r} {known.format(url=place)}"
+            if known
+            else f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
         ) from error
 
 
@@ -104,10 +126,40 @@ def may_hold_rows(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """The URL as a message may show it."""
+    """The URL as a message may show it: passwords hidden, in userinfo and query."""
+    return masked(url)
+
+
+def file_of(url: str) -> Path | None:
+    """The file of an SQLite URL; None of other databases, and of one in memory."""
+    path = url.partition("?")[0].partition("///")[2]
+    return Path(path) if url.startswith("sqlite") and path and not path.startswith((":", "file:")) else None
+
+
+def private_file(url: str) -> None:
+    """Make the SQLite file of a URL where it is missing, for its owner's eyes alone; of other databases nothing."""
+    if (file := file_of(url)) is not None:
+        with suppress(OSError):  # which whoever opens it reports
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def write_ahead(engine: sqlalchemy.Engine, url: str) -> None:
+    """Let readers of an SQLite file read while one writes (WAL); not on network file systems, which cannot."""
     import sqlalchemy
 
-    try:
-        return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
-    except (sqlalchemy.exc.ArgumentError, ValueError):
-        return re.sub(r"(//[^/:@]*):[^@]*@", r"\1:***@", url)
+    file = file_of(url)
+    if file is not None and _is_local(file) and shutil.disk_usage(file.parent).free > _ROOM:
+        with suppress(sqlalchemy.exc.SQLAlchemyError), engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+
+
+def _is_local(file: Path) -> bool:
+    """Whether a file lies on a file system of this machine; False where that is not known."""
+    best = ("", "")
+    with suppress(OSError):
+        folder = str(file.absolute().parent.resolve())
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            point, kind = line.split()[1:3]
+            inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+            best = max(best, (point, kind), key=lambda one: len(one[0])) if inside else best
+    return best[1] in _LOCAL

@@ -7,11 +7,13 @@ changed or deleted. A second table, append-only too, has those that were retract
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,28 +24,17 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import MEASUREMENTS, database_errors, make_table, open_database
+from jointopt.runs.database import database_errors, file_of, open_database, write_ahead
+from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, VERSION, Kind, kind_ids, kind_of, migrate, version
+from jointopt.runs.spill import waiting
+from jointopt.spec.catalog.frameworks import recognise_framework
+from jointopt.spec.catalog.gpus import gpu_id
+from jointopt.spec.framework import Framework
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
 _ATTEMPTS = 6  # SQLite has waited half a minute for its lock by then, each time
 _ROWS_PER_STATEMENT = 500  # SQLite takes at most 999 parameters in versions before 3.32
-
-
-def _table(name: str, *more: sa.Column[Any]) -> sa.Table:
-    return sa.Table(
-        name,
-        sa.MetaData(),
-        sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
-        sa.Column("origin", sa.Text, nullable=False),
-        sa.Column("recorded_at", sa.String(32), nullable=False),
-        *more,
-    )
-
-
-_MEASUREMENTS = _table(MEASUREMENTS, sa.Column("content", sa.JSON, nullable=False))
-_RETRACTIONS = _table("jointopt_retractions")
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,9 @@ class Store:
     def __init__(self, url: str = "sqlite:///jointopt.db") -> None:
         self._url = url
         with database_errors(url, "measurement store"):
-            self._engine = open_database(url)
+            self._engine = self._writer = open_database(url)
+            if file_of(url) is not None:  # a write begins with the lock, so that it waits for others and never fails
+                self._writer = open_database(url, lock_first=True)
 
     def add(self, rows: pd.DataFrame, origin: str) -> Added:
         """Adds the rows that are not there yet, all of them or, where that fails, none.
@@ -82,9 +75,9 @@ class Store:
         if not by_hash:
             return Added(0, 0)
         with database_errors(self._url, "measurement store"):
-            make_table(self._engine, _MEASUREMENTS)
+            self._prepare()
             new = _patiently(lambda: self._insert(by_hash, origin))
-            gone = self._retracted() & by_hash.keys()
+            gone = self._retracted(by_hash)
         return Added(new, records - new, len(gone))
 
     def retract(self, rows: pd.DataFrame, origin: str) -> Retracted:
@@ -94,35 +87,82 @@ class Store:
         """
         records, by_hash = _hashed(rows)
         with database_errors(self._url, "measurement store"):
-            if not by_hash or not self._has(_MEASUREMENTS):
+            if not by_hash or not self._has(MEASURED):
                 return Retracted(0, 0, records)
-            make_table(self._engine, _RETRACTIONS)
+            self._prepare()
             new, absent = _patiently(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
-    def read(self) -> pd.DataFrame:
+    def read(self, related: Callable[[Kind], bool] | None = None, most: int | None = None) -> pd.DataFrame:
         """Every measurement in the order of adding but those retracted; no rows where nothing was ever added.
 
-        Columns are those of the schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and
-        ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
+        ``related``: only rows of kinds of which it is true, and of those the newest ``most``. Columns are those of the
+        schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and ``recorded_at`` (UTC, ISO
+        8601). Raises UsageError where the database cannot be read.
         """
         with database_errors(self._url, "measurement store"):
-            gone, rows = self._retracted(), []
-            if self._has(_MEASUREMENTS):
-                with self._engine.connect() as connection:
-                    stored = connection.execute(sa.select(_MEASUREMENTS).order_by(_MEASUREMENTS.c.id))
-                    rows = [row for row in stored if row.content_hash not in gone]
+            rows = self._rows(related, most)
         records = [row.content for row in rows]
         extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
         table = as_table(records, [*COLUMNS, *extras])
         return table.assign(origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows])
 
-    def _retracted(self) -> set[str]:
-        """Hashes of the rows that were retracted."""
-        if not self._has(_RETRACTIONS):
-            return set()
+    def count(self) -> int:
+        """Number of measurements but those retracted."""
+        with database_errors(self._url, "measurement store"):
+            if not self._has(MEASURED):
+                return 0
+            with self._engine.connect() as connection:
+                return int(connection.scalar(sa.select(sa.func.count()).where(self._kept())) or 0)
+
+    def take_in(self) -> int:
+        """Add what could not be written before and waits in files (`jointopt.runs.spill`); how many rows that were."""
+        taken = 0
+        for _, rows in waiting(self._url):
+            for origin in dict.fromkeys(origin for origin, _ in rows):
+                frame = pd.DataFrame([row for of, row in rows if of == origin])
+                self.add(frame, origin)
+                taken += len(frame)
+        return taken
+
+    def _rows(self, related: Callable[[Kind], bool] | None, most: int | None) -> list[Any]:
+        """Rows with their id, content, origin and time, in the order of adding."""
+        if not self._has(MEASURED):
+            return []
+        columns = (MEASURED.c.id, MEASURED.c.content, MEASURED.c.origin, MEASURED.c.recorded_at)
+        wanted = sa.select(*columns).where(self._kept()).order_by(MEASURED.c.id.desc())
+        if related is None:
+            with self._engine.connect() as connection:
+                return list(connection.execute(wanted))[::-1]
+        with suppress(OperationalError):  # a file that may only be read stays as it is
+            self._prepare()
+        if version(self._engine) < VERSION:
+            every = [row for row in self._rows(None, None) if related(kind_of(row.content))]
+            return every[-(most or len(every)) :]
+        rows: list[Any] = []
         with self._engine.connect() as connection:
-            return set(connection.scalars(sa.select(_RETRACTIONS.c.content_hash)))
+            kinds = connection.execute(sa.select(KINDS)).all()
+            for kind in kinds:
+                if related((kind.gpu, kind.gpus_per_node, kind.framework, kind.model)):
+                    # one by one, each along the index: together SQLite would read all of them to find the newest
+                    rows += connection.execute(wanted.where(MEASURED.c.kind_id == kind.id).limit(most)).all()
+        return sorted(rows, key=lambda row: int(row.id))[-(most or len(rows)) :]
+
+    def _kept(self) -> sa.ColumnElement[bool]:
+        if not self._has(RETRACTED):
+            return MEASURED.c.id > 0
+        return ~sa.exists().where(RETRACTED.c.content_hash == MEASURED.c.content_hash)
+
+    def _prepare(self) -> None:
+        """Make what is missing in the database, and bring it up to this version."""
+        if version(self._engine) < VERSION:
+            _patiently(lambda: migrate(self._writer))
+            write_ahead(self._engine, self._url)
+
+    def _retracted(self, hashes: Collection[str]) -> set[str]:
+        """Of these hashes those of rows that were retracted."""
+        with self._engine.connect() as connection:
+            return _known_hashes(connection, RETRACTED, list(hashes))
 
     def _has(self, table: sa.Table) -> bool:
         file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
@@ -132,21 +172,41 @@ class Store:
 
     def _insert(self, by_hash: Mapping[str, dict[str, Any]], origin: str) -> int:
         """Number of new rows, after one transaction."""
-        with self._engine.begin() as connection:
-            known = _known_hashes(connection, _MEASUREMENTS, list(by_hash))
+        with self._writer.begin() as connection:
+            known = _known_hashes(connection, MEASURED, list(by_hash))
             new = {key: content for key, content in by_hash.items() if key not in known}
-            rows = [_provenance(key, origin) | {"content": content} for key, content in new.items()]
-            _insert_rows(connection, _MEASUREMENTS, rows)
+            kinds = {key: kind_of(content) for key, content in new.items()}
+            known_kinds = kind_ids(connection, kinds.values())
+            rows = [_provenance(key, origin) | {"content": content, "kind_id": known_kinds[kinds[key]]}
+                    for key, content in new.items()]  # fmt: skip
+            _insert_rows(connection, MEASURED, rows)
         return len(rows)
 
     def _mark(self, by_hash: Mapping[str, dict[str, Any]], origin: str) -> tuple[int, int]:
         """(rows newly retracted, rows that are not there), after one transaction."""
-        with self._engine.begin() as connection:
-            stored = _known_hashes(connection, _MEASUREMENTS, list(by_hash))
-            new = stored - _known_hashes(connection, _RETRACTIONS, list(stored))
+        with self._writer.begin() as connection:
+            stored = _known_hashes(connection, MEASURED, list(by_hash))
+            new = stored - _known_hashes(connection, RETRACTED, list(stored))
             rows = [_provenance(content_hash, origin) for content_hash in by_hash if content_hash in new]
-            _insert_rows(connection, _RETRACTIONS, rows)
+            _insert_rows(connection, RETRACTED, rows)
         return len(new), len(by_hash) - len(stored)
+
+
+def related_to(
+    gpu_ids: Collection[str], gpus_per_node: int | None = None, framework: Framework | None = None
+) -> Callable[[Kind], bool]:
+    """Whether rows of a kind are of these GPUs, and, where given, of such nodes and of that framework's profile."""
+    profile = framework.name if framework is not None and framework.fitted else ""
+
+    @functools.cache
+    def related(kind: Kind) -> bool:
+        gpu, per_node, name, _ = kind
+        if gpu_id(gpu) not in gpu_ids or (gpus_per_node is not None and per_node not in (0, gpus_per_node)):
+            return False
+        found = recognise_framework(name)[0]
+        return framework is None or (found.name if found.fitted else "") == profile
+
+    return related
 
 
 def _patiently(write: Callable[[], T]) -> T:
@@ -164,7 +224,7 @@ def _patiently(write: Callable[[], T]) -> T:
 def _hashed(rows: pd.DataFrame) -> tuple[int, dict[str, dict[str, Any]]]:
     """(how many rows are not blank, their contents by hash, each once)."""
     records = [r for r in json_rows(rows.drop(columns=list(PROVENANCE), errors="ignore")) if r]
-    return len(records), {_content_hash(record): record for record in records}
+    return len(records), {content_hash(record): record for record in records}
 
 
 def _provenance(content_hash: str, origin: str) -> dict[str, Any]:
@@ -185,5 +245,6 @@ def _known_hashes(connection: sa.Connection, table: sa.Table, hashes: list[str])
     return found
 
 
-def _content_hash(record: Mapping[str, Any]) -> str:
+def content_hash(record: Mapping[str, Any]) -> str:
+    """The hash by which a row is known: of its content, whatever the order of its cells."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

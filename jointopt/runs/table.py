@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import functools
 import io
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +19,16 @@ import pandas as pd
 
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
+from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.schema import COLUMNS, STATUSES, Ints
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
+_MOST_BYTES = 400_000_000  # unpacked: two million rows
+_MOST_ROWS = 2_000_000
+_MOST_COLUMNS = 2_000
+_SHOWN = 20  # rows of a kind of problem that are described one by one
 _WHITE = re.compile(r"\s+")
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _OTHER_FILES = {
@@ -41,6 +47,7 @@ class Problem:
     line: int
     column: str
     message: str  # what was expected there, and what was got
+    like: int | None = None  # the line that shows the same kind of problem, where this one is not described
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -78,11 +85,24 @@ def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
-    """One text per refused row, with everything that is wrong with it."""
-    by_line: dict[int, list[str]] = {}
+    """One text per refused row that is described, with all that is wrong with it, and one per kind of the others."""
+    by_line: dict[int, list[Problem]] = {}
     for problem in problems:
-        by_line.setdefault(problem.line, []).append(f"column {problem.column}: {problem.message}")
-    return [f"line {line}, {'; '.join(texts)}." for line, texts in sorted(by_line.items())]
+        by_line.setdefault(problem.line, []).append(problem)
+    texts, alike = [], Counter[Problem]()
+    for line, found in sorted(by_line.items()):
+        described = [f"column {problem.column}: {problem.message}" for problem in found if problem.like is None]
+        if described:
+            texts.append(f"line {line}, {'; '.join(described)}.")
+        else:
+            alike[replace(found[0], line=0)] += 1
+    more = (f"{count:,} more rows like line {one.like}, column {one.column}." for one, count in alike.items())
+    return [*texts, *more]
+
+
+def refused_rows(problems: Iterable[Problem]) -> int:
+    """Number of rows that have a problem."""
+    return len({problem.line for problem in problems})
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
@@ -107,12 +127,9 @@ def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
 
 
 def _read_text(path: Path) -> str:
-    if path.is_dir():
-        raise TableError(f"{path} is a directory; expected a CSV file.")
     try:
-        raw = path.read_bytes()
-        if raw.startswith(b"\x1f\x8b"):
-            raw = gzip.decompress(raw)
+        raw = regular_bytes(path, _MOST_BYTES, "a CSV file", TableError)
+        raw = unpacked(raw, path, _MOST_BYTES, TableError)
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _no_text(path, raw, f"byte {error.start:,} is not UTF-8 text") from error
@@ -135,11 +152,15 @@ def _unreadable(path: Path, reason: object) -> TableError:
 
 
 def _header(text: str, path: Path) -> list[str]:
-    _, first = next(_records(text, path, header=True))
+    _, first = next(_records(text, path, header=True), (0, None))
+    if first is None:
+        raise _unreadable(path, "it holds blank cells alone")
     header = [name.strip() for name in first]
     for mark, word in _OTHER_MARKS.items():
         if len(header) == 1 and header[0].count(mark) > 1:
             raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
+    if len(header) > _MOST_COLUMNS:
+        raise TableError(f"{path} has {len(header):,} columns; expected at most {_MOST_COLUMNS:,}.")
     named = [name for name in header if name]
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice:
@@ -157,6 +178,8 @@ def _records(text: str, path: Path, header: bool = False) -> Iterator[tuple[int,
             if not any(cell.strip() for cell in record):
                 continue
             headers += 1
+            if headers > _MOST_ROWS + 1:
+                raise TableError(f"{path} has more than {_MOST_ROWS:,} rows; expected that many at most.")
             if (headers == 1) == header:
                 yield line, record
     except csv.Error as error:
@@ -209,17 +232,32 @@ def check_measurements(
     table = _without_results_of_unfinished(frame.reset_index(drop=True))
     clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
     at = range(2, len(table) + 2) if lines is None else lines
-    problems = [
-        Problem(at[row], name, f"expected {expected}, got {shown(table, row, name)}")
-        for name, wrong, expected in faults
-        for row in np.flatnonzero(wrong).tolist()
-    ]
+    problems: list[Problem] = []
+    for name, wrong, expected in faults:
+        words = functools.partial(_cell_words, table, name, expected)
+        problems += _described(name, np.flatnonzero(wrong), at, words)
     for rule, broken in broken_rules(clean, RULES if rules is None else rules):
-        rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail)).tolist()
-        problems += [Problem(at[row], rule.columns[0], rule.complaint(clean.iloc[row])) for row in rows]
+        rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail))
+        problems += _described(rule.columns[0], rows, at, functools.partial(_rule_words, clean, rule))
     bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
     good = as_table(json_rows(clean[~bad]), [str(name) for name in table.columns])
     return good, sorted(problems, key=lambda problem: problem.line)
+
+
+def _described(column: str, rows: Ints, lines: Sequence[int], words: Callable[[int], str]) -> Iterator[Problem]:
+    """A problem for each row: the first ones in words, which take milliseconds, the others as being like the first."""
+    for row in rows[:_SHOWN].tolist():
+        yield Problem(lines[row], column, words(row))
+    for row in rows[_SHOWN:].tolist():
+        yield Problem(lines[row], column, "", lines[rows[0]])
+
+
+def _cell_words(table: pd.DataFrame, name: str, expected: str, row: int) -> str:
+    return f"expected {expected}, got {shown(table, row, name)}"
+
+
+def _rule_words(clean: pd.DataFrame, rule: Rule, row: int) -> str:
+    return rule.complaint(clean.iloc[row])
 
 
 def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.DataFrame, list[str]]:

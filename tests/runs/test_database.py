@@ -12,6 +12,7 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.runs.database import may_hold_rows
 from jointopt.runs.store import Store
+from jointopt.search.studies.storage import prepare_storage
 
 
 def test_a_database_may_hold_measurements_once_their_table_is_there(tmp_path: Path) -> None:
@@ -36,3 +37,27 @@ def test_a_file_that_is_no_database_is_left_to_its_reader_to_report(tmp_path: Pa
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "postgresql://host/base"])
 def test_what_is_not_a_file_may_always_hold_measurements(url: str) -> None:
     assert may_hold_rows(url)
+
+
+def test_a_new_database_is_for_its_owner_alone(tmp_path: Path) -> None:
+    Store(f"sqlite:///{tmp_path / 'runs.db'}").add(pd.DataFrame({"tp": [1]}), "here")
+    prepare_storage(f"sqlite:///{tmp_path / 'studies.db'}")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("runs.db", "studies.db")] == [0o600, 0o600]
+
+
+def test_a_lock_that_outlasts_the_wait_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.runs.database._LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("jointopt.runs.store._ATTEMPTS", 1)
+    store = Store(f"sqlite:///{tmp_path / 'runs.db'}")
+    store.add(pd.DataFrame({"tp": [1]}), "here")
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UsageError, match=r"is locked by another program, .* fuser FILE$"):
+            store.add(pd.DataFrame({"tp": [2]}), "here")
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://me:s3cret@no.such/db", "mysql://h/d?password=s3cret"])
+def test_no_message_of_a_database_repeats_a_password(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Store(url).read()
+    assert "s3cret" not in str(refused.value)

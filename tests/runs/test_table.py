@@ -18,6 +18,7 @@ from jointopt.runs.table import (
     problem_lines,
     read_measurements,
     read_table,
+    refused_rows,
     sound_results,
     write_table,
 )
@@ -324,3 +325,14 @@ def test_a_file_that_is_no_csv_file_is_named_for_what_it_is(
     (tmp_path / "runs.csv").write_bytes(raw)
     with pytest.raises(TableError, match=words):
         read(tmp_path / "runs.csv")
+
+
+def test_many_rows_of_one_kind_are_described_by_the_first_and_counted(tmp_path: Path) -> None:
+    rows = "\n".join(["4,0,8"] * 1205 + ["4,1,4", "x,1,8"])
+    (tmp_path / "runs.csv").write_text(f"dp,tp,num_gpus\n{rows}\n")
+    good, problems = read_measurements(tmp_path / "runs.csv")
+    lines = problem_lines(problems)
+    assert (len(good), refused_rows(problems), len(lines)) == (1, 1206, 22)
+    assert lines[0].startswith("line 2, column tp: expected a whole number from 1 to")
+    assert lines[-2].startswith("line 1208, column dp: expected a whole number")
+    assert lines[-1] == "1,185 more rows like line 2, column tp."

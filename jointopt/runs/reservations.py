@@ -1,0 +1,203 @@
+"""One plan, one runner: who runs which plan of a job, in the database that its measurements are kept in.
+
+A plan is reserved in one transaction before it is run; study and plan are a unique key. Its runner renews the
+reservation while it lives. One whose runner is dead may be taken once more by another, and no third time: the plan
+itself may be what kills. A plan that was run stays reserved as such, so that whoever has not seen its result yet does
+not run it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from jointopt.core.processes import may_live, this_process
+from jointopt.runs.database import database_errors, make_table, open_database
+
+LEASE_S = 60.0  # that a runner may be silent
+_RUNNING, _DONE, _FREE = "running", "done", "free"
+_TABLE = sa.Table(
+    "jointopt_reservations",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study", sa.String(64), nullable=False),
+    sa.Column("plan", sa.Text, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("runner", sa.Text, nullable=False),
+    sa.Column("seen_s", sa.Float, nullable=False),  # when its runner was last heard of, seconds since 1970
+    sa.Column("runs", sa.Integer, nullable=False),  # that have ended
+    sa.Column("lost", sa.Integer, nullable=False),  # whose runner died
+    sa.UniqueConstraint("study", "plan"),
+)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """One plan of a study: its state, and whether its runner is this process, lives, or is dead."""
+
+    plan: str
+    state: str
+    runner: str
+    runs: int
+    lost: int
+    silent_s: float
+    mine: bool
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the plan was being run by a process that is dead, or silent for longer than a lease."""
+        return (
+            self.state == _RUNNING
+            and not self.mine
+            and (self.silent_s > LEASE_S or not may_live(self.runner.rpartition(":")[0]))
+        )
+
+    @property
+    def here(self) -> bool:
+        """Whether its runner is of this machine, where it is known at once if it lives."""
+        return self.runner.startswith(f"{socket.gethostname()}:")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process that may live is running the plan."""
+        return self.state == _RUNNING and not self.mine and not self.abandoned
+
+
+@dataclass
+class Reservations:
+    """The plans of one ``study`` (any name of at most 64 characters) in the database of ``url``, for one runner.
+
+    UsageError where the database cannot be used.
+    """
+
+    url: str
+    study: str
+    _runner: str = ""
+    _known: dict[str, int] = field(default_factory=dict)  # ended runs of plans, as of when this runner last looked
+    _held: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _renews: bool = False  # whether a thread does, which ends where nothing is held any more
+
+    def __post_init__(self) -> None:
+        self._runner = f"{this_process()}:{secrets.token_hex(4)}"
+        with database_errors(self.url, "measurement store"):
+            self._engine = open_database(self.url, lock_first=True)
+            make_table(self._engine, _TABLE)
+        self.look()
+
+    def look(self) -> dict[str, Reservation]:
+        """All reservations of the study by plan; runs that have ended by now count as known to this runner."""
+        with database_errors(self.url, "measurement store"), self._engine.connect() as connection:
+            now_s = self._now(connection)
+            rows = connection.execute(sa.select(_TABLE).where(_TABLE.c.study == self.study)).all()
+        found = {
+            row.plan: Reservation(row.plan, row.state, row.runner, row.runs, row.lost, now_s - row.seen_s,
+                                  row.runner == self._runner)
+            for row in rows
+        }  # fmt: skip
+        self._known = {plan: one.runs for plan, one in found.items()}
+        return found
+
+    def take(self, plan: str, again: bool = False) -> bool:
+        """Reserve a plan for this runner; False where another runs it, or has run it since this one last looked.
+
+        ``again``: also where two runners of it have died.
+        """
+        with database_errors(self.url, "measurement store"):
+            taken = self._insert(plan) or self._replace(plan, again)
+        with self._lock:
+            if taken:
+                self._held.add(plan)
+            if taken and not self._renews:
+                self._renews = True
+                threading.Thread(target=self._renew, daemon=True).start()
+        return taken
+
+    def end(self, plan: str, ran: bool = True) -> None:
+        """The plan was run, and its result is kept; or it was not, and is free for others."""
+        self._held.discard(plan)
+        values: Mapping[str, Any] = {"state": _DONE, "runs": _TABLE.c.runs + 1, "lost": 0} if ran else {"state": _FREE}
+        with database_errors(self.url, "measurement store"), self._engine.begin() as connection:
+            connection.execute(sa.update(_TABLE).where(self._mine(plan)).values(**values))
+        if ran:
+            self._known[plan] = self._known.get(plan, 0) + 1
+
+    def freed(self) -> bool:
+        """Wait while a plan is being run by a process of another machine that may be dead; whether one is free now.
+
+        A runner that lives is heard of within a quarter of a lease.
+        """
+        waiting = {plan: one.silent_s for plan, one in self.look().items() if one.elsewhere and not one.here}
+        until = time.monotonic() + LEASE_S + 1
+        while waiting and time.monotonic() < until:
+            time.sleep(min(1.0, LEASE_S / 10))
+            found = self.look()
+            if any(found[plan].abandoned and found[plan].lost == 0 for plan in waiting):
+                return True
+            waiting = {plan: silent_s for plan, silent_s in waiting.items()
+                       if found[plan].elsewhere and found[plan].silent_s > silent_s}  # fmt: skip
+        return False
+
+    def close(self) -> None:
+        """Renew nothing any more."""
+        self._stop.set()
+
+    def _insert(self, plan: str) -> bool:
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(sa.insert(_TABLE).values(study=self.study, plan=plan, runs=0, lost=0,
+                                                            **self._running(connection)))  # fmt: skip
+        except IntegrityError:  # there already
+            return False
+        return True
+
+    def _replace(self, plan: str, again: bool) -> bool:
+        """Take over a reservation that is free, ended as known, or abandoned: unless it has changed meanwhile."""
+        with self._engine.begin() as connection:
+            row = connection.execute(sa.select(_TABLE).where(self._of(plan)).with_for_update()).one()
+            silent_s = self._now(connection) - row.seen_s
+            one = Reservation(plan, row.state, row.runner, row.runs, row.lost, silent_s, row.runner == self._runner)
+            known = row.state == _DONE and row.runs == self._known.get(plan, 0)
+            lost = one.abandoned and (row.lost == 0 or again)
+            if not (row.state == _FREE or known or lost or one.mine):
+                return False
+            values = self._running(connection) | {"lost": row.lost + int(one.abandoned)}
+            connection.execute(sa.update(_TABLE).where(self._of(plan)).values(**values))
+        return True
+
+    def _running(self, connection: sa.Connection) -> dict[str, Any]:
+        return {"state": _RUNNING, "runner": self._runner, "seen_s": self._now(connection)}
+
+    def _of(self, plan: str) -> sa.ColumnElement[bool]:
+        return (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan)
+
+    def _mine(self, plan: str) -> sa.ColumnElement[bool]:
+        return self._of(plan) & (_TABLE.c.runner == self._runner)
+
+    def _now(self, connection: sa.Connection) -> float:
+        """Seconds since 1970 by the one clock that all runners share: the database's, or that of the only machine."""
+        if self._engine.dialect.name != "postgresql":
+            return time.time()
+        return float(connection.scalar(sa.text("SELECT EXTRACT(EPOCH FROM clock_timestamp())")) or 0.0)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(LEASE_S / 4):
+            with self._lock:
+                if not self._held:
+                    self._renews = False
+                    return
+            try:
+                with self._engine.begin() as connection:
+                    mine = (_TABLE.c.runner == self._runner) & (_TABLE.c.state == _RUNNING)
+                    connection.execute(sa.update(_TABLE).where(mine).values(seen_s=self._now(connection)))
+            except (SQLAlchemyError, OSError):
+                continue  # it may be back before the lease ends; if not, others take over

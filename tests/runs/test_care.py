@@ -1,0 +1,152 @@
+"""A store that is damaged, of an earlier version, full, read-only or gone loses no row that was written."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+from jointopt.core.errors import UsageError
+from jointopt.runs.care import backup, check, repair
+from jointopt.runs.cells import json_rows
+from jointopt.runs.migrations import VERSION
+from jointopt.runs.spill import spill, spill_files, waiting
+from jointopt.runs.store import Added, Store, content_hash, related_to
+
+
+def runs(count: int, gpu: str = "h100-sxm5-80gb", first: int = 0) -> pd.DataFrame:
+    rows = [{"dp": 2, "gpu": gpu, "gpus_per_node": 8, "framework": "nemo", "iteration_time_s": 1.0 + i}
+            for i in range(first, first + count)]  # fmt: skip
+    return pd.DataFrame(rows).assign(status="ok", notes="n" * 400)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "runs.db"
+
+
+TABLE = """CREATE TABLE jointopt_measurements (id INTEGER PRIMARY KEY, content_hash VARCHAR(64) NOT NULL UNIQUE,
+origin TEXT NOT NULL, recorded_at VARCHAR(32) NOT NULL, content JSON NOT NULL)"""
+ROW = "INSERT INTO jointopt_measurements (content_hash, origin, recorded_at, content) VALUES (?, 'old', '2026', ?)"
+
+
+def of_version_1(file: Path, table: pd.DataFrame) -> None:
+    """A database as the first version left it."""
+    with closing(sqlite3.connect(file)) as db:
+        db.execute(TABLE)
+        for content in json_rows(table):
+            db.execute(ROW, (content_hash(content), json.dumps(content)))
+        db.commit()
+
+
+def test_only_related_rows_are_read_and_of_those_the_newest(file: Path) -> None:
+    store = Store(f"sqlite:///{file}")
+    store.add(pd.concat([runs(5), runs(5, gpu="NVIDIA H100 80GB HBM3", first=5), runs(5, gpu="v100", first=10)]), "a")
+    here = related_to({"h100-sxm5-80gb"}, 8)
+    assert store.read(here).iteration_time_s.tolist() == [1.0 + i for i in range(10)]
+    assert store.read(here, 3).iteration_time_s.tolist() == [8.0, 9.0, 10.0]
+    assert store.read(related_to({"h100-sxm5-80gb"}, 4)).empty
+    store.retract(runs(1, gpu="NVIDIA H100 80GB HBM3", first=9), "wrong")
+    assert store.read(here, 3).iteration_time_s.tolist() == [7.0, 8.0, 9.0]
+
+
+def test_a_database_of_the_first_version_is_brought_up_by_its_first_use(file: Path) -> None:
+    of_version_1(file, runs(30))
+    store = Store(f"sqlite:///{file}")
+    assert len(store.read()) == 30  # also by those who may not write
+    assert len(store.read(related_to({"h100-sxm5-80gb"}))) == 30
+    assert store.add(runs(31), "new") == Added(1, 30)
+    assert check(f"sqlite:///{file}").facts == (f"31 rows, version {VERSION} of {VERSION}",)
+
+
+def test_a_database_of_the_first_version_that_may_only_be_read_answers_too(file: Path, monkeypatch) -> None:
+    of_version_1(file, pd.concat([runs(3), runs(3, gpu="v100")]))
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("PRAGMA locking_mode = NORMAL")
+        monkeypatch.setattr("jointopt.runs.store.migrate", _readonly)
+        assert len(Store(f"sqlite:///{file}").read(related_to({"h100-sxm5-80gb"}), 2)) == 2
+
+
+def _readonly(_: object) -> None:
+    import sqlalchemy as sa
+
+    raise sa.exc.OperationalError("x", {}, sqlite3.OperationalError("attempt to write a readonly database"))
+
+
+def test_a_backup_is_whole_and_for_its_owner_alone(file: Path, tmp_path: Path) -> None:
+    Store(f"sqlite:///{file}").add(runs(20), "a")
+    backup(f"sqlite:///{file}", tmp_path / "copy.db")
+    assert len(Store(f"sqlite:///{tmp_path / 'copy.db'}").read()) == 20
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="There is no database"):
+        backup(f"sqlite:///{tmp_path / 'none.db'}", tmp_path / "x.db")
+
+
+def test_the_rows_of_postgresql_are_backed_up_into_a_file(postgres_url: str, tmp_path: Path) -> None:
+    Store(postgres_url).add(runs(20), "a")
+    Store(postgres_url).retract(runs(1), "wrong")
+    backup(postgres_url, tmp_path / "copy.db")
+    copy = f"sqlite:///{tmp_path / 'copy.db'}"
+    assert len(Store(copy).read(related_to({"h100-sxm5-80gb"}))) == 19
+    assert check(copy).faults == check(postgres_url).faults == ()
+
+
+def test_a_changed_row_is_found(file: Path) -> None:
+    Store(f"sqlite:///{file}").add(runs(3), "a")
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("UPDATE jointopt_measurements SET content = replace(content, '2', '3') WHERE id = 2")
+        db.commit()
+    found = CliRunner().invoke(jointopt, ["store", "check", "--storage", f"sqlite:///{file}"])
+    assert (found.exit_code, "1 rows are not as they were added" in found.stdout) == (1, True)
+
+
+def test_a_damaged_file_is_replaced_by_all_that_can_be_read_and_is_kept(file: Path) -> None:
+    url = f"sqlite:///{file}"
+    Store(url).add(runs(2000), "a")
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    raw = bytearray(file.read_bytes())
+    middle = len(raw) // 2 // 4096 * 4096
+    raw[middle : middle + 4096] = b"\xa5" * 4096
+    file.write_bytes(raw)
+    kept, saved, _ = repair(url)
+    assert kept is not None
+    assert kept.read_bytes() == bytes(raw)
+    assert 1500 < saved <= 2000
+    assert (check(url).faults, len(Store(url).read()), repair(url)[0]) == ((), saved, None)
+
+
+def test_an_export_comes_back_in_full(file: Path, tmp_path: Path) -> None:
+    Store(f"sqlite:///{file}").add(runs(20), "a")
+    out, other = str(tmp_path / "out.csv.gz"), f"sqlite:///{tmp_path / 'other.db'}"
+    exported = CliRunner().invoke(jointopt, ["store", "export", out, "--storage", f"sqlite:///{file}"])
+    assert exported.stdout == f"{out}: 20 runs.\n"
+    CliRunner().invoke(jointopt, ["ingest", out, "--storage", other])
+    assert len(Store(other).read()) == 20
+
+
+def test_a_row_that_the_database_does_not_take_waits_in_a_file_for_the_next_start(file: Path) -> None:
+    url, row = f"sqlite:///{file}", {"dp": 2, "iteration_time_s": 1.5}
+    assert spill(url, row, "tune") == spill_files(url)[0] == file.with_name("runs.db.spill.jsonl")
+    with spill_files(url)[0].open("a") as stream:
+        stream.write('{"origin": "tune", "ro')  # torn by a full disk
+    assert Store(url).take_in() == 1
+    assert Store(url).read()[["dp", "iteration_time_s", "origin"]].values.tolist() == [[2, 1.5, "tune"]]
+    assert (Store(url).take_in(), spill_files(url)[0].exists()) == (0, False)
+
+
+def test_where_the_disk_of_the_database_is_full_the_file_is_elsewhere(small_disk: Path, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    url = f"sqlite:///{small_disk / 'runs.db'}"
+    (small_disk / "fill").write_bytes(b"x" * 60_000)
+    spilled = {spill(url, {"dp": 2, "notes": "n" * 3000, "iteration_time_s": 1.0 + i}, "tune") for i in range(5)}
+    assert spilled <= set(spill_files(url))
+    assert spill_files(url)[1] in spilled
+    assert sum(len(rows) for _, rows in waiting(url)) == 5

@@ -1,0 +1,107 @@
+"""A plan is run by one process at a time, and by nobody who has not seen its last result; SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jointopt.runs import reservations
+from jointopt.runs.reservations import Reservations
+
+MANY = """
+import sys
+from jointopt.runs.reservations import Reservations
+mine = Reservations(sys.argv[1], "study")
+print("ready", flush=True)
+sys.stdin.readline()  # all have looked before anybody begins
+for plan in range(40):
+    if mine.take(f"plan {plan}"):
+        print(plan, flush=True)
+        mine.end(f"plan {plan}")
+"""
+DIES = """
+import os, sys
+from jointopt.runs.reservations import Reservations
+assert Reservations(sys.argv[1], "study").take("plan", again=len(sys.argv) > 2)
+os._exit(9)
+"""
+
+
+def dies(url: str, *more: str) -> int:
+    return subprocess.run([sys.executable, "-c", DIES, url, *more], timeout=60).returncode
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_url"))
+    return f"sqlite:///{tmp_path / 'runs.db'}"
+
+
+def test_of_eight_processes_one_takes_each_plan(shared_url: str) -> None:
+    command = [sys.executable, "-c", MANY, shared_url]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(8)]
+    assert {process.stdout.readline() for process in processes} == {"ready\n"}
+    taken = Counter(line for process in processes for line in process.communicate("go", timeout=120)[0].split())
+    assert [process.returncode for process in processes] == [0] * 8
+    assert set(taken.values()) == {1}
+    assert len(taken) == 40
+
+
+def test_a_plan_that_was_run_since_the_last_look_is_not_run_again(shared_url: str) -> None:
+    first, second = Reservations(shared_url, "study"), Reservations(shared_url, "study")
+    assert first.take("plan")
+    assert not second.take("plan")
+    first.end("plan")
+    assert not second.take("plan")
+    second.look()  # now it may read the result, and want another
+    assert second.take("plan")
+
+
+def test_a_plan_that_was_given_back_is_free(shared_url: str) -> None:
+    first, second = Reservations(shared_url, "study"), Reservations(shared_url, "study")
+    first.take("plan")
+    first.end("plan", ran=False)
+    assert second.take("plan")
+    assert Reservations(shared_url, "another job").take("plan")
+
+
+def test_a_dead_runners_plan_is_taken_once_more_and_no_third_time(shared_url: str) -> None:
+    assert dies(shared_url) == 9
+    assert dies(shared_url) == 9
+    third = Reservations(shared_url, "study")
+    assert [one.abandoned for one in third.look().values()] == [True]
+    assert not third.take("plan")
+    assert third.take("plan", again=True)
+
+
+def test_a_silent_runner_of_another_machine_loses_its_plan_when_its_lease_is_over(shared_url, monkeypatch) -> None:
+    monkeypatch.setattr(reservations, "LEASE_S", 2.0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "node-7")
+        silent = Reservations(shared_url, "study")
+        assert silent.take("plan")
+    mine = Reservations(shared_url, "study")
+    assert not mine.take("plan")
+    silent.close()
+    assert mine.freed()
+    assert mine.take("plan")
+
+
+def test_a_runner_that_renews_its_reservation_keeps_it(shared_url, monkeypatch) -> None:
+    monkeypatch.setattr(reservations, "LEASE_S", 2.0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "node-7")
+        other = Reservations(shared_url, "study")
+        other.take("plan")
+    mine = Reservations(shared_url, "study")
+    assert not mine.freed()
+    time.sleep(2.5)
+    assert not mine.take("plan")
+    other.close()
