@@ -13,8 +13,9 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
-from jointopt.physics.cost_model import CostModel, StageTimes
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
 
 
@@ -45,13 +46,13 @@ class Breakdown:
 
 def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakdown:
     """Take apart layout row ``index`` at one clock per stage (pp,) in MHz; what corrects totals corrects parts."""
-    stretch = float(physics.time_factor[index])
+    stretch, factor = float(physics.time_factor[index]), float(physics.power_factor[index])
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
     queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: costs.depth]
     t = physics.times(g, rows, queried_mhz[None, :])
     parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
-    parts["static"] = parts["static"] + physics.power_offset_w / physics.power_factor * float(t.total_s[0])
+    parts["static"] = parts["static"] + float(physics.power_offset_w[index]) / factor * float(t.total_s[0])
     replicas = int(costs.replicas[rows[0]])
     per_rank = np.sum(list(parts.values()), axis=0)
     layout = {k: v[rows] for k, v in costs.layouts.items()}
@@ -61,7 +62,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     batches = int(costs.num_micro_batches[rows[0]])
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
-    scale = replicas * stretch * physics.power_factor
+    scale = replicas * stretch * factor
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, np.array([index]), len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
     hot = physics.cooler.throttle_power_w < electrical_limit_w(limit_w, physics.cooler)
@@ -81,7 +82,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
             for kind, links in communication_j(physics, index).items()
         },
         gpus_per_stage=replicas, stage_memory_bytes=stage_memory,
-        stage_power_w=physics.power_factor * per_rank / total,
+        stage_power_w=factor * per_rank / total,
         stage_peak_power_w=physics.burst_w(g, rows, t)[0], stage_power_limit_w=limit_w,
         stage_temperature_c=physics.cooler.temperature_c(cold_w),
         stage_position_c=physics.cooler.temperature_by_position_c(cold_w),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
+from jointopt.physics import makespan as ms
 from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
-from jointopt.physics.layout_arrays import by_depth
+from jointopt.physics.layer_costs import ShapeCosts
+from jointopt.physics.layout_arrays import LayoutArrays, by_depth
 from jointopt.physics.limits import bounded
-from jointopt.physics.makespan import Pipelines, dp_exposed_s, least_makespan_s, makespan_s, most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
@@ -35,36 +36,17 @@ _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """One evaluation of plans with one pipeline depth: (n, pp) arrays unless stated."""
-
-    clock_mhz: Floats  # really reached
-    forward_s: Floats  # of one micro-batch, everything that occupies the stage
-    backward_s: Floats
-    gather_exposed_s: Floats  # ZeRO-3 gathers of one micro-batch that compute does not hide
-    kernel_s: Floats  # compute kernels of one micro-batch
-    makespan_s: Floats  # (n,)
-    dp_exposed_s: Floats  # (n,)
-    optimizer_s: Floats  # (n,)
-    total_s: Floats  # (n,)
-
-
-Makespan = Callable[[Pipelines, Ints, Floats, Floats], Floats]
-_Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
-
-
 class CostModel:
     """Physics of one job, layouts priced once. ``layouts`` are rows that `evaluate` refers to by index.
 
     ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
     the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
-    which a search that rules most of them out by `quick_bound` never does.
-    """
+    which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with
+    models of other jobs, all of whose layouts are priced at once."""
 
     def __init__(
         self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None,
-        *, lazily: bool = False,
+        *, lazily: bool = False, common: pc.Common | None = None,
     ) -> None:  # fmt: skip
         self.job, self._peak_bytes = job, peak_bytes
         self.layouts = layouts = completed(job, layouts)
@@ -77,11 +59,17 @@ class CostModel:
         self.ceilings: list[Floats] = []
         self.energy_terms: list[pc.EnergyTerms] = []
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
-        self.memory_factor, self.power_factor, self.power_offset_w = 1.0, 1.0, 0.0
+        self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
+        self.power_offset_w = np.zeros(len(layouts["pp"]))
         self.memory_reach = 1.0  # predicted memory may exceed the limit by this factor
         self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
         self._floors: dict[int, tuple[Floats, Floats]] = {}  # by group, see `lower_bound`
+        self._common = common
+        if common is not None:
+            self.hardware = replace(self.hardware, answered=common.collectives)
+            if common.hardware.kernels == self.hardware.kernels:
+                self.shapes = common.shapes
         if not lazily:
             self._price(np.arange(len(layouts["pp"])))
 
@@ -99,7 +87,8 @@ class CostModel:
         for at, part in by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
             rows = new[at]
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
-            costs = pc.stage_costs(self.job, self.hardware, part)
+            laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
+            costs = pc.stage_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
             limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
             lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
@@ -109,17 +98,25 @@ class CostModel:
             self.ceilings.append(ceiling)
             self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
 
+    @functools.cached_property
+    def shapes(self) -> ShapeCosts:
+        """Kernels of the layouts by their distinct shapes."""
+        return ShapeCosts.of(self.job, self.hardware, LayoutArrays(self.job, self.layouts))
+
     def corrected(
-        self, time_factor: Floats, memory_factor: float = 1.0, power_factor: float = 1.0, power_offset_w: float = 0.0
-    ) -> CostModel:
+        self, time_factor: Floats, memory_factor: float = 1.0, power_factor: Floats | float = 1.0,
+        power_offset_w: Floats | float = 0.0,
+    ) -> CostModel:  # fmt: skip
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
-        multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``.
+        multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``:
+        both of each layout (L,), or one of all.
         """
         out = copy.copy(self)
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
-        out.memory_factor, out.power_factor, out.power_offset_w = memory_factor, power_factor, power_offset_w
+        out.memory_factor, shape = memory_factor, out.time_factor.shape
+        out.power_factor, out.power_offset_w = (np.full(shape, value) for value in (power_factor, power_offset_w))
         out.__dict__.pop("memory_bytes", None)
         return out
 
@@ -143,7 +140,7 @@ class CostModel:
             energy = self._work_j(g, rows, clock) + slack.energy_slope_w(self.power, self.cooler, 1) * gpu_s
             out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = time_s, energy, energy / gpu_s
         out["iteration_time_s"] *= self.time_factor[index]
-        scale = self.power_factor + self.power_offset_w / out["avg_power_w"]
+        scale = self.power_factor[index] + self.power_offset_w[index] / out["avg_power_w"]
         out["energy_j"] *= self.time_factor[index] * scale
         out["avg_power_w"] *= scale
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
@@ -154,7 +151,7 @@ class CostModel:
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
-            out[at] = self.times(g, rows, clock, least_makespan_s).total_s
+            out[at] = self.times(g, rows, clock, ms.least_makespan_s).total_s
         return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
@@ -162,7 +159,7 @@ class CostModel:
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             out[at] = self._work_j(g, rows, self.reached_mhz(g, rows, stage_clock_mhz[at, :depth]))
-        return out * self.time_factor[index] * self.power_factor
+        return out * self.time_factor[index] * self.power_factor[index]
 
     def least_power_w(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """Average power (n,) in W that plans do not go below that have all clocks at least as high as these."""
@@ -170,9 +167,9 @@ class CostModel:
         for g, at, rows, depth in self.parts(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
             work = self._work_j(g, rows, clock) / (self.groups[g].replicas[rows] * depth)
-            most_s, least_s = self.times(g, rows, clock, most_makespan_s).total_s, self._floor(g)[0][rows]
+            most_s, least_s = self.times(g, rows, clock, ms.most_makespan_s).total_s, self._floor(g)[0][rows]
             out[at] = slack.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
-        return out * self.power_factor + self.power_offset_w
+        return out * self.power_factor[index] + self.power_offset_w[index]
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
@@ -213,7 +210,8 @@ class CostModel:
         """Time and energy of layout rows ``index`` as corrected, (n,) each; bounds stay bounds."""
         factor = self.time_factor[index]
         ranks = np.prod([self.layouts[degree][index] for degree in ("dp", "tp", "pp", "cp")], axis=0)
-        return time_s * factor, (self.power_factor * energy_j + self.power_offset_w * ranks * time_s) * factor
+        offset_j = self.power_offset_w[index] * ranks * time_s
+        return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
 
     def _floor(self, g: int) -> tuple[Floats, Floats]:
         """`lower_bound` of all layouts of group ``g``, uncorrected."""
@@ -221,7 +219,7 @@ class CostModel:
             costs = self.groups[g]
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
-            fastest = self.times(g, rows, top, least_makespan_s).total_s
+            fastest = self.times(g, rows, top, ms.least_makespan_s).total_s
             floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
             self._floors[g] = fastest, floor_j
         return self._floors[g]
@@ -238,8 +236,8 @@ class CostModel:
         return quick_bound(self.job, self.hardware, self.layouts, self.power, self.cooler)
 
     @property
-    def energy_slope_w(self) -> float:
-        """`slack.energy_slope_w` of all GPUs, in W, as corrected."""
+    def energy_slope_w(self) -> Floats:
+        """`slack.energy_slope_w` of all GPUs, in W, as corrected, of every layout (L,)."""
         gpus = self.job.cluster.num_gpus
         return self.power_factor * slack.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
@@ -258,7 +256,7 @@ class CostModel:
             )
         return out
 
-    def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: Makespan = makespan_s) -> StageTimes:
+    def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
         """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
         stages = self._stages(g, rows, clock_mhz)
         return self._whole(g, rows, stages, makespan(self.groups[g].pipelines, rows, *stages[1:3]))
@@ -267,7 +265,7 @@ class CostModel:
         """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""
         return np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
 
-    def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> _Stages:
+    def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> ms.Stages:
         costs = self.groups[g]
         profile = self.job.training.framework
         clock = self.reached_mhz(g, rows, clock_mhz)
@@ -297,15 +295,15 @@ class CostModel:
         kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
         return clock, forward, backward, left, kernel
 
-    def _whole(self, g: int, rows: Ints, stages: _Stages, makespan: Floats) -> StageTimes:
+    def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
         costs, (_, forward, backward, *_) = self.groups[g], stages
         profile, batches = self.job.training.framework, costs.num_micro_batches[rows]
-        exposed = dp_exposed_s(costs, rows, forward, backward, batches, profile.dp_overlap)
+        exposed = ms.dp_exposed_s(costs, rows, forward, backward, batches, profile.dp_overlap)
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
-        return StageTimes(*stages, makespan, exposed, step, total)
+        return ms.StageTimes(*stages, makespan, exposed, step, total)
 
-    def energy_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+    def energy_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy.
 
         ``static`` is that of a GPU as cool as the air; ``leakage`` is what its own heat adds.
@@ -315,11 +313,11 @@ class CostModel:
         at_air, heated = self.cooler.leakage_parts_w(pc.summed(parts.values()) / total)
         return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
 
-    def cold_power_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+    def cold_power_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
         """Mean power of each stage's ranks at the reference temperature, (n, pp)."""
         return np.asarray(pc.summed(self._cold_parts(g, rows, t).values()) / t.total_s[:, None])
 
-    def _cold_parts(self, g: int, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+    def _cold_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part at the reference temperature, (n, pp)."""
         costs = self.groups[g]
         batches = costs.num_micro_batches[rows][:, None]
@@ -351,7 +349,7 @@ class CostModel:
             out["peak_power_w"][at] = self.burst_w(g, rows, t).max(axis=1)
         return out
 
-    def burst_w(self, g: int, rows: Ints, t: StageTimes) -> Floats:
+    def burst_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
         costs, limit_w = self.groups[g], self.limits_w[g]
         work = t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
@@ -362,7 +360,7 @@ class CostModel:
     def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
         """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
         out = {"iteration_time_s": time_s, "energy_j": energy_j, "peak_memory_gib": self.memory_bytes[index] / GIB}
-        idle_w = self.power_factor * slack.idle_power_w(self.power, self.cooler) + self.power_offset_w
+        idle_w = self.power_factor[index] * slack.idle_power_w(self.power, self.cooler) + self.power_offset_w[index]
         return self.violation(out | {"avg_power_w": np.maximum(power_w, idle_w)})
 
     def violation(self, out: Columns) -> Floats:
@@ -380,19 +378,6 @@ class CostModel:
             for name, (values, bound) in self.limits(out).items()
             if values[0] > bound
         )
-
-
-def iteration_times_s(models: Sequence[CostModel], index: Ints, stage_clock_mhz: Floats) -> Floats:
-    """`CostModel.iteration_time_s` of models of the same layouts, (models, n): what is walked, at once for all."""
-    out = np.empty((len(models), len(index)))
-    for g, at, rows, depth in models[0].parts(index):
-        stages = [model._stages(g, rows, stage_clock_mhz[at, :depth]) for model in models]
-        pipes = Pipelines.joined([model.groups[g].pipelines for model in models], rows)
-        forward, backward = (np.concatenate([some[i] for some in stages]) for i in (1, 2))
-        makespan = makespan_s(pipes, np.arange(len(pipes.vpp)), forward, backward).reshape(len(models), -1)
-        for k, model in enumerate(models):
-            out[k, at] = model._whole(g, rows, stages[k], makespan[k]).total_s
-    return out * np.stack([model.time_factor[index] for model in models])
 
 
 _NAN = float("nan")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,9 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import offload, traffic
-from jointopt.physics.compute import (
-    QUANTIZED,
-    Pass,
-    attention_core,
-    attention_layer,
-    embedding,
-    head,
-    mlp_layer,
-    moe_layer,
-)
+from jointopt.physics.compute import QUANTIZED, Pass
 from jointopt.physics.expert_traffic import ep_traffic
+from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.makespan import Pipelines
 from jointopt.physics.memory import Parameters, stage_parameters
@@ -34,7 +26,6 @@ from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
@@ -131,16 +122,36 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
     )  # fmt: skip
 
 
-def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
+@dataclass(frozen=True)
+class Laid:
+    """Layouts of one depth as the formulas read them: all that no speed and no overhead of the job changes."""
+
+    lay: LayoutArrays
+    groups: dict[str, Group]
+    parameters: Parameters
+
+    @classmethod
+    def of(cls, job: Job, layouts: Columns) -> Laid:
+        """The layouts of a job."""
+        lay = LayoutArrays(job, layouts)
+        groups = placement(layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
+        return cls(lay, groups, stage_parameters(job, lay, lay.layers))
+
+
+def stage_costs(
+    job: Job, hw: traffic.Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: Laid | None = None
+) -> StageCosts:
     """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
+
+    ``layer``: the kernels of their layers, and ``laid``: how they lie, where these are known.
 
     A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
-    lay, profile = LayoutArrays(job, layouts), job.training.framework
+    laid, profile = laid or Laid.of(job, layouts), job.training.framework
+    lay, groups, params = laid.lay, laid.groups, laid.parameters
     layers = lay.layers
-    groups = placement(layouts, even_domain(job.cluster), profile.experts_span_tp)
-    layer = layer_costs(job, hw, lay)
+    layer = layer or layer_costs(job, hw, lay)
     work = work_per_stage(job, hw, layers, lay, layer)
     per_layer = layer_traffic(job, hw, lay, groups, layer)
     exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
@@ -148,7 +159,6 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
         exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     overlap = np.maximum(profile.pp_overlap, np.where(lay.vpp > 1, profile.interleaved_pp_overlap, 0.0))
-    params = stage_parameters(job, lay, layers)
     reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
     step_s, step_bytes = _optimizer_step(job, hw, lay, layers, params)
     if lay.offloads_optimizer.any():
@@ -283,47 +293,19 @@ def _optimizer_step(
 
 
 @dataclass(frozen=True)
-class LayerCosts:
-    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,)."""
+class Common:
+    """Parts that the costs of layouts have in common for jobs that differ from one in speeds and overheads alone."""
 
-    dense: Pass
-    moe: Pass
-    core: Pass
-    embedding: Pass
-    head: Pass
+    hardware: traffic.Hardware  # of that one, whose shapes they are
+    shapes: ShapeCosts
+    laid: dict[int, Laid] = field(default_factory=dict)  # by group
+    collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-
-def layer_costs(job: Job, hw: traffic.Hardware, lay: LayoutArrays) -> LayerCosts:
-    """Kernels of one micro-batch, (L,), priced once per distinct shape."""
-    model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    shape = np.zeros(len(lay.tp), np.int64)
-    for column in ("micro_batch_size", "tp", "ep", "sequence_parallel", "cp", "etp"):
-        values = lay.layouts[column].astype(np.int64)
-        shape = shape * (values.max(initial=0) + 1) + values
-    _, first, inverse = np.unique(shape, return_index=True, return_inverse=True)
-    tokens, tp, ep, sharded = (x[first] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
-    # context parallelism: a rank's queries meet the keys of the whole sequence
-    core = attention_core(k, model, tokens, seq_length, tp)
-    attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
-    dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
-    if model.is_moe:
-        expert_tp, share = lay.expert_tp[first], lay.token_share[first]
-        moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
-    parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
-
-    def spread(part: Pass) -> Pass:
-        return part.map(lambda x: np.broadcast_to(x, first.shape)[inverse])
-
-    return LayerCosts(*map(spread, parts))
-
-
-def _heads(one: Pass, model: Model) -> Pass:
-    """Head and loss, again for each further token predicted, after a projection of two hidden states to one.
-
-    DeepSeek-V3 (arXiv:2412.19437), section 2.2; the projection takes the head's time per multiplication.
-    """
-    passes = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
-    return Pass(one.forward.times(passes), one.backward.times(passes))
+    def of_group(self, group: int, job: Job, layouts: Columns) -> Laid:
+        """How the layouts of one group lie, worked out for the first job."""
+        if group not in self.laid:
+            self.laid[group] = Laid.of(job, layouts)
+        return self.laid[group]
 
 
 def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:

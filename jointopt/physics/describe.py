@@ -14,8 +14,9 @@ import numpy as np
 
 from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
-from jointopt.physics.cost_model import CostModel, iteration_times_s
-from jointopt.physics.costs import with_host_of
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.costs import Common, with_host_of
+from jointopt.physics.makespan import least_makespan_s
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
@@ -73,7 +74,7 @@ def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> C
     """Shares of the predicted time by part, (n,) each, named ``share_<part>``; they need no clock sweep."""
     out = {f"share_{name}": np.zeros(len(index)) for name in SHARES}
     for g, at, rows, depth in physics.parts(index):
-        t = physics.times(g, rows, stage_clock_mhz[at, :depth])
+        t = physics.times(g, rows, stage_clock_mhz[at, :depth], least_makespan_s)
         for name, seconds in time_parts(physics.groups[g], rows, t).items():
             if name in SHARES:
                 out[f"share_{name}"][at] = seconds / t.total_s
@@ -136,18 +137,20 @@ def moved(job: Job, by: Floats) -> Job:
     return job
 
 
-def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, time_s: Floats) -> Floats:
+def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Floats:
     """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
 
-    By finite differences of `STEP` (see the list of moves for the unit of each); ``time_s`` (n,) is the prediction.
+    By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
+    `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
     """
-    models = []
+    models, common = [], Common(physics.hardware, physics.shapes)
     for name, move in _MOVES.items():
         job = move(physics.job, STEP)
         if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
             model = copy.copy(physics)
             model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
         else:
-            model = CostModel(job, physics.layouts, physics.hardware.constants)
+            model = CostModel(job, physics.layouts, physics.hardware.constants, common=common)
         models.append(model)
-    return np.log(iteration_times_s(models, index, stage_clock_mhz) / time_s).T / STEP
+    time_s = physics.least_time_s(index, stage_clock_mhz)
+    return np.log([model.least_time_s(index, stage_clock_mhz) / time_s for model in models]).T / STEP

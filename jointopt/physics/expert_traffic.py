@@ -89,7 +89,7 @@ def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer
     forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
     overlap = 1.0 if job.training.overlap_moe_a2a else job.training.framework.ep_overlap
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
-    alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / lay.micro_batches, 1.0)
+    alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / np.maximum(lay.micro_batches, 1), 1.0)
     whole, window = forward + backward, layer.forward.time_s + layer.backward.time_s
     hidden = np.minimum(overlap * whole, window) * (1.0 - alone)
     left = 1.0 - np.divide(hidden, whole, out=np.zeros_like(whole), where=whole > 0)

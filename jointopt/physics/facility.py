@@ -6,6 +6,10 @@ wait. Not counted: network switches outside of nodes, and storage.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +19,10 @@ from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 
 Array = npt.ArrayLike
-_PAID = ("facility_energy_j", "carbon_kg", "cost")
-SITE_COLUMNS = ("cluster_power_kw", *_PAID, "run_time_s", *(f"run_{name}" for name in _PAID))
+_PAID = ("facility_energy_j", "carbon_kg", "cost", "gpu_cost")
+SITE_COLUMNS = ("cluster_power_kw", *_PAID, "run_time_s", "run_gpu_hours", *(f"run_{name}" for name in _PAID))
+HOUR_S = 3600.0
+_BILLION = 10**9
 
 
 def facility_parts_j(cluster: Cluster, time_s: Array, energy_j: Array) -> dict[str, Floats]:
@@ -45,17 +51,37 @@ def cluster_power_kw(cluster: Cluster, avg_power_w: Array) -> Floats:
 def bill(job: Job, time_s: Array, energy_j: Array) -> Columns:
     """Payments of the site, (n,) each, from time and energy of the GPUs of one iteration.
 
-    ``facility_energy_j`` always; ``carbon_kg`` and ``cost`` (in the job's currency) in proportion to it where the job
-    states them per kWh; with ``run_tokens`` all of these, and ``run_time_s``, for the whole run too.
+    ``facility_energy_j`` always; ``carbon_kg`` and ``cost`` (of electricity, in the job's currency) in proportion to it
+    where the job states them per kWh; ``gpu_cost`` for the time of all GPUs where it states their price; with
+    ``run_tokens`` all of these, ``run_time_s`` and ``run_gpu_hours`` for the whole run too.
     """
     cluster, iterations = job.cluster, job.training.run_iterations
     out: Columns = {"facility_energy_j": facility_energy_j(cluster, time_s, energy_j)}
     per_kwh = {"carbon_kg": cluster.carbon_kg_per_kwh, "cost": cluster.price_per_kwh}
     out |= {name: out["facility_energy_j"] / KWH * rate for name, rate in per_kwh.items() if rate is not None}
+    hours = np.asarray(time_s, np.float64) * cluster.num_gpus / HOUR_S
+    if cluster.price_per_gpu_hour is not None:
+        out["gpu_cost"] = hours * cluster.price_per_gpu_hour
     if iterations is not None:
-        run = {"time_s": np.asarray(time_s, np.float64)} | out
+        run = {"time_s": np.asarray(time_s, np.float64), "gpu_hours": hours} | out
         out |= {f"run_{name}": values * iterations for name, values in run.items()}
     return out
+
+
+def run_costs(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Days, site energy in J and money (electricity and GPUs, None without a price) of the run that a plan would do.
+
+    Of ``run_tokens``, else of a billion tokens; ``for_run`` says which. ``plan``: an entry with time and energy (J).
+    """
+    tokens = job.training.global_batch_size * job.training.seq_length
+    times = job.training.run_iterations or _BILLION / tokens
+    energy_j = math.nan if plan["energy_j"] is None else plan["energy_j"]
+    paid = bill(job, plan["iteration_time_s"], energy_j)
+    money = [float(paid[name]) for name in ("cost", "gpu_cost") if name in paid]
+    return {
+        "days": plan["iteration_time_s"] * times / (24 * HOUR_S), "energy_j": float(paid["facility_energy_j"]) * times,
+        "money": sum(money) * times if money else None, "for_run": job.training.run_iterations is not None,
+    }  # fmt: skip
 
 
 def with_site(job: Job, plans: Columns) -> Columns:

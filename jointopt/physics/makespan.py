@@ -6,7 +6,7 @@ And the gradient traffic that sticks out of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,14 +34,6 @@ class Pipelines:
     num_micro_batches: Ints  # (L,)
     vpp: Ints  # (L,)
     schedule: Ints  # (L,), codes
-
-    @classmethod
-    def joined(cls, many: Sequence[Pipelines], rows: Ints) -> Pipelines:
-        """The layouts ``rows`` of each of many that differ in seconds alone, one after another."""
-        one, every = many[0], np.tile(rows, len(many))
-        units_s, p2p_s = (np.concatenate([getattr(p, name)[rows] for p in many]) for name in ("units_s", "p2p_s"))
-        same = one.num_micro_batches[every], one.vpp[every], one.schedule[every]
-        return cls(one.depth, one.split.of(every), units_s, p2p_s, *same)
 
     def chunk_shares(self, rows: Ints) -> Floats:
         """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
@@ -77,6 +69,25 @@ class Pipelines:
             rows = np.flatnonzero(self.split.which == number)
             shares[:, rows] = of_chunks(self.chunk_shares(rows)[:2])
         return shares
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """One evaluation of plans with one pipeline depth: (n, pp) arrays unless stated."""
+
+    clock_mhz: Floats  # really reached
+    forward_s: Floats  # of one micro-batch, everything that occupies the stage
+    backward_s: Floats
+    gather_exposed_s: Floats  # ZeRO-3 gathers of one micro-batch that compute does not hide
+    kernel_s: Floats  # compute kernels of one micro-batch
+    makespan_s: Floats  # (n,)
+    dp_exposed_s: Floats  # (n,)
+    optimizer_s: Floats  # (n,)
+    total_s: Floats  # (n,)
+
+
+Makespan = Callable[[Pipelines, Ints, Floats, Floats], Floats]
+Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
 
 
 def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:

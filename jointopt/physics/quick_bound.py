@@ -15,7 +15,8 @@ from jointopt.core.schema import SCHEDULE, Columns, Floats
 from jointopt.core.units import PICO
 from jointopt.physics.compute import Pass
 from jointopt.physics.cooling import Cooler
-from jointopt.physics.costs import LayerCosts, layer_costs, layer_traffic, with_recompute
+from jointopt.physics.costs import layer_traffic, with_recompute
+from jointopt.physics.layer_costs import LayerCosts, layer_costs
 from jointopt.physics.layout_arrays import LayoutArrays, split_of
 from jointopt.physics.slack import pipeline_floor_j
 from jointopt.physics.traffic import Hardware, Traffic

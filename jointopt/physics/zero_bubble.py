@@ -128,7 +128,7 @@ def _program(schedule: str, pp: int, m: int) -> _Program:
         ready = [
             (rank, queue[-1], number[needs])
             for rank, queue in enumerate(queues)
-            if queue and (needs := _predecessor(schedule, pp, rank, queue[-1])) in number
+            if queue and (needs := predecessor(schedule, pp, rank, queue[-1])) in number
         ]
         for rank, one, source in ready:
             queues[rank].pop()
@@ -138,7 +138,7 @@ def _program(schedule: str, pp: int, m: int) -> _Program:
     return _Program(waves, *np.array(rows).T)
 
 
-def _predecessor(schedule: str, pp: int, rank: int, one: Pass) -> tuple[int, Pass] | None:
+def predecessor(schedule: str, pp: int, rank: int, one: Pass) -> tuple[int, Pass] | None:
     """The (rank, pass) that delivers a pass's input; None for the data loader and for a rank's own gradients."""
     kind, chunk, micro_batch = one
     places = CHUNKS_OF_SCHEDULE[schedule] * pp

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError
@@ -193,11 +193,15 @@ def test_temperatures_are_between_the_inlet_and_throttling(
 
 
 @settings(max_examples=40, deadline=None)
+@example(job=1, seed=126, share=1.0)  # 14 and 10 layers in 7 chunks each: 8 % slower
 @given(job=st.sampled_from(JOBS), seed=st.integers(0, 10**6), share=st.floats(0, 1))
 def test_spending_slack_costs_no_more_than_fill_and_drain(
     job: int, seed: int, share: float, shipped_physics: Physics
 ) -> None:
-    """The slowest stage stays the slowest, so the steady state takes as long as without slack."""
+    """The slowest stage stays the slowest, so the steady state takes as long as without slack.
+
+    Not so where a rank's chunks differ: its short chunks then wait for the long ones of ranks that had time to spare.
+    """
     physics = shipped_physics(job)
     n, grid = len(physics.layouts["pp"]), np.asarray(physics.job.search.clock_mhz)
     at = np.random.default_rng(seed).integers(0, n, 5)
@@ -206,10 +210,13 @@ def test_spending_slack_costs_no_more_than_fill_and_drain(
     for i in range(5):
         g, row, pp = int(physics.group_of[at[i]]), physics.row_of[at[[i]]], int(physics.layouts["pp"][at[i]])
         even, uneven = (physics.times(g, row, c) for c in (np.full((1, pp), grid[clock[i]]), spent[[i], :pp]))
+        pipes = physics.groups[g].pipelines
         slowest = [float((t.forward_s + t.backward_s).max()) for t in (even, uneven)]
         assert slowest[1] <= slowest[0] * (1 + 1e-9)
         lead = float(uneven.makespan_s[0] - even.makespan_s[0])
-        assert -1e-9 <= lead <= float((uneven.forward_s + uneven.backward_s).sum())
+        assert lead >= -1e-9
+        if not pipes.split.walked[pipes.split.which[row]].any():
+            assert lead <= float((uneven.forward_s + uneven.backward_s).sum())
 
 
 def test_without_slack_all_stages_run_at_one_clock(shipped_physics: Physics) -> None:

@@ -21,8 +21,7 @@ def moved(physics: CostModel, rows: int | None = None) -> dict[str, np.ndarray]:
     top = physics.job.cluster.gpu.clock_max_mhz or 1.0
     beyond = np.arange(int(physics.layouts["pp"][index].max())) >= physics.layouts["pp"][index, None]
     clocks = np.where(beyond, np.nan, top)
-    time_s = physics.evaluate(index, clocks)["iteration_time_s"]
-    return dict(zip(CONSTANTS, sensitivities(physics, index, clocks, time_s).T, strict=True))
+    return dict(zip(CONSTANTS, sensitivities(physics, index, clocks).T, strict=True))
 
 
 @pytest.mark.parametrize("job", range(7))
@@ -100,8 +99,20 @@ def test_steps_after_pricing_move_time_as_much_as_layouts_priced_anew(job, shipp
     physics = shipped_physics(job)
     index = np.arange(len(physics.layouts["pp"]))
     clocks = one_clock(physics, 0.8 * physics.top_mhz)
-    found = sensitivities(physics, index, clocks, physics.iteration_time_s(index, clocks))
+    found = sensitivities(physics, index, clocks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(describe, "_AFTER_PRICING", ())
-        anew = sensitivities(physics, index, clocks, physics.iteration_time_s(index, clocks))
+        anew = sensitivities(physics, index, clocks)
     np.testing.assert_allclose(found, anew, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("job", [0, 3, 5])  # dense, ZeRO-3, experts
+def test_jobs_that_share_parts_of_their_costs_have_those_that_they_have_alone(job, shipped_physics, one_clock):
+    physics = shipped_physics(job)
+    index, clocks = np.arange(len(physics.layouts["pp"])), one_clock(physics, physics.top_mhz)
+    time_s = physics.least_time_s(index, clocks)
+    found = sensitivities(physics, index, clocks)
+    for name in sorted({*CONSTANTS} - {*describe._AFTER_PRICING}):
+        alone = CostModel(describe._MOVES[name](physics.job, describe.STEP), physics.layouts)
+        anew = np.log(alone.least_time_s(index, clocks) / time_s) / describe.STEP
+        np.testing.assert_allclose(found[:, CONSTANTS.index(name)], anew, rtol=1e-12, atol=1e-12)

@@ -61,7 +61,9 @@ def test_power_of_the_site_is_its_energy_over_time(site_cluster: Cluster) -> Non
 
 
 def test_a_run_is_billed_iteration_by_iteration(job: Job) -> None:
-    site = replace(job.cluster, host_power_w=0.0, pue=1.0, carbon_kg_per_kwh=0.4, price_per_kwh=0.2)
+    site = replace(
+        job.cluster, host_power_w=0.0, pue=1.0, carbon_kg_per_kwh=0.4, price_per_kwh=0.2, price_per_gpu_hour=1.8
+    )
     tokens = 100 * job.training.global_batch_size * job.training.seq_length - 1
     priced = replace(job, cluster=site, training=replace(job.training, run_tokens=tokens))
     found = bill(priced, np.array([2.0]), np.array([3.6e6]))
@@ -70,7 +72,10 @@ def test_a_run_is_billed_iteration_by_iteration(job: Job) -> None:
             "facility_energy_j": 3.6e6,
             "carbon_kg": 0.4,
             "cost": 0.2,
+            "gpu_cost": 8 * 1.8 / 1800,
             "run_time_s": 200.0,
+            "run_gpu_hours": 8 / 18,
+            "run_gpu_cost": 0.8,
             "run_facility_energy_j": 3.6e8,
             "run_carbon_kg": 40.0,
             "run_cost": 20.0,

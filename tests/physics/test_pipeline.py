@@ -59,19 +59,19 @@ def replayed_plan_s(f: list[float], b: list[float], vpp: int, m: int) -> float:
     return float(replayed_s(*chunks, m)[0])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plans_1f1b())
 def test_1f1b_closed_form_equals_the_replayed_schedule(plan: tuple[list[float], list[float], int, int]) -> None:
     assert closed_form_s(*plan) == pytest.approx(replayed_plan_s(*plan), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans_interleaved())
 def test_interleaved_closed_form_equals_the_replayed_schedule(plan: tuple[list[float], list[float], int, int]) -> None:
     assert closed_form_s(*plan) == pytest.approx(replayed_plan_s(*plan), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.one_of(plans_1f1b(), plans_interleaved()), st.data())
 def test_a_slower_rank_never_shortens_the_iteration(
     plan: tuple[list[float], list[float], int, int], data: st.DataObject
@@ -173,7 +173,7 @@ def most_held(order: list[Operation], weight: list[float]) -> float:
     return max(accumulate(-weight[op.chunk] if op.backward else weight[op.chunk] for op in order))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 5), st.data())
 def test_what_unequal_chunks_hold_at_most_is_what_the_schedule_does(
     pp: int, vpp: int, groups: int, data: st.DataObject

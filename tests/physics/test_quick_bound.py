@@ -51,6 +51,18 @@ def test_the_quick_bound_moves_with_the_corrections() -> None:
     assert moved.quick_bound(index)[1] == pytest.approx(energy_j * factor * 3.0)
 
 
+@pytest.mark.parametrize("offset_w", [-30.0, 150.0])
+def test_no_plan_is_below_the_bound_of_its_corrections(offset_w: float, one_clock: Callable[..., Floats]) -> None:
+    physics = lazy(shipped_job("opt-350m-2x4-a100"))
+    index = np.arange(len(physics.layouts["pp"]))
+    moved = physics.corrected(np.linspace(0.4, 2.0, len(index)), power_offset_w=offset_w)
+    time_s, energy_j = moved.lower_bound(index)
+    for share in (0.6, 0.8, 1.0):
+        found = moved.evaluate(index, one_clock(physics, share * physics.top_mhz))
+        assert (time_s <= found["iteration_time_s"] * (1 + 1e-9)).all()
+        assert (energy_j <= found["energy_j"] * (1 + 1e-9)).all()
+
+
 def test_layouts_priced_when_read_cost_what_layouts_priced_at_once_do(one_clock: Callable[..., Floats]) -> None:
     late = lazy(shipped_job("mixtral-8x22b-8x8-h100"))
     at_once = CostModel(late.job, late.layouts)

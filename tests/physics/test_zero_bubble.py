@@ -77,7 +77,7 @@ def simulated_s(schedule: str, seconds: list[np.ndarray], m: int) -> float:
     return max(free)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SCHEDULES, st.integers(2, 6), st.integers(1, 15), st.integers(0, 10**6))
 def test_the_makespan_is_that_of_a_plain_simulation_and_above_the_bound(
     schedule: str, pp: int, m: int, seed: int
@@ -107,7 +107,7 @@ def test_equal_passes_along_a_v_leave_no_bubble_but_the_way_to_the_last_rank(sch
     assert zero_bubble_time_s(schedule, one, one, one, m)[0] == 6 * m + pp - 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SCHEDULES, st.integers(2, 8), st.integers(1, 8))
 def test_ranks_hold_no_more_than_1f1b_and_repeat(schedule: str, pp: int, rounds: int) -> None:
     held = held_chunks(schedule, pp, min(rounds, MOST_ROUNDS) * pp).sum(axis=2).max(axis=1)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.core.units import Z_90
 from jointopt.physics.calibrate.grouping import Key
 from jointopt.physics.calibrate.parameters import CLOCK_COLUMNS, Board
 from jointopt.physics.calibrate.rank_fit import RankFit, RankRows
@@ -85,7 +86,6 @@ def unknown_work(key: Key, known: Sequence[Key]) -> str:
 _KINDS = {"stages": "stage profile", "iterations": "iterations", "ranks": "pipeline ranks"}
 _PLACE = {"knee_fraction": 0, "voltage_ratio": 1, "static_w": 6, "board_limit_w": 7}  # in the vector of parameters
 _INFORMED = 0.8  # of a prior's width: what is left of it where readings inform it
-_HALF_WIDTH = 1.645  # standard deviations in half of a 90 % interval
 _NEAR_TOP, _NEAR_KNEE, _BELOW_KNEE = 0.97, 0.05, 0.1  # of the maximum clock
 
 
@@ -128,7 +128,7 @@ def _constants(board: Board, fits: Sequence[Fitted]) -> tuple[Constants, dict[st
     if ranks:
         waits = np.array([[fit.theta[fit.hierarchy.size], fit.theta_sd[fit.hierarchy.size]] for fit in ranks])
         figures["wait_w"], spread["wait_w"] = _weighed("wait_w", waits)
-    if spread["board_limit_w"] > _INFORMED * _HALF_WIDTH * board.prior.limit_sd * figures["board_limit_w"]:
+    if spread["board_limit_w"] > _INFORMED * Z_90 * board.prior.limit_sd * figures["board_limit_w"]:
         del figures["board_limit_w"], spread["board_limit_w"]  # nothing came near it
     return Constants(max_clock_mhz=rounded(board.max_clock_mhz), **figures), spread
 
@@ -139,7 +139,7 @@ def _weighed(name: str, found: Floats) -> tuple[float, float]:
     weight = 1.0 / np.maximum(sd, 1e-6) ** 2
     value = float(np.average(mean, weights=weight))
     apart = float(np.sqrt(np.average((mean - value) ** 2, weights=weight)))
-    width = _HALF_WIDTH * max(float(np.sqrt(1.0 / weight.sum())), apart)
+    width = Z_90 * max(float(np.sqrt(1.0 / weight.sum())), apart)
     if name == "knee_fraction":
         return rounded(value), rounded(width)
     figure = float(np.exp(value))

@@ -165,7 +165,8 @@ def test_a_run_is_billed_for_its_last_iteration_too(round_job: Callable[..., Job
     job = round_job(nodes=1, host_power_w=0.0, host_load_share=0.0, pue=1.0)
     job = replace(job, training=replace(job.training, run_tokens=1_000_000))
     found = bill(job, np.array([2.0]), np.array([100.0]))
+    hours = 16 / 3600 * job.cluster.num_gpus
     assert {name: float(value[0]) for name, value in found.items()} == pytest.approx(
-        {"facility_energy_j": 100, "run_time_s": 16, "run_facility_energy_j": 800}
+        {"facility_energy_j": 100, "run_time_s": 16, "run_gpu_hours": hours, "run_facility_energy_j": 800}
     )
     assert set(found) <= set(SITE_COLUMNS)

@@ -1,0 +1,77 @@
+"""Kernels of one layer of each kind, of the embedding and of the head, priced once per distinct shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from jointopt.core.schema import Ints
+from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
+from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.traffic import Hardware
+from jointopt.spec.job import Job
+from jointopt.spec.model import Model
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,)."""
+
+    dense: Pass
+    moe: Pass
+    core: Pass
+    embedding: Pass
+    head: Pass
+
+
+@dataclass(frozen=True)
+class ShapeCosts:
+    """Kernels of the distinct shapes that layouts of any depths have, and which of them each layout has, (L,)."""
+
+    distinct: LayerCosts
+    which: Ints
+
+    @classmethod
+    def of(cls, job: Job, hw: Hardware, lay: LayoutArrays) -> ShapeCosts:
+        """Price each shape once."""
+        shape = np.zeros(len(lay.tp), np.int64)
+        for column in ("micro_batch_size", "tp", "ep", "sequence_parallel", "cp", "etp"):
+            values = lay.layouts[column].astype(np.int64)
+            shape = shape * (values.max(initial=0) + 1) + values
+        _, first, which = np.unique(shape, return_index=True, return_inverse=True)
+        return cls(_layer_costs(job, hw, lay, first), which)
+
+    def of_layouts(self, rows: Ints) -> LayerCosts:
+        """The kernels of some of the layouts."""
+        which, parts = self.which[rows], (getattr(self.distinct, f.name) for f in fields(LayerCosts))
+        return LayerCosts(*(part.map(lambda x: x[which]) for part in parts))
+
+
+def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
+    """Kernels of one micro-batch, (L,), priced once per distinct shape."""
+    return ShapeCosts.of(job, hw, lay).of_layouts(np.arange(len(lay.tp)))
+
+
+def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> LayerCosts:
+    """Kernels of one micro-batch of those layouts."""
+    model, k, seq_length = job.model, hw.kernels, job.training.seq_length
+    tokens, tp, ep, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
+    # context parallelism: a rank's queries meet the keys of the whole sequence
+    core = attention_core(k, model, tokens, seq_length, tp)
+    attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
+    dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
+    if model.is_moe:
+        expert_tp, share = lay.expert_tp[rows], lay.token_share[rows]
+        moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
+    parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
+    return LayerCosts(*(part.map(lambda x: np.broadcast_to(x, rows.shape)) for part in parts))
+
+
+def _heads(one: Pass, model: Model) -> Pass:
+    """Head and loss, again for each further token predicted, after a projection of two hidden states to one.
+
+    DeepSeek-V3 (arXiv:2412.19437), section 2.2; the projection takes the head's time per multiplication.
+    """
+    passes = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
+    return Pass(one.forward.times(passes), one.backward.times(passes))
