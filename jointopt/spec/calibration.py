@@ -77,7 +77,13 @@ def _parsed(mapping: Mapping[str, Any]) -> Calibration:
     optional = ("wait_w", "board_limit_w")
     known = {name: _number(constants, name) for name in _CONSTANTS if constants.has(name) or name not in optional}
     rest: dict[str, Any] = {name: section.values[name] for name in _KEYS[2:] if section.values.get(name)}
-    rest |= {name: tuple(rest.get(name, ())) for name in ("work", "measure_next")}
+    for name, kind in {"work": Mapping, "measure_next": str}.items():
+        given = rest.get(name, [])
+        if not isinstance(given, list) or not all(isinstance(each, kind) for each in given):
+            raise section.refuse(name, "a list of mappings" if kind is Mapping else "a list of texts")
+        rest[name] = tuple(given)
+    for name in ("plus_minus", "fitted_on", "fit_error_percent"):
+        section.section(name)
     return Calibration(**rest | {"gpu": section.text("gpu"), "constants": Constants(**known), "version": version})
 
 

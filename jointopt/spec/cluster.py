@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.facts import Assumption
@@ -61,6 +62,13 @@ class Gpu:
     power: PowerConstants | None = None
     product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, measured over the catalogue's
     sources: Mapping[str, str] = field(default_factory=dict)
+    like: str = ""  # of a GPU that a job states itself: the catalogue's that stands in for what it leaves out
+    written: Mapping[str, Any] = field(default_factory=dict)  # as the job states it; empty: the catalogue's
+
+    @property
+    def kin(self) -> str:
+        """The id by which the catalogue is searched for kernels, links and hosts."""
+        return self.like or self.id
 
     @property
     def clock_span_mhz(self) -> tuple[float, float]:
@@ -121,6 +129,7 @@ class Cluster:
     assumed: tuple[Assumption, ...] = ()  # what was not stated anywhere and what stands in for it
     carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = carbon is not reported
     price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
+    price_per_gpu_hour: float | None = None  # in ``currency`` too; None = the cost of GPUs is not reported
     currency: str = ""
     host_load_share: float = 0.0  # W that a host draws beyond that for each W of its GPUs: fans, supplies, switches
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature

@@ -12,6 +12,7 @@ import yaml
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import JobError, UsageError
+from jointopt.core.input_files import regular_bytes
 from jointopt.spec.check import shown
 
 T = TypeVar("T")
@@ -50,16 +51,11 @@ _JobDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_OF_YAML_1_2, 
 def read_text(path: Path) -> str:
     """The text of a regular UTF-8 file of at most 4 MB; JobError otherwise."""
     try:
-        if path.is_dir():
-            raise JobError(f"{path} is a directory; expected a file.")
-        if not path.is_file():
+        if not path.exists():
             raise JobError(f"{path} does not exist or is no regular file; check the path.")
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
+        raw = regular_bytes(path, _MOST_BYTES, "a job file or a config.json", JobError)
     except (OSError, ValueError) as error:
         raise JobError(f"{shown(str(path))} cannot be read: {error}.") from error
-    if len(raw) > _MOST_BYTES:
-        raise JobError(f"{path} is larger than {_MOST_BYTES:,} bytes; expected a job file or a config.json.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
@@ -33,22 +34,51 @@ _STUDIES = Path(__file__).parents[1] / "studies"
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
 
 
-def load_job(path: str | Path) -> Job:
+def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
     """The job of a YAML file, or the shipped job of that name (see `shipped_jobs`).
 
+    ``changes`` stand in for keys of the file, ``cluster.nodes`` for the key ``nodes`` of its section ``cluster``.
     Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
     """
-    shipped = _STUDIES / str(path) / "job.yaml"
-    file = shipped if str(path) in shipped_jobs() and not Path(path).is_file() else Path(path)
+    file = job_file(path)
     try:
         text = read_text(file)
     except JobError as error:
         raise JobError(f"{error}{nearest(path, shipped_jobs())}") from error
     stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     try:
-        return parse_job(parse_yaml(text), stem, file.parent)
+        return parse_job(changed(parse_yaml(text), changes), stem, file.parent)
     except UsageError as error:
         raise type(error)(f"{file}: {error}") from error
+
+
+def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a job with other values for some keys; a section that was a catalogue name keeps it."""
+    out = dict(mapping)
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        if not section:
+            out[name] = value
+            continue
+        before = out.get(section)
+        kept = {"catalog": before} if isinstance(before, str) and section == "cluster" else before
+        if isinstance(kept, str):
+            raise JobError(
+                f"{key}: {section} is {kept!r}, whose keys are in the catalogue; write it out to change one."
+            )
+        out[section] = {**(kept or {}), name: value}
+    return out
+
+
+def with_changes(job: Job, changes: Mapping[str, Any]) -> Job:
+    """The job with other values for some keys of its file, as for `load_job`."""
+    return parse_job(changed(job_mapping(job), changes), job.name, Path()) if changes else job
+
+
+def job_file(path: str | Path) -> Path:
+    """The file that a path, or the name of a shipped job, means."""
+    shipped = str(path) in shipped_jobs() and not Path(path).is_file()
+    return _STUDIES / str(path) / "job.yaml" if shipped else Path(path)
 
 
 def shipped_jobs() -> tuple[str, ...]:
@@ -155,6 +185,8 @@ def _cluster(section: Section, base_dir: Path) -> Cluster:
         value = {"catalog": section.text("cluster")}
     elif not isinstance(value, Mapping):
         raise section.refuse("cluster", "a catalogue name, or a mapping with gpu, nodes and gpus_per_node")
+    if isinstance(value.get("gpu"), str) and value["gpu"].endswith((".yaml", ".yml")):
+        value = {**value, "gpu": parse_yaml(read_text(base_dir / value["gpu"]))}
     if isinstance(value.get("machine"), str):
         value = {**value, "machine": load_machine(base_dir / value["machine"]).mapping()}
     cluster = build_cluster(value)
@@ -270,7 +302,8 @@ def _model_mapping(model: Model) -> str | dict[str, Any]:
 def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
     sizes: dict[str, Any] = {
-        "gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
+        "gpu": dict(cluster.gpu.written) or cluster.gpu.id, "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
     }  # fmt: skip
     if cluster.machine is not None:
         sizes["machine"] = cluster.machine.mapping()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from jointopt.core.errors import JobError
+from jointopt.core.errors import JobError, nearest
 from jointopt.spec.check import Section, shown
 
 NO_GPU_REQUEST = "none"
@@ -38,6 +38,19 @@ class Slurm:
 SLURM_KEYS = tuple(field.name for field in fields(Slurm))
 _OURS = (
     "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--output", "--error", "--open-mode", "--array",
+)  # fmt: skip
+# Options of sbatch that a job file may add: none that runs something else, writes elsewhere or sets clocks.
+_ALLOWED = (
+    "--account", "--acctg-freq", "--batch", "--begin", "--cluster-constraint", "--clusters", "--comment",
+    "--constraint", "--contiguous", "--core-spec", "--cores-per-socket", "--cpu-freq", "--cpus-per-gpu",
+    "--cpus-per-task", "--deadline", "--delay-boot", "--dependency", "--distribution", "--exclude", "--exclusive",
+    "--extra-node-info", "--gpu-bind", "--gpus", "--gpus-per-node", "--gpus-per-socket",
+    "--gpus-per-task", "--gres", "--gres-flags", "--hint", "--kill-on-invalid-dep", "--licenses",
+    "--mail-type", "--mail-user", "--mcs-label", "--mem", "--mem-bind", "--mem-per-cpu", "--mem-per-gpu", "--mincpus",
+    "--network", "--nice", "--no-kill", "--no-requeue", "--nodelist", "--overcommit", "--oversubscribe",
+    "--partition", "--power", "--prefer", "--priority", "--profile", "--propagate", "--qos", "--requeue",
+    "--reservation", "--signal", "--sockets-per-node", "--spread-job", "--switches", "--thread-spec",
+    "--threads-per-core", "--time", "--time-min", "--tmp", "--tres-per-task", "--use-min-nodes", "--wckey",
 )  # fmt: skip
 _WORDS = ("account", "partition", "qos", "constraint", "reservation")
 
@@ -73,6 +86,12 @@ def _word(section: Section, key: str) -> str:
 def _directive(section: Section, key: str, line: str) -> str:
     if line.partition("=")[0] in _OURS:
         raise JobError(f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out.")
+    option = line.partition("=")[0]
+    if key == "sbatch" and _DIRECTIVE.fullmatch(line) and option not in _ALLOWED:
+        raise JobError(
+            f"{section.at(key)}: {option} is no option that a job file may add{nearest(option, _ALLOWED)}; expected "
+            "one in full that places or limits a job, such as --mail-type=END, --mem=0 or --nodelist=gpu[1-4]."
+        )
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
             f"{section.at(key)} must be an option of sbatch as one word, such as --mail-type=END; got {shown(line)}."

@@ -42,6 +42,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("gpu: a100-sxm4-40gb|gpux: a100-sxm4-40gb", "did you mean 'gpu'"),
         ("knee_fraction: 0.76|knee_fraction: 7.6", "knee_fraction must be a number above 0 and at most 1"),
         ("version: 1|version: 9", "version must be 1"),
+        ("measure_next: []|measure_next: 7", "measure_next must be a list of texts; got 7"),
         ("static_w: 70.0, |", "static_w is missing"),
     ],
 )

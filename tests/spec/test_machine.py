@@ -9,7 +9,7 @@ import pytest
 from jointopt.core.errors import JobError, UsageError
 from jointopt.spec.jobfile import dump_job, load_job, parse_job, shipped_job
 from jointopt.spec.machine import Machine, load_machine, on_machine, save_machine, with_machine
-from jointopt.workflows.explain import assumptions
+from jointopt.workflows.answers import assumptions
 
 MACHINE = Machine(
     gpu="a100-sxm4-40gb", gpus_per_node=4,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jointopt.core.errors import CatalogError, JobError, nearest
 from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
+from jointopt.spec.catalog.own_gpus import own_gpu
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.machine import parse_machine, with_machine
@@ -24,7 +25,7 @@ FIGURES = (
     "power_limit_w",
 )  # fmt: skip
 SIZES = ("gpu", "nodes", "gpus_per_node")
-SITE = ("carbon_kg_per_kwh", "price_per_kwh", "currency")  # of the site's electricity; all optional
+SITE = ("carbon_kg_per_kwh", "price_per_kwh", "price_per_gpu_hour", "currency")  # of the site; all optional
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
@@ -57,6 +58,10 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     given = Section(mapping, where).only(KEYS)
     section = _with_entry(given)
     gpu = _gpu(section)
+    if isinstance(section.values.get("nodes"), list):
+        raise JobError(
+            f"{section.at('nodes')} is a list; `jointopt scale` compares several sizes, other verbs take one."
+        )
     nodes = section.whole("nodes", high=_MOST_NODES)
     per_node, assumed = gpu.usual_gpus_per_node or 0, []
     if section.has("gpus_per_node") or not per_node:
@@ -64,6 +69,8 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     else:
         usual = f"the usual {per_node} of {gpu.id} are assumed"
         assumed.append(Assumption.not_given("gpus_per_node", per_node, str(per_node), usual))
+    if gpu.like:
+        assumed.append(Assumption("like", gpu.like, f"{gpu.id}: what is not given is that of {gpu.like}"))
     figures: dict[str, Any] = {}
     for key in FIGURES:
         figures[key], stand_in = _figure(section, key, gpu, nodes, per_node)
@@ -81,14 +88,14 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
 
 
 def _site(section: Section) -> dict[str, Any]:
-    """Carbon and price of the electricity, where they are given; a currency needs something to be the price of."""
-    highest = {"carbon_kg_per_kwh": 10.0, "price_per_kwh": 1e9}
+    """Carbon and price of electricity, price of a GPU, where they are given; a currency needs a price."""
+    highest = {"carbon_kg_per_kwh": 10.0, "price_per_kwh": 1e9, "price_per_gpu_hour": 1e9}
     site: dict[str, Any] = {
         key: section.number(key, most, zero=True) for key, most in highest.items() if section.has(key)
     }
     if section.has("currency"):
-        if "price_per_kwh" not in site:
-            raise section.refuse("price_per_kwh", "a price of electricity in the currency that is given")
+        if not {"price_per_kwh", "price_per_gpu_hour"} & site.keys():
+            raise section.refuse("price_per_kwh", "a price of electricity (or price_per_gpu_hour) in that currency")
         site["currency"] = section.text("currency", most=12)
     return site
 
@@ -108,9 +115,12 @@ def _with_entry(section: Section) -> Section:
 
 
 def _gpu(section: Section) -> Gpu:
-    """The catalogue's GPU, with the memory that the job states."""
+    """The catalogue's GPU, with the memory that the job states, or a GPU of the job's own."""
+    given = section.values.get("gpu")
+    if isinstance(given, list):
+        raise JobError(f"{section.at('gpu')} is a list; `jointopt scale` compares several GPUs, other verbs take one.")
     try:
-        gpu = load_gpu(section.text("gpu"))
+        gpu = own_gpu(given, section.at("gpu")) if isinstance(given, Mapping) else load_gpu(section.text("gpu"))
     except CatalogError as error:
         raise CatalogError(f"{section.at('gpu')}: {error}") from error
     if not section.has("memory_gib"):
@@ -181,7 +191,7 @@ def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, St
     alone, in pJ per bit and hop; the latency is per step of a ring between nodes, in microseconds.
     """
     facts, link = read_yaml("links.yaml"), link_of(gpu)
-    of_node = {key: facts[key].get(gpu.id, facts[key]["other"]) for key in ("host_power_w_per_gpu", "host_load_share")}
+    of_node = {key: facts[key].get(gpu.kin, facts[key]["other"]) for key in ("host_power_w_per_gpu", "host_load_share")}
     host, share = (_stand_in(cell) for cell in of_node.values())
     node_gpus = gpus_per_node or gpu.usual_gpus_per_node or 8
     by_link = {key: _stand_in(facts[key][link]) for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
@@ -193,7 +203,7 @@ def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, St
 def link_of(gpu: Gpu) -> str:
     """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
     links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
-    return next((link for link, gpus in links.items() if gpu.id in gpus), "nvlink")
+    return next((link for link, gpus in links.items() if gpu.kin in gpus), "nvlink")
 
 
 def _stand_in(cell: list[Any]) -> StandIn:

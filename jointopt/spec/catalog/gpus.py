@@ -20,8 +20,8 @@ from jointopt.spec.cluster import Gpu, PowerConstants
 from jointopt.spec.files import package_yaml
 
 _IDENTITY = ("id", "name", "vendor", "architecture")
-_NO_FIGURES = (*_IDENTITY, "peak_tflops", "power", "product_time_factor", "sources")
-_NOT_TELLING = {"nvidia", "amd", "instinct", "tesla"}
+_NO_FIGURES = (*_IDENTITY, "peak_tflops", "power", "product_time_factor", "sources", "like", "written")
+_NOT_TELLING = {"nvidia", "amd", "instinct", "tesla", "geforce"}
 FIGURES = tuple(f.name for f in fields(Gpu) if f.name not in _NO_FIGURES)
 POWER_FIGURES = tuple(f.name for f in fields(PowerConstants) if f.name != "assumed")
 
@@ -94,8 +94,14 @@ def _near(words: tuple[str, ...]) -> set[str]:
     Another number, or another letter before it, is another GPU and no slip: an A10 is no A100, a P100 no V100.
     """
     spelled = (*words, "".join(words[:2]))  # h 100
-    kin = {i: _words(i)[0] for i in gpu_ids() if any(_alike(word, _words(i)[0]) for word in spelled)}
+    kin = {i: _model(i) for i in gpu_ids() if any(_alike(word, _model(i)) for word in spelled)}
     return {*kin, *kin.values()}
+
+
+def _model(gpu_id: str) -> str:
+    """The word that holds the model's number (``a6000`` of rtx-a6000), else the first."""
+    words = _words(gpu_id)
+    return next((word for word in words if re.search(r"\d", word)), words[0])
 
 
 def _alike(word: str, model: str) -> bool:
@@ -155,6 +161,15 @@ def power_constants(gpu: Gpu) -> PowerConstants | None:
         return _with_own_readings(gpu, _measured(same_chip), same_chip, reason, " (same chip)")
     references = read_yaml("power.yaml")["reference"]
     return _scaled(gpu, str(references.get(gpu.architecture, references["other"])))
+
+
+def own_power_constants(gpu: Gpu) -> PowerConstants | None:
+    """Constants of a GPU that a job states itself: those of the GPU that it is like, or of its architecture, scaled."""
+    table = read_yaml("power.yaml")
+    named = table["like"].get(gpu.like, gpu.like)
+    references = table["reference"]
+    reference = named if named in table["measured"] else references.get(gpu.architecture, references["other"])
+    return _scaled(gpu, str(reference))
 
 
 @functools.cache

@@ -30,7 +30,7 @@ def kernel_constants(gpu: Gpu) -> KernelConstants:
     Raises `CatalogError` if the GPU has no 16-bit peak.
     """
     table = read_yaml("kernels.yaml")
-    entry = table["gpus"].get(gpu.id) or table["architectures"].get(gpu.architecture) or table["default"]
+    entry = table["gpus"].get(gpu.kin) or table["architectures"].get(gpu.architecture) or table["default"]
     return KernelConstants(_gemm(gpu, entry), _collectives(entry["collectives"]), _assumed(gpu, entry))
 
 

@@ -40,7 +40,7 @@ def test_records_are_json_ready_and_in_the_order_of_the_contract(make_job):
     assert plan["stage_clock_mhz"] == [1410.0, 1395.0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), watts=st.none() | st.floats(50, 400))
 def test_any_plan_of_the_space_survives_text_and_json(make_job, moe, data, watts):
     job = make_job(model=moe, attention="fused")
@@ -132,7 +132,7 @@ VALUES = st.text(max_size=8) | st.integers().map(str) | st.floats().map(str) | s
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(words=st.lists(st.tuples(WORDS, VALUES), max_size=4), json_like=st.booleans())
 def test_no_text_ever_raises_anything_but_a_plan_error(make_job, words, json_like):
     text = json.dumps(dict(words)) if json_like else " ".join(f"{key}={value}" for key, value in words)
@@ -140,7 +140,7 @@ def test_no_text_ever_raises_anything_but_a_plan_error(make_job, words, json_lik
         parse_plan(text, make_job())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plan=st.dictionaries(WORDS, SCALARS | st.lists(SCALARS, max_size=3), max_size=4))
 def test_no_mapping_ever_raises_anything_but_a_plan_error(make_job, plan):
     with contextlib.suppress(PlanError):

@@ -181,7 +181,7 @@ def test_the_space_of_a_huge_cluster_is_counted_whole(make_job, model, nodes, ba
     assert space.considered == space.size + sum(space.dropped.values())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(changes=JOBS, is_moe=st.booleans(), data=st.data())
 def test_the_check_of_one_plan_refuses_what_the_space_lacks_and_nothing_else(
     make_job, dense, moe, changes, is_moe, data

@@ -43,7 +43,7 @@ def test_published_splits_are_among_those_listed(
     assert split in offered_splits(job, pp, vpp)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(1, 130), st.integers(1, 16), st.integers(1, 12), st.sampled_from([MEGATRON, ANY, Framework()]))
 def test_every_split_listed_holds_all_layers_and_can_be_built(
     make_job: Callable[..., Job], dense: Model, layers: int, pp: int, vpp: int, framework: Framework
@@ -58,7 +58,7 @@ def test_every_split_listed_holds_all_layers_and_can_be_built(
         assert split != own or framework is MEGATRON
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 8), st.integers(0, 60), st.floats(0.0, 4.0))
 def test_a_balanced_split_moves_no_layer_to_a_lighter_rank(pp: int, vpp: int, more: int, head: float) -> None:
     split = balanced_split(pp * vpp + more, pp, vpp, head)
