@@ -60,7 +60,6 @@ def open_clocks(
     ``fastest_s``: a time that no plan of each layout is below. ``slowest(rows, low, high)``: clocks (n, S) of layouts
     in those rows that no stage goes below in plans of the clocks ``low`` to ``high``. The problem has a slope.
     """
-    slope_w = problem.energy_slope_w or 0.0
 
     def bounds(row: Ints, low: Ints, high: Ints) -> Floats:
         """Work and power, (2, n), that plans of these clocks are not below."""
@@ -72,7 +71,7 @@ def open_clocks(
     boxes = np.stack([rows, np.zeros_like(rows), np.full_like(rows, problem.num_clocks - 1)])
     time_s, least = fastest_s, bounds(*boxes)
     while boxes.size:
-        energy_j = least[0] + slope_w * time_s
+        energy_j = least[0] + problem.slope_w(layouts[boxes[0]]) * time_s
         left = may_improve(front(), time_s, energy_j)
         left = left[may_be_feasible(problem, layouts[boxes[0, left]], time_s[left], energy_j[left], least[1, left])]
         single = boxes[1, left] == boxes[2, left]

@@ -116,7 +116,7 @@ def _sweep_blocks(sweep: _Sweep) -> int:
     for start in range(0, len(order), block):
         rows = slice(start, start + block)
         alive = may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])
-        if problem.energy_slope_w is None:
+        if not problem.has_slope:
             _enumerate(sweep, order[rows][alive])
         else:
             _bisect(sweep, order[rows][alive], time_lb_s[rows][alive])
@@ -148,7 +148,7 @@ def _ordered(problem: Problem, layouts: Ints, bound: LowerBound | None) -> tuple
 
 def _seed(sweep: _Sweep, layouts: Ints) -> None:
     """A first front from a few layouts at a few clocks, so that most others never need evaluating."""
-    if sweep.problem.lower_bound is None and sweep.problem.energy_slope_w is None:
+    if sweep.problem.lower_bound is None and not sweep.problem.has_slope:
         return
     clocks = np.unique(np.linspace(0, sweep.problem.num_clocks - 1, SEED_CLOCKS).round().astype(np.int64))
     sweep.visit(np.repeat(layouts, len(clocks)), np.tile(clocks, len(layouts)), keep=True)

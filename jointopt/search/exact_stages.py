@@ -74,7 +74,7 @@ class _Sweep:
             little = slack[some] <= LITTLE
             np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
             more_s = np.where(slack[left] > LITTLE, np.maximum(least_s[of[left]] - bounds[0, left], 0.0), 0.0)
-            bounds[:, left] += np.stack([more_s, (self.problem.energy_slope_w or 0.0) * more_s])
+            bounds[:, left] += np.stack([more_s, self.problem.slope_w(layout[left]) * more_s])
 
 
 def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = None) -> ExactFront:
@@ -84,7 +84,7 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     uniform clocks. ``progress`` is as for `exact_front`.
     """
     uniform = exact_front(problem, progress=progress)
-    if problem.stage_clocks is None or problem.energy_slope_w is None or not problem.num_layouts:
+    if problem.stage_clocks is None or not problem.has_slope or not problem.num_layouts:
         return uniform
     sweep = _Sweep(problem, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)

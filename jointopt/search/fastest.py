@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.core.schema import Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.search.boxes import ROUNDING
 from jointopt.search.problem import LowerBound, Problem
 
@@ -18,6 +18,18 @@ def fastest(problem: Problem, layouts: Ints) -> int:
     least_s = bound(layouts[np.argsort(quick_s, kind="stable")[:FEW]])[0].min()
     left = layouts[quick_s * (1.0 - ROUNDING) <= least_s]
     return int(left[bound(left)[0].argmin()])
+
+
+def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
+    """(at most ``most`` layouts, the least lower bound on time first; those bounds). The problem has bounds."""
+    bound, quick_bound = _bounds(problem)
+    layouts = np.arange(problem.num_layouts)
+    quick_s, _ = quick_bound(layouts)
+    some = bound(layouts[np.argsort(quick_s, kind="stable")[:most]])[0]
+    left = layouts[quick_s * (1.0 - ROUNDING) <= some.max(initial=0.0)]
+    least_s, _ = bound(left)
+    order = np.argsort(least_s, kind="stable")[:most]
+    return left[order], least_s[order]
 
 
 def count_faster(problem: Problem, time_s: float) -> int:

@@ -169,11 +169,11 @@ def _bounds(problem: Problem, plans: Columns, layout: Ints, clocks: Floats, orig
     Where none of them rose, no less than the time of the plan itself, as far as the problem promises that.
     """
     time_s, energy_j = problem.bounds(layout, clocks)
-    if problem.energy_slope_w is None:
+    if not problem.has_slope:
         return time_s, energy_j
     slower = (np.nan_to_num(clocks) <= np.nan_to_num(plans["stage_clock_mhz"][origin])).all(axis=1)
     more_s = np.where(slower, np.maximum(plans["iteration_time_s"][origin] - time_s, 0.0), 0.0)
-    return time_s + more_s, energy_j + problem.energy_slope_w * more_s
+    return time_s + more_s, energy_j + problem.slope_w(layout) * more_s
 
 
 def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats, Ints]:

@@ -96,3 +96,17 @@ def evenly(front: Columns, count: int) -> Ints:
     if size <= count:
         return np.arange(size, dtype=np.int64)
     return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))
+
+
+def below_chord(time_s: Floats, energy_j: Floats) -> Floats:
+    """Distance of each plan below the chord from the fastest plan to that of least energy, in logarithms, (n,).
+
+    Both axes are scaled to the chord's span, as in Satopaa et al., Finding a "Kneedle" in a Haystack (2011).
+    """
+    fast, least = np.lexsort((energy_j, time_s))[0], np.lexsort((time_s, energy_j))[0]
+    spans = time_s[least] / time_s[fast], energy_j[fast] / energy_j[least]
+    if min(spans) <= 1.0:
+        return np.asarray(-np.log(time_s * energy_j))  # one plan is best in both
+    x = np.log(time_s / time_s[fast]) / np.log(spans[0])
+    y = np.log(energy_j / energy_j[least]) / np.log(spans[1])
+    return np.asarray(1.0 - x - y)

@@ -38,7 +38,7 @@ class Problem:
     bottleneck); more slack never raises a clock. None = one clock for all stages.
     ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that the work, ``energy_j -
     energy_slope_w * iteration_time_s``, never falls as it rises. True of the static power of all GPUs, or more, as long
-    as work costs no less energy at a higher clock. None = not promised.
+    as work costs no less energy at a higher clock. Of every layout (L,), or one of all; None = not promised.
     ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans' is not below, and their work, for
     less than to evaluate them. None = no faster.
     ``least_violation(layout_index, time_s, energy_j, power_w)``: what the violation of plans of those layouts is not
@@ -51,7 +51,7 @@ class Problem:
     evaluate: Evaluate
     lower_bound: LowerBound | None = None
     stage_clocks: StageClocks | None = None
-    energy_slope_w: float | None = None
+    energy_slope_w: Floats | float | None = None
     quick_bound: LowerBound | None = None
     least_time_s: OfPlans | None = None
     work_j: OfPlans | None = None
@@ -71,7 +71,7 @@ class Problem:
     @property
     def is_countable(self) -> bool:
         """Whether the exact front of one clock, and of slack where stages may use it, is found without trials."""
-        return self.stage_clocks is None or self.energy_slope_w is not None
+        return self.stage_clocks is None or self.has_slope
 
     @property
     def max_pp(self) -> int:
@@ -88,8 +88,18 @@ class Problem:
             self, layouts={name: values[rows] for name, values in self.layouts.items()}, evaluate=of(self.evaluate),
             lower_bound=of(self.lower_bound), stage_clocks=of(self.stage_clocks), quick_bound=of(self.quick_bound),
             least_time_s=of(self.least_time_s), work_j=of(self.work_j), least_violation=of(self.least_violation),
-            least_power_w=of(self.least_power_w),
+            least_power_w=of(self.least_power_w), energy_slope_w=None if not self.has_slope else self.slope_w(rows),
         )  # fmt: skip
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether `energy_slope_w` is promised."""
+        return self.energy_slope_w is not None
+
+    def slope_w(self, layout_index: Ints) -> Floats:
+        """`energy_slope_w` of plans of these layouts, (n,); zeros where it is not promised."""
+        slope = 0.0 if self.energy_slope_w is None else self.energy_slope_w
+        return np.asarray(np.broadcast_to(slope, self.num_layouts)[layout_index], np.float64)
 
     def uniform_clocks(self, layout_index: Ints, clock_index: Ints) -> Floats:
         """One clock on all stages, shape (n, S), NaN beyond each layout's pp."""
@@ -119,10 +129,10 @@ class Problem:
 
     def bounds(self, layout_index: Ints, clocks: Floats) -> tuple[Floats, Floats]:
         """Time and energy, (n,) each, that plans of explicit stage clocks (n, S) do not go below."""
-        if self.least_time_s is None or self.energy_slope_w is None:
+        if self.least_time_s is None or not self.has_slope:
             return objectives(self.evaluate(layout_index, clocks))
         time_s = self.least_time_s(layout_index, clocks)
-        return time_s, self.work(layout_index, clocks) + self.energy_slope_w * time_s
+        return time_s, self.work(layout_index, clocks) + self.slope_w(layout_index) * time_s
 
     def least_time(self, layout_index: Ints, clocks: Floats) -> Floats:
         """Time (n,) that plans of explicit stage clocks (n, S) do not go below."""
@@ -133,7 +143,7 @@ class Problem:
         if self.work_j is not None:
             return self.work_j(layout_index, clocks)
         time_s, energy_j = objectives(self.evaluate(layout_index, clocks))
-        return energy_j - (self.energy_slope_w or 0.0) * time_s
+        return energy_j - self.slope_w(layout_index) * time_s
 
     def _times(self, layout_index: Ints, clocks: Floats) -> Floats:
         return self.evaluate(layout_index, clocks)["iteration_time_s"]

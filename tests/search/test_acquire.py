@@ -114,7 +114,7 @@ def test_in_two_objectives_a_dominated_plan_has_no_gain():
 POINTS = st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0.1, 3.0)), min_size=1, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(POINTS, POINTS)
 def test_added_area_is_the_difference_of_hypervolumes(known, new):
     known, new = np.array(known), np.array(new)

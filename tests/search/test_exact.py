@@ -41,7 +41,7 @@ def random_problem(seed, num_layouts, num_clocks, *, bounded, promised):
     return Problem(layouts, grid, evaluate, lower_bound if bounded else None, energy_slope_w=slope)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 20), st.booleans(), st.booleans(), st.integers(1, 50))
 def test_pruning_never_changes_the_front(seed, num_layouts, num_clocks, bounded, promised, chunk):
     problem = random_problem(seed, num_layouts, num_clocks, bounded=bounded, promised=promised)
@@ -59,7 +59,7 @@ def test_the_front_of_a_pipeline_problem_is_exact(seed, feasible_share):
     np.testing.assert_array_equal(found["iteration_time_s"], expected["iteration_time_s"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 20), st.integers(1, 50))
 def test_plans_that_a_quick_bound_rules_out_are_not_on_the_front(seed, num_layouts, num_clocks, chunk):
     problem = random_problem(seed, num_layouts, num_clocks, bounded=True, promised=True)

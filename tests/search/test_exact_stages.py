@@ -1,3 +1,4 @@
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -5,12 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact import exact_front
 from jointopt.search.exact_stages import SLACKS, exact_front_of_profiles
 from jointopt.search.pareto import front_of, is_covered, objectives
 from jointopt.spec.jobfile import shipped_job
-from jointopt.workflows.propose import priced_problem
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.workflows.problem import priced_problem, search_problem
 from tests.fake_problem import fake_problem, loosely
+
+
+@functools.cache
+def problem_of(job):
+    """The problem of a shipped job, whose space takes long to enumerate."""
+    return priced_problem(shipped_job(job))
 
 
 def everything(problem):
@@ -44,7 +53,7 @@ def test_a_quick_bound_leaves_the_front_as_it_is(seed, clocks, share):
 
 @pytest.mark.parametrize("job", ["llama-3-8b-1x8-h100", "mixtral-8x22b-8x8-h100", "llama-3-405b-2048x8-h100"])
 def test_the_quick_bound_of_the_physics_has_the_work_of_the_plan_and_no_more_time(job):
-    problem, rng = priced_problem(shipped_job(job)), np.random.default_rng(0)
+    problem, rng = problem_of(job), np.random.default_rng(0)
     uneven = np.flatnonzero((problem.layouts["pp"] > 1) & (problem.layouts["vpp"] > 1))
     layout = rng.choice(uneven, 200)
     clocks = problem.decode_clocks(layout, rng.integers(0, problem.num_clocks, 200), rng.random(200))
@@ -52,20 +61,31 @@ def test_the_quick_bound_of_the_physics_has_the_work_of_the_plan_and_no_more_tim
     least_s, least_j = problem.bounds(layout, clocks)
     assert (least_s <= time_s * (1 + 1e-12)).all()
     assert (least_s < 0.999 * time_s).any()
-    work, least_work = energy_j - problem.energy_slope_w * time_s, least_j - problem.energy_slope_w * least_s
+    work, least_work = energy_j - problem.slope_w(layout) * time_s, least_j - problem.slope_w(layout) * least_s
     np.testing.assert_allclose(least_work, work, rtol=0, atol=1e-9 * energy_j.max())
 
 
 def test_the_front_of_a_shipped_job_is_that_of_evaluating_everything():
-    problem = priced_problem(shipped_job("opt-350m-2x4-a100"))
+    problem = problem_of("opt-350m-2x4-a100")
     found = exact_front_of_profiles(problem)
     assert_same(found.front, everything(problem))
     assert found.evaluated < 0.1 * found.covered
 
 
+def test_the_front_under_factors_of_its_own_on_each_layout_is_that_of_evaluating_everything():
+    job, rng = shipped_job("opt-350m-2x4-a100"), np.random.default_rng(0)
+    some = {name: values[::4] for name, values in enumerate_layouts(job).layouts.items()}
+    time, power, offset_w = np.exp(0.2 * rng.standard_normal((3, len(some["pp"]))))
+    physics = CostModel(job, some).corrected(time, power_factor=power, power_offset_w=20.0 * (offset_w - 1.0))
+    problem = search_problem(job, physics, np.asarray(job.search.clock_mhz)[::4], np.ones(len(time)))
+    found = exact_front_of_profiles(problem)
+    assert_same(found.front, everything(problem))
+    assert found.evaluated < 0.5 * found.covered
+
+
 @pytest.mark.parametrize("job", ["opt-350m-2x4-a100", "mixtral-8x22b-8x8-h100", "llama-3-405b-2048x8-h100"])
 def test_the_physics_keeps_what_it_promises_about_the_clock_of_one_stage(job):
-    problem, rng = priced_problem(shipped_job(job)), np.random.default_rng(0)
+    problem, rng = problem_of(job), np.random.default_rng(0)
     layout = rng.choice(np.flatnonzero(problem.layouts["pp"] > 1), 500)
     rows, stage = np.arange(500), rng.integers(0, problem.layouts["pp"][layout])
     slow = problem.decode_clocks(layout, rng.integers(0, problem.num_clocks, 500), rng.random(500))
@@ -73,12 +93,12 @@ def test_the_physics_keeps_what_it_promises_about_the_clock_of_one_stage(job):
     fast[rows, stage] = problem.clocks_mhz[-1]
     (slow_s, slow_j), (fast_s, fast_j) = (objectives(problem.evaluate(layout, c)) for c in (slow, fast))
     assert (fast_s <= slow_s * (1 + 1e-12)).all()
-    work = slow_j - problem.energy_slope_w * slow_s, fast_j - problem.energy_slope_w * fast_s
+    work = slow_j - problem.slope_w(layout) * slow_s, fast_j - problem.slope_w(layout) * fast_s
     assert (work[0] <= work[1] + 1e-9 * slow_j).all()
 
 
 def test_more_slack_never_raises_a_clock():
-    problem = priced_problem(shipped_job("mixtral-8x22b-8x8-h100"))
+    problem = problem_of("mixtral-8x22b-8x8-h100")
     layout = np.repeat(np.flatnonzero(problem.layouts["pp"] > 1)[:200], 11)
     clock = np.full(len(layout), problem.num_clocks // 2)
     clocks = problem.decode_clocks(layout, clock, np.tile(np.linspace(0, 1, 11), 200))

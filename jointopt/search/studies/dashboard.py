@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import optuna
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.runs.database import has_table, without_password
+from jointopt.search.studies.gate import Gate
 from jointopt.search.studies.storage import open_storage, study_errors
 
 if TYPE_CHECKING:
@@ -31,12 +33,12 @@ class _Quiet(WSGIRequestHandler):
         """Log no request."""
 
 
-def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], None]) -> None:
-    """Serves the studies of a database to browsers of this machine until interrupted.
+def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], None], edit: bool = False) -> None:
+    """Serves the studies of a database to browsers of this machine that bear a token, until interrupted.
 
-    ``port`` 0 is any that is free. ``ready`` receives the name and the page of ``study``, by default the newest one.
-    Raises UsageError where optuna-dashboard is missing, the storage cannot be opened or has no such study, or the port
-    is taken.
+    ``port`` 0 is any that is free. ``ready`` receives the name and the page of ``study``, by default the newest one;
+    only with ``edit`` may that change or delete anything. Raises UsageError where optuna-dashboard is missing, the
+    storage cannot be opened or has no such study, or the port is taken.
     """
     try:
         from optuna_dashboard import wsgi
@@ -48,13 +50,15 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         storage, (name, study_id) = _storage_and_study(url, study)
         app = wsgi(storage)
         _warm(app, study_id)
+    token = secrets.token_urlsafe(32)
     try:
         server = make_server(HOST, port, app, _Server, _Quiet)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"--port: {port} cannot be listened on ({reason}); give another one, or 0 for any.") from error
+    server.set_app(Gate(app, token, server.server_port, edit))
     with server:
-        ready(name, f"http://{HOST}:{server.server_port}/dashboard/studies/{study_id}")
+        ready(name, f"http://{HOST}:{server.server_port}/dashboard/studies/{study_id}?token={token}")
         server.serve_forever()
 
 

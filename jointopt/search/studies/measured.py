@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import optuna
-import psutil
 from optuna.trial import FrozenTrial, TrialState
 
+from jointopt.core.processes import may_live, this_process
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
@@ -85,7 +83,7 @@ class MeasuredStudy:
     def go(self, message: Mapping[str, Any] | None) -> None:
         """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
         with study_errors(self._url):
-            self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: _process()})
+            self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: this_process()})
 
     def pause(self, message: Mapping[str, Any]) -> None:
         """Remember a message for whoever continues, this process or another."""
@@ -109,7 +107,7 @@ class MeasuredStudy:
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
-        attributes = {PLAN: plan_key(plan), _PROCESS: _process(), **more, **known}
+        attributes = {PLAN: plan_key(plan), _PROCESS: this_process(), **more, **known}
         params = _parameters(plan)
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING, params=params, user_attrs=attributes,
@@ -170,11 +168,17 @@ class MeasuredStudy:
         trials = self._study.get_trials(deepcopy=False)
         if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
             return trial_id
+        shared = any(t.state == TrialState.RUNNING and t.user_attrs.get(_PROCESS) != this_process() for t in trials)
+        if shared:  # others will make the same step; what they run stays where they look for it
+            trials = [self._storage.get_trial(trial_id)]
+            self.lose(trial_id, "shown in the study of what could be measured")
         going, old = self._study.user_attrs.get(_GOING), [self._trial_id(trial) for trial in trials]
-        optuna.delete_study(study_name=self.name, storage=self._storage)
+        if not shared:
+            optuna.delete_study(study_name=self.name, storage=self._storage)
         self.objectives = measured
         self._study = self._opened()
-        self._study.set_user_attr(_GOING, going)
+        if not shared:
+            self._study.set_user_attr(_GOING, going)
         new = [self._storage.create_new_trial(self._study_id, template_trial=trial) for trial in trials]
         self._moved |= dict(zip(old, new, strict=True))
         for moved, trial in zip(new, trials, strict=True):
@@ -202,21 +206,9 @@ def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
     return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
 
 
-def _process() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
-
-
 def _lives(process: str) -> bool:
-    """Whether the process is there still; one of another machine is taken to be."""
-    if not process:
-        return False
-    host, pid, born = process.rsplit(":", 2)
-    if host != socket.gethostname():
-        return True
-    try:
-        return abs(psutil.Process(int(pid)).create_time() - float(born)) <= 1
-    except psutil.NoSuchProcess:
-        return False
+    """Whether the process that waits for a run may be there still; a blank one is not."""
+    return bool(process) and may_live(process)
 
 
 def _results(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -11,7 +13,7 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.runs.database import has_table, without_password
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
-from jointopt.search.studies.saving import COMPLETE, PLANS
+from jointopt.search.studies.saving import COMPLETE, DOCUMENT, PLANS
 from jointopt.search.studies.storage import open_storage, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS
 from jointopt.spec.plans.clocks import format_stage_clocks
@@ -63,13 +65,31 @@ def _known_study(url: str, name: str) -> optuna.Study:
 
 def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
     """The plans that `save_study` kept for a choice."""
-    storage = open_storage(url)
-    held = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
-    pieces = [held[key] for number in range(len(held)) if (key := f"{PLANS}{number}") in held]
+    pieces = _held(url, name, PLANS)
     if not pieces:
         raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
     columns = json.loads("".join(pieces))
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def read_document(url: str, name: str) -> str:
+    """The proposal that a study was stored with, as JSON; UsageError where there is none."""
+    with study_errors(url):
+        _known_study(url, name)
+        text = "".join(_held(url, name, DOCUMENT))
+    if not text:
+        raise UsageError(
+            f"The study {name!r} holds no whole proposal: it is of workers, of real runs or of an older jointopt; run "
+            f"`jointopt propose` again."
+        )
+    return zlib.decompress(base64.b64decode(text)).decode()
+
+
+def _held(url: str, name: str, prefix: str) -> list[str]:
+    """The pieces of a text that a study holds."""
+    storage = open_storage(url)
+    held = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
+    return [held[key] for number in range(len(held)) if (key := f"{prefix}{number}") in held]
 
 
 def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:

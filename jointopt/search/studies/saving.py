@@ -7,9 +7,11 @@ killed. Elsewhere its attribute `complete` is written last, and readers refuse a
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +33,20 @@ FRONT_SHARE = 0.75  # of the trials: at most so many are the front's, evenly alo
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 COMPLETE = "complete"  # attribute: a hash of what the study holds, written when all of it is there
 PLANS = "jointopt:plans:"  # study attributes: the plans to choose from, as JSON in pieces
+DOCUMENT = "jointopt:proposal:"  # and the whole proposal, as compressed JSON in base 64
 
 
 def save_study(
     plans: Columns, storage: Storage | str, *, name: str, job_hash: str, seed: int, note: str = "",
     attributes: Mapping[str, Any] | None = None, max_trials: int = MAX_TRIALS, versioned: bool = True,
+    document: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """Write plans (a table from `Problem.describe`) as a finished study in ``storage`` (or its URL); return its name.
 
     The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``; where it is taken, a
     suffix ``-2``, ``-3``, ... is appended, unless that study holds the same job and trials: then nothing is written.
-    Of more than ``max_trials`` plans some are chosen (`choose`). ``note`` (Markdown) and ``attributes`` (JSON values)
-    belong to the study. UsageError where the storage cannot be opened or written.
+    Of more than ``max_trials`` plans some are chosen (`choose`). ``note`` (Markdown), ``attributes`` (JSON values) and
+    ``document`` (of the whole proposal) belong to the study. UsageError where the storage cannot be opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rows = choose(plans, max_trials, seed)
@@ -66,9 +70,16 @@ def save_study(
             note = f"{note}\n{_share(len(rows), len(plans['slack']))}"
             show(storage.rdb, title, shown, note, range(len(trials)), background=plans)
             set_attributes(storage.rdb, title, pieces(PLANS, json.dumps(_mapping(_choices(plans, rows)))))
+            if document is not None:
+                set_attributes(storage.rdb, title, pieces(DOCUMENT, compressed(document)))
             for key, value in facts.items():
                 study.set_user_attr(key, value)
             return title
+
+
+def compressed(document: Mapping[str, Any]) -> str:
+    """A document as compressed JSON in base 64."""
+    return base64.b64encode(zlib.compress(json.dumps(document, separators=(",", ":")).encode())).decode()
 
 
 def _attributes(storage: BaseStorage, study: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.runs.database import database_errors, open_database
+from jointopt.runs.database import database_errors, open_database, private_file
 
 LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
 ATTEMPTS = 8  # at tables that another process makes at the same moment
@@ -158,6 +158,7 @@ class Storage:
 def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
     attempt = 1
+    private_file(url)
     while True:
         try:
             return RDBStorage(url, engine_kwargs)

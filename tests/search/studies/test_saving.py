@@ -209,7 +209,7 @@ def test_tables_that_another_process_makes_meanwhile_are_tried_again(plans, url,
 
 def test_a_database_that_can_only_be_read_is_noticed_before_anything_is_stored(url):
     assert prepare_storage(url)
-    with pytest.raises(UsageError, match="readonly database"):
+    with pytest.raises(UsageError, match="may not be written by this user"):
         prepare_storage(f"sqlite:///file:{url.removeprefix('sqlite:///')}?mode=ro&uri=true")
 
 
@@ -277,5 +277,5 @@ def test_a_storage_that_cannot_be_used_is_one_sentence(plans, url, reason):
 def test_a_file_that_is_no_database_is_one_sentence(plans, tmp_path):
     path = tmp_path / "notes.db"
     path.write_text("not a database, " * 100)
-    with pytest.raises(UsageError, match="not a database"):
+    with pytest.raises(UsageError, match="is no SQLite database"):
         save(plans, f"sqlite:///{path}")
