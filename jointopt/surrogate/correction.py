@@ -15,12 +15,20 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
-from jointopt.surrogate.intervals import RESULTS, add_intervals, supported, with_power_interval, with_time_interval
+from jointopt.surrogate.intervals import (
+    RESULTS,
+    add_intervals,
+    physics_errors,
+    supported,
+    with_power_interval,
+    with_time_interval,
+)
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
 if TYPE_CHECKING:
     from jointopt.surrogate.model import Conditioned, Surrogate
+    from jointopt.surrogate.own_runs import OwnRuns
 
 _MODELS = Path(__file__).parents[1] / "models"
 
@@ -33,7 +41,7 @@ def surrogate_names() -> tuple[str, ...]:
 @functools.cache
 def load_surrogate(name: str) -> Surrogate | None:
     """The shipped surrogate of that name, the one in that folder, or None for ``none``; UsageError names the known."""
-    from jointopt.surrogate.model import load
+    from jointopt.surrogate.files import load
 
     if name == "none":
         return None
@@ -94,8 +102,23 @@ class Correction:
         return self._settled[1]
 
     @property
-    def power(self) -> PowerScale:
-        """The factor on the power of the physics as moved."""
+    def own(self) -> OwnRuns | None:
+        """Learned from many runs of the source; None where there were few."""
+        return self._settled[0].own
+
+    @property
+    def power_clocks(self) -> tuple[float, ...] | None:
+        """Shares of the top clock at which `power` asks for the physics' power; None where it does not."""
+        own = self.own
+        return own.power_clocks if own is not None and own.knows_power else None
+
+    def power(self, runs: Runs, watts: Floats | None) -> PowerScale:
+        """The line in the power of the physics as moved: one for all of ``runs``, or of each of them.
+
+        ``watts`` (clocks, n): of the physics at all `power_clocks`, where there are such.
+        """
+        if watts is not None and self.own is not None:
+            return self.own.power_scale(runs, watts)
         return self._settled[2].power
 
     def moved(self, job: Job) -> Job:
@@ -105,21 +128,37 @@ class Correction:
     @property
     def moves_time(self) -> bool:
         """Whether the predicted time of any plan changes."""
-        return self.evidence.runs is not None or self.surrogate.moves_unseen_sources
+        known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
+        return known or self.surrogate.moves_unseen_sources
 
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
         return self._settled[0].mean(runs)
 
-    def moves(self, parts: Sequence[Runs]) -> list[Move]:
-        """The correction of the plans of each of ``parts``, which are of one job each."""
+    def apart(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, float]:
+        """(90 % half-width (n,), lowest clock) of `differences.Apart`, of plans against that in row ``first``.
+
+        Where nothing supports one of both, it is at least that of the physics in unknown territory.
+        """
+        conditioned, lowest = self._settled[0], 1.0 if self.own is None else self.own.clocks[0]
+        half = conditioned.difference(runs, runs.take(np.full(1, first)))[1]
+        known = conditioned.knows_kind(runs)
+        inside = conditioned.inside(runs) & supported(job, columns, known, lowest)[1]
+        unknown = physics_errors()["difference"]["unknown"]
+        return np.where(inside & inside[first], half, np.maximum(half, unknown)), lowest
+
+    def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
+        """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s."""
         conditioned, ends = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1]
         answer = conditioned.predict(together(parts))
-        pieces = zip(parts, *(np.split(values, ends) for values in answer), strict=True)
+        pieces = zip(parts, watts, *(np.split(values, ends) for values in answer), strict=True)
         return [
-            Move(mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2])
-            for runs, mean, half, inside in pieces
-        ]
+            Move(
+                mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
+                self.power(runs, of_physics), 1.0 if self.own is None else self.own.clocks[0],
+            )
+            for runs, of_physics, mean, half, inside in pieces
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,18 +170,21 @@ class Move:
     inside: Bools
     known: bool  # runs of the same source, dtype and kind of model are among those learned from
     evidence: Evidence
+    power: PowerScale
+    lowest_clock: float = 1.0  # share of the top clock down to which runs of the source were measured
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
-        factor, power = np.exp(self.mean), self.evidence.power.over(columns["avg_power_w"])
+        factor, power = np.exp(self.mean), self.power.over(columns["avg_power_w"])
         by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        out = add_intervals(job, columns)
-        if self.evidence.power.half_width is not None:
-            out = with_power_interval(out, self.evidence.power.half_width)
-        supports, at_top = supported(job, columns, self.known)
-        out = with_time_interval(job, out, self.half_width, self.inside & at_top, self.known)
+        out = add_intervals(job, columns, self.lowest_clock)
+        if self.power.half_width is not None:
+            out = with_power_interval(out, self.power.half_width)
+        supports, at_top = supported(job, columns, self.known, self.lowest_clock)
+        inside = self.inside & at_top
+        out = with_time_interval(job, out, self.half_width, inside, self.known, self.lowest_clock)
         return out | {"in_domain": self.inside & supports}

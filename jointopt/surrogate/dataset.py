@@ -20,7 +20,7 @@ from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
-from jointopt.surrogate.features import runs_of
+from jointopt.surrogate.features import runs_of, watts_at
 from jointopt.surrogate.residual_gp import Runs, together
 
 
@@ -177,6 +177,10 @@ class PricedPlans:
         layouts = {name: values[first] for name, values in work.plans.items()}
         physics = CostModel(work.job, layouts)
         return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
+
+    def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
+        """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""
+        return None if shares is None else watts_at(self.physics, self.layout, shares)
 
     def runs(self, source: str, by: Floats | None = None) -> Runs:
         """The plans as runs of the source of that key; ``by``: how far their job's constants were `moved` before."""

@@ -93,6 +93,13 @@ class Evidence:
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
+    def of_source(self, before: str, after: str) -> Evidence:
+        """This evidence, its runs of source ``before`` as those of ``after``."""
+        if self.runs is None or before == after:
+            return self
+        renamed = np.where(self.runs.source == before, after, self.runs.source)
+        return replace(self, runs=replace(self.runs, source=renamed))
+
     def beside(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
         every = Evidence.joined([self, *kin])

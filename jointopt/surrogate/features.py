@@ -21,7 +21,7 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
     """
     every = np.arange(len(physics.layouts["pp"]))
     top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
-    moved = sensitivities(physics, every, top, physics.iteration_time_s(every, top))
+    moved = sensitivities(physics, every, top)
     layouts = {name: values[layout] for name, values in physics.layouts.items()}
     features = shape_columns(physics.job, layouts, stage_clock_mhz)
     features |= {name: values[layout] for name, values in share_columns(physics, every, top).items()}
@@ -29,6 +29,13 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
     speeds = {"peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)), "memory": gpu.memory_gbytes_per_s}
     features |= {f"log2_{name}": np.full(len(layout), np.log2(speed)) for name, speed in speeds.items()}
     return features, moved[layout]
+
+
+def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
+    """Average power (shares, n) of the ``layout`` (n,) of the physics, every stage at a share of the top clock."""
+    depth = physics.layouts["pp"][layout]
+    clocks = (uniform_stage_clocks(depth, share * physics.top_mhz) for share in shares)
+    return np.stack([physics.evaluate(layout, mhz)["avg_power_w"] for mhz in clocks])
 
 
 def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str, by: Floats | None = None) -> Runs:

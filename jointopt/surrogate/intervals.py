@@ -16,7 +16,8 @@ RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 
 
 @functools.cache
-def _errors() -> dict[str, Any]:
+def physics_errors() -> dict[str, Any]:
+    """Errors of the physics on recorded runs, and what those span."""
     return dict(read_yaml("physics_error.yaml"))
 
 
@@ -36,9 +37,9 @@ CLOCK_SHARE = 0.25
 CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are remarked on
 
 
-def doubts(job: Job, columns: Columns) -> dict[str, Bools]:
-    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`."""
-    errors, training = _errors(), job.training
+def doubts(job: Job, columns: Columns, lowest_clock: float = 1.0) -> dict[str, Bools]:
+    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`."""
+    errors, training = physics_errors(), job.training
     layout = np.zeros(len(columns["pp"]), bool)
     for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
         low, high = errors["ranges"][name]
@@ -49,7 +50,10 @@ def doubts(job: Job, columns: Columns) -> dict[str, Bools]:
         "size": not _spanned(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    return found | {"layout": layout, "clock": clock_half_width(job, columns["stage_clock_mhz"]) > CLOCK_DOUBT}
+    return found | {
+        "layout": layout,
+        "clock": clock_half_width(job, columns["stage_clock_mhz"], lowest_clock) > CLOCK_DOUBT,
+    }
 
 
 def in_domain(job: Job, columns: Columns) -> Bools:
@@ -60,18 +64,19 @@ def in_domain(job: Job, columns: Columns) -> Bools:
     return np.asarray(~np.logical_or.reduce(list(doubts(job, columns).values())))
 
 
-def clock_half_width(job: Job, stage_clock_mhz: Floats) -> Floats:
+def clock_half_width(job: Job, stage_clock_mhz: Floats, lowest_clock: float = 1.0) -> Floats:
     """Doubt of time for clocks (n, S) alone, (n,), as a 90 % half-width of its logarithm.
 
     Nothing on a GPU with a measured clock response; elsewhere it grows with the logarithm of the lowest clock, and is
-    that of half the clock where the highest is not known.
+    that of half the clock where the highest is not known. ``lowest_clock``: share of the highest down to which runs of
+    the same cluster were measured.
     """
     gpu = job.cluster.gpu
-    if gpu.id in _errors()["clock_response_gpus"]:
+    if gpu.id in physics_errors()["clock_response_gpus"]:
         return np.zeros(len(stage_clock_mhz))
     lowest = np.nanmin(stage_clock_mhz, axis=1)
     top_mhz = gpu.clock_max_mhz or 2.0 * lowest
-    return np.asarray(CLOCK_SHARE * np.log(np.maximum(top_mhz / lowest, 1.0)))
+    return np.asarray(CLOCK_SHARE * np.log(np.maximum(lowest_clock * top_mhz / lowest, 1.0)))
 
 
 def _spanned(job: Job, errors: dict[str, Any]) -> bool:
@@ -84,11 +89,11 @@ def _spanned(job: Job, errors: dict[str, Any]) -> bool:
     return all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
 
 
-def add_intervals(job: Job, columns: Columns) -> Columns:
+def add_intervals(job: Job, columns: Columns, lowest_clock: float = 1.0) -> Columns:
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-    errors = _errors()
-    found = doubts(job, columns)
-    at_top, clock = _but_for_clocks(found), clock_half_width(job, columns["stage_clock_mhz"])
+    errors = physics_errors()
+    found = doubts(job, columns, lowest_clock)
+    at_top, clock = _but_for_clocks(found), clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
     inside = at_top & ~found["clock"]
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
@@ -111,12 +116,12 @@ def add_intervals(job: Job, columns: Columns) -> Columns:
     return out | {"in_domain": inside}
 
 
-def supported(job: Job, columns: Columns, known: bool) -> tuple[Bools, Bools]:
+def supported(job: Job, columns: Columns, known: bool, lowest_clock: float = 1.0) -> tuple[Bools, Bools]:
     """Whether recorded runs support plans, at their clocks and at the highest, (n,) each.
 
     ``known`` runs of the same cluster support any plan at clocks that are supported.
     """
-    found = doubts(job, columns)
+    found = doubts(job, columns, lowest_clock)
     at_top = np.ones_like(found["clock"]) if known else _but_for_clocks(found)
     return at_top & ~found["clock"], at_top
 
@@ -131,7 +136,9 @@ def with_power_interval(columns: Columns, half_width: float) -> Columns:
     return columns | {"avg_power_w_low": power * np.exp(-half_width), "avg_power_w_high": power * np.exp(half_width)}
 
 
-def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False) -> Columns:
+def with_time_interval(
+    job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False, lowest_clock: float = 1.0
+) -> Columns:
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
@@ -139,8 +146,10 @@ def with_time_interval(job: Job, columns: Columns, half_width: Floats, inside: B
     can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of time and power add
     in squares.
     """
-    widest = _errors()["iteration_time_s"]["unknown"] if known else _widest_time(job)
-    return _with_time(columns, half_width, inside, widest, clock_half_width(job, columns["stage_clock_mhz"]))
+    widest = physics_errors()["iteration_time_s"]["unknown"] if known else _widest_time(job)
+    return _with_time(
+        columns, half_width, inside, widest, clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
+    )
 
 
 def _with_time(
@@ -160,14 +169,14 @@ def outside_of_domain(columns: Columns) -> Columns:
     """``columns`` of `add_intervals` where nothing supports any plan: times at least as uncertain as the unknown's."""
     ends = [np.abs(np.log(columns[f"iteration_time_s_{e}"] / columns["iteration_time_s"])) for e in ("low", "high")]
     nowhere = np.zeros(len(ends[0]), bool)
-    unknown = _errors()["iteration_time_s"]["unknown"]
+    unknown = physics_errors()["iteration_time_s"]["unknown"]
     return _with_time(columns, np.maximum(*ends), nowhere, unknown) | {"in_domain": nowhere}
 
 
 def _widest_time(job: Job) -> tuple[float, float]:
     """Measured over predicted time (90 %) where no recorded runs support a plan; orders of magnitude of cores."""
     cores = job.cluster.gpu.architecture == "CPU"
-    low, high = _errors()["iteration_time_s"]["cores" if cores else "unknown"]
+    low, high = physics_errors()["iteration_time_s"]["cores" if cores else "unknown"]
     return low, high
 
 

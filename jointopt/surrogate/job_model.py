@@ -18,8 +18,9 @@ from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine, on_machine
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
+from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
-from jointopt.surrogate.features import runs_of
+from jointopt.surrogate.features import runs_of, watts_at
 from jointopt.surrogate.intervals import add_intervals
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.residual_gp import Runs
@@ -62,16 +63,25 @@ class JobModel:
         model = cls(on_machine(calibrated(job, calibration), machine), learned, name=surrogate)
         if learned is None:
             return model
-        model = model.fit_evidence(*_measurements(measured, storage))
-        if model.evidence.runs is None and surrogate not in surrogate_names():
-            return replace(model, evidence=_own_runs(learned, surrogate, model))
-        return model
+        model = model.fit_evidence(*_measurements(measured, storage, job))
+        if surrogate in surrogate_names():
+            return model
+        if model.source != HERE:
+            return replace(model, evidence=_with_own(model.evidence, learned, surrogate, model.source))
+        return model if model.evidence.runs else replace(model, evidence=_own_runs(learned, surrogate, model))
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework."""
         if self.surrogate is None:
             return self
-        return replace(self, evidence=Evidence.joined([runs.evidence(self.job, HERE) for runs in measurements]))
+        parts = [runs.evidence(self.job, self.source) for runs in measurements]
+        return replace(self, evidence=Evidence.joined(parts))
+
+    @functools.cached_property
+    def source(self) -> str:
+        """Key of the source that the job's runs are of: one with many runs learned from, else that of no other."""
+        own = [] if self.surrogate is None else [own.source for own in self.surrogate.own]
+        return next(iter(sources_of_kind(own, self.job)), HERE)
 
     @functools.cached_property
     def memory(self) -> MemoryPosterior:
@@ -95,7 +105,7 @@ class JobModel:
     @functools.cached_property
     def _correction(self) -> Correction | None:
         fitted = self.job.training.framework.fitted
-        return None if self.surrogate is None else Correction(self.surrogate, HERE, fitted, self.evidence)
+        return None if self.surrogate is None else Correction(self.surrogate, self.source, fitted, self.evidence)
 
     @functools.cached_property
     def _moved(self) -> Job:
@@ -113,56 +123,97 @@ class JobModel:
         `CostModel`.
         """
         physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily)
-        scale = self.evidence.power if self._correction is None else self._correction.power
-        memory, power = self.memory.factor, (scale.factor, scale.offset_w)
+        memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
         if self._correction is None or not self._correction.moves_time:
-            same = memory == 1.0 and power == (1.0, 0.0)
-            return physics if same else physics.corrected(np.ones(len(layouts["pp"])), memory, *power)
-        return physics.corrected(np.exp(self.log_time_factor(layouts)), memory, *power)
+            power = self.evidence.power
+            same = memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0)
+            ones = np.ones(len(layouts["pp"]))
+            return physics if same else physics.corrected(ones, memory, power.factor, power.offset_w)
+        log_time, factor, offset_w = self._moves(layouts)
+        return physics.corrected(np.exp(log_time), memory, factor, offset_w)
 
     def log_time_factor(self, layouts: Columns) -> Floats:
         """Mean of log(time / physics) of every layout (n,), the physics as moved; zeros where nothing is corrected."""
+        return np.asarray(self._moves(layouts)[0])
+
+    def _moves(self, layouts: Columns) -> Floats:
+        """Log of the factor on time, factor on power and watts beside it, (3, n), of every layout."""
         count = len(layouts["pp"])
-        if self._correction is None:
-            return np.zeros(count)
-        top_mhz = self.job.cluster.gpu.clock_max_mhz or 1.0
-        parts = []
+        out = np.stack([np.zeros(count), np.ones(count), np.zeros(count)])
+        if (correction := self._correction) is None:
+            return out
         for start in range(0, count, _CHUNK):
-            some = _rows(layouts, np.arange(start, min(start + _CHUNK, count)))
-            every, clocks = np.arange(len(some["pp"])), uniform_stage_clocks(some["pp"], top_mhz)
-            parts.append(self._correction.log_factor(self._runs(some, every, clocks)))
-        return np.concatenate(parts)
+            at = slice(start, min(start + _CHUNK, count))
+            physics, every = CostModel(self._moved, _rows(layouts, at)), np.arange(at.stop - at.start)
+            runs = self._runs(correction, physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
+            power = correction.power(runs, _watts(correction, physics, every))
+            out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
+        return out
+
+    def learned(self, layouts: Columns) -> tuple[str, ...]:
+        """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by; none without."""
+        own = None if self._correction is None else self._correction.own
+        if own is None or self._correction is None:
+            return ()
+        from jointopt.surrogate.own_words import learned_sentence
+
+        physics, first = CostModel(self._moved, _rows(layouts, slice(1))), np.zeros(1, np.int64)
+        runs = self._runs(self._correction, physics, uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz), first)
+        return (learned_sentence(own.time, float(self._correction.log_factor(runs)[0]), runs),)
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         if self._correction is None:
             return add_intervals(self.job, columns)
-        # plans of a front share few layouts, and each is priced once for every constant
+        physics, layout = self._layouts_of(columns)
+        runs = self._runs(self._correction, physics, columns["stage_clock_mhz"], layout)
+        watts = _watts(self._correction, physics, layout)
+        return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+
+    def differences(self, columns: Columns, first: int) -> Columns:
+        """How plans of `cost_model` differ from that in row ``first``, (n,) each: see `differences.against`."""
+        physics, layout = self._layouts_of(columns)
+        other = layout != layout[first]
+        if self._correction is None:
+            return against(self.job, columns, first, Apart(recorded(self.job, columns, first), other))
+        runs = self._runs(self._correction, physics, columns["stage_clock_mhz"], layout)
+        half, lowest = self._correction.apart(self.job, columns, runs, first)
+        return against(self.job, columns, first, Apart(half, other, lowest))
+
+    def _runs(self, correction: Correction, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
+        """Plans of the ``layout`` (n,) each of the physics as moved, as runs of the source."""
+        return runs_of(physics, stage_clock_mhz, layout, self.source, correction.by)
+
+    def _layouts_of(self, columns: Columns) -> tuple[CostModel, Ints]:
+        """The physics of the layouts of plans, each once, and which of them is each plan's, (n,).
+
+        Plans of a front share few layouts, and each is priced once for every constant.
+        """
         cells = np.stack([columns[name].astype(float) for name in LAYOUT_COLUMNS], axis=1)
         _, first, layout = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-        runs = self._runs(_rows(columns, first), layout.reshape(-1), columns["stage_clock_mhz"])
-        return self._correction.moves([runs])[0].bounded(self.job, columns)
+        return CostModel(self._moved, _rows(columns, first)), layout.reshape(-1)
 
-    def _runs(self, layouts: Columns, layout: Ints, stage_clock_mhz: Floats) -> Runs:
-        """Plans of the ``layout`` (n,) each as runs that the surrogate can be queried about."""
-        by = None if self._correction is None else self._correction.by
-        return runs_of(CostModel(self._moved, layouts), stage_clock_mhz, layout, HERE, by)
+
+def _watts(correction: Correction, physics: CostModel, layout: Ints) -> Floats | None:
+    """The power of the physics that `Correction.power` asks for."""
+    clocks = correction.power_clocks
+    return None if clocks is None else watts_at(physics, layout, clocks)
 
 
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
 
 
-def _measurements(measured: pd.DataFrame | Measurements | None, storage: str | None) -> list[Measurements]:
-    """Measured runs at hand, and those of a database."""
+def _measurements(measured: pd.DataFrame | Measurements | None, storage: str | None, job: Job) -> list[Measurements]:
+    """Measured runs at hand, and those of a database that are related to the job."""
     if measured is None and not (storage and may_hold_rows(storage)):
         return []
     from jointopt.surrogate.measurements import Measurements  # it imports pandas
 
     runs = [] if measured is None else [Measurements.given(measured)]
-    return [*runs, Measurements.stored(storage)] if storage else runs
+    return [*runs, Measurements.stored(storage, job)] if storage else runs
 
 
 def _own_runs(surrogate: Surrogate, name: str, model: JobModel) -> Evidence:
@@ -177,3 +228,9 @@ def _own_runs(surrogate: Surrogate, name: str, model: JobModel) -> Evidence:
         return model.evidence
     runs, counts = relabelled(surrogate.support.take(at), HERE), {f"the surrogate {name}": len(at)}
     return replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
+
+
+def _with_own(evidence: Evidence, surrogate: Surrogate, name: str, source: str) -> Evidence:
+    """The evidence with the count of the runs that the surrogate itself remembers of that source."""
+    count = int((surrogate.support.source == source).sum())
+    return replace(evidence, counts={f"the surrogate {name}": count, **evidence.counts})

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _log = logging.getLogger(__name__)
+MOST_RELATED = 5_000  # stored runs that a job's predictions rest on
 GIVEN = "the measured runs given"
 DOUBTED, REFUSED = 5.0, 50.0  # median measured over predicted time of a source, or its inverse
 _QUESTION = "is iteration_time_s in seconds, and of one iteration?"
@@ -61,11 +62,18 @@ class Measurements:
         return runs.checked
 
     @classmethod
-    def stored(cls, url: str) -> Measurements:
-        """All measurements of the database of that URL."""
-        from jointopt.runs.store import Store
+    def stored(cls, url: str, job: Job | None = None) -> Measurements:
+        """Measurements of the database of that URL: all, or the newest on the kind of cluster of a ``job``."""
+        from jointopt.runs.store import Store, related_to
 
-        return cls(with_results(Store(url).read()), name=without_password(url))
+        if job is None:
+            return cls(with_results(Store(url).read()), name=without_password(url))
+        cluster = job.cluster
+        related = related_to({cluster.gpu.id}, cluster.gpus_per_node, job.training.framework)
+        table = Store(url).read(related, MOST_RELATED)
+        if len(table) == MOST_RELATED:
+            _log.info("Of the related runs in %s the newest %s are used.", without_password(url), f"{MOST_RELATED:,}")
+        return cls(with_results(table), name=without_password(url))
 
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:

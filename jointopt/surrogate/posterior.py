@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.residual_gp import Kernel, Runs, of_network, terms, variances
+from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances, of_network, terms, variances
 
 DEGREES_OF_FREEDOM = 2.0
 REWEIGHTS = 8
@@ -87,6 +88,27 @@ class Posterior:
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
         return mean - runs.shifted, deviation
 
+    def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
+        """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.
+
+        What both are off by cancels; the noise of each counts.
+        """
+        prior = self.squares[:, :4] @ contrast_variances(self.kernel, runs, against)
+        if self.runs is None or self.weights is None or self.inverse is None or self.noise_variance is None:
+            noise = 4.0 * self.squares[:, 4:] * self.kernel.noise**2
+            return np.asarray(np.sqrt(self.share @ (prior + noise)))
+        deviation = np.empty(len(runs))
+        for at in _pieces(len(runs), len(self.share) * len(self.runs)):
+            other = against.take(at) if len(against) == len(runs) else against
+            apart = terms(self.kernel, runs.take(at), self.runs) - terms(self.kernel, other, self.runs)
+            cross = np.tensordot(self.squares[:, :4], apart, 1)
+            means = np.einsum("cij,cj->ci", cross, self.weights)
+            left = prior[:, at] - np.einsum("cij,cij->ci", cross @ self.inverse, cross)
+            variance = np.maximum(left, 0.0) + 2.0 * self.noise_variance[:, None]
+            spread = self.share @ (variance + means**2) - (self.share @ means) ** 2
+            deviation[at] = np.sqrt(np.maximum(spread, 1e-9))
+        return deviation
+
 
 def _pieces(count: int, width: int) -> Iterator[Ints]:
     size = max(CELLS // width, 1)
@@ -103,19 +125,29 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     for size, count in SAMPLES if len(runs) else ():
         likeliest = np.sort(scales[np.argsort(-posterior.share, kind="stable")[:count]])
         rows = np.sort(order[:size]).astype(np.int64)
-        scales, posterior = _under(kernel, likeliest, runs.take(rows), residual[rows])
+        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs.take(rows), residual[rows])
+        scales = likeliest[kept]
         if size >= len(runs):
             break
     return posterior
 
 
-def _under(kernel: Kernel, scales: Ints, runs: Runs, residual: Floats) -> tuple[Ints, Posterior]:
-    """The posterior under these of `SCALES`, those that runs rule out dropped, and which are left."""
-    squares = np.square(SCALES[scales])
+def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
+    """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
+    if not len(runs):
+        return Posterior(kernel, np.ones((1, 5)), np.ones(1))
+    return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
+
+
+def _under(
+    kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats
+) -> tuple[npt.NDArray[np.bool_], Posterior]:
+    """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left."""
+    squares = np.square(multiples)
     y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL) + runs.shifted
     prior = np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
     noise = squares[:, 4:] * kernel.noise**2
-    spread = np.ones((len(scales), len(y)))  # variance of each run's noise over the usual
+    spread = np.ones((len(squares), len(y)))  # variance of each run's noise over the usual
     nu, eye = DEGREES_OF_FREEDOM, np.eye(len(y))
     for turn in range(REWEIGHTS + 1):
         inverse = np.linalg.inv(prior + (noise * spread)[:, :, None] * eye)
@@ -126,9 +158,9 @@ def _under(kernel: Kernel, scales: Ints, runs: Runs, residual: Floats) -> tuple[
             spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / noise) / (nu + 1.0), 0.3)
     likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
     likely += 0.5 * nu * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)  # of the spreads, Gamma-distributed
-    share = SHARES[scales] * np.exp(likely - likely.max())
+    share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
     noise_variance = 1.5 * noise[:, 0] * np.median(spread, axis=1)
     found = (squares, share / share[kept].sum(), weights, inverse, noise_variance)
     squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
-    return scales[kept], Posterior(kernel, squares, share, runs, weights, inverse, noise_variance)
+    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.core.units import Z_90
 
 # Standard deviations of log(measured / predicted) power. No table with both layouts and power is public, so these
 # are judgements: boards of one kind and their cooling differ by some per cent, catalogued constants by up to a third.
@@ -26,19 +27,19 @@ _OUTLYING = 2.0  # standard deviations of a run
 
 @dataclass(frozen=True)
 class PowerScale:
-    """Watts of a GPU as ``factor`` times those predicted and ``offset_w``.
+    """Watts of a GPU as ``factor`` times those predicted and ``offset_w``: one of each for all plans, or of each plan.
 
     ``log_sd`` is what a run may still be off (None: nothing was measured).
     """
 
-    factor: float = 1.0
+    factor: Floats | float = 1.0
     log_sd: float | None = None
-    offset_w: float = 0.0
+    offset_w: Floats | float = 0.0
 
     @property
     def half_width(self) -> float | None:
         """90 % half-width of the logarithm."""
-        return None if self.log_sd is None else 1.645 * self.log_sd
+        return None if self.log_sd is None else Z_90 * self.log_sd
 
     def over(self, power_w: Floats) -> Floats:
         """Corrected over predicted power, (n,), of GPUs predicted to draw ``power_w``."""

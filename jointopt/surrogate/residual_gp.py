@@ -33,6 +33,8 @@ FEATURES = tuple(name for names in CLASSES.values() for name in names)
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
 TASKS = 8  # samples of one source
+OWN_RUNS, OWN_SAMPLES = 200, 3  # in a sample of the runs of one source alone, and samples
+NEAR_TURNS = 12  # of learning from hyperparameters that are close
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,14 @@ class Kernel:
         v = np.exp(logs).tolist()
         return cls(tuple(v[:count]), v[count], v[count + 1], tuple(v[count + 2 : -1]), v[-1])
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All hyperparameters, one after the other."""
+        return (*self.constants, self.source, self.shape, *self.lengths, self.noise)
+
     def pack(self) -> Floats:
-        """Logarithms of all hyperparameters, one after the other."""
-        return np.log([*self.constants, self.source, self.shape, *self.lengths, self.noise])
+        """Logarithms of `values`."""
+        return np.log(self.values)
 
 
 def default_kernel(constants: int) -> Kernel:
@@ -141,6 +148,18 @@ def variances(kernel: Kernel, runs: Runs) -> Floats:
     return np.stack([kernel.source**2 * same, *of_constants, kernel.shape**2 * same])
 
 
+def contrast_variances(kernel: Kernel, a: Runs, b: Runs) -> Floats:
+    """Prior variance (4, n) of the difference of two residuals of one source by the same terms, noise not included.
+
+    The one factor cancels, constants count by the difference of sensitivities, the smooth function by how alike the
+    two plans are. ``b`` holds as many runs as ``a``, or one for all of them.
+    """
+    squares, network = np.square((a.sensitivity - b.sensitivity) * kernel.constants), of_network(len(kernel.constants))
+    apart = np.square((a.matrix(FEATURES) - b.matrix(FEATURES)) / kernel.lengths).sum(axis=1)
+    of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
+    return np.stack([np.zeros(len(a)), *of_constants, 2.0 * kernel.shape**2 * -np.expm1(-0.5 * apart)])
+
+
 def kinship(a: npt.NDArray[np.str_], b: npt.NDArray[np.str_]) -> Floats:
     """Correlation (n, m) of what runs of sources ``a`` and ``b`` are off by, by the keys of their sources."""
     (first, at), (second, to) = (np.unique(keys, return_inverse=True) for keys in (a, b))
@@ -164,19 +183,40 @@ def learn(sources: Sequence[tuple[Runs, Floats]], seed: int = 0) -> Kernel:
     drowns the rest and that priors are as good as a few runs ask for. A log-normal prior around `default_kernel` keeps
     in place what no source informs.
     """
-    from scipy.optimize import minimize
-
     rng = np.random.default_rng(seed)
     parts = [_tasks(runs, y, rng) for runs, y in sources if len(y) >= 4]
-    count = sources[0][0].sensitivity.shape[1]
-    start = default_kernel(count).pack()
-    first = np.concatenate([start, np.full(len(parts), np.log(0.04))])
+    return _likeliest(parts, default_kernel(sources[0][0].sensitivity.shape[1]))
+
+
+def learn_alone(runs: Runs, residual: Floats, centre: Kernel, seed: int = 0, start: Kernel | None = None) -> Kernel:
+    """Hyperparameters that make the residuals (n,) of many runs of one source likely, around those of ``centre``.
+
+    Samples of `OWN_RUNS` runs each count in full: the source's own runs outweigh the prior where there are hundreds.
+    ``start``: hyperparameters close to those found, to be quicker.
+    """
+    rng = np.random.default_rng(seed)
+    size = min(OWN_RUNS, len(residual))
+    y = np.clip(residual, np.median(residual) - 0.5, np.median(residual) + 0.5)
+    drawn = (
+        rng.choice(len(y), size, replace=False).astype(np.int64) for _ in range(OWN_SAMPLES if size < len(y) else 1)
+    )
+    return _likeliest([[_task(runs.take(rows), y[rows], 1.0) for rows in drawn]], centre, start)
+
+
+def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Kernel | None = None) -> Kernel:
+    """Hyperparameters of the greatest likelihood times prior; each part of ``parts`` has a noise of its own."""
+    from scipy.optimize import minimize
+
+    middle, count = centre.pack(), len(centre.constants)
+    around = np.concatenate([middle, np.full(len(parts), np.log(0.04))])
+    first = around if start is None else np.concatenate([start.pack(), np.full(len(parts), np.log(start.noise))])
     found = minimize(
-        _penalised_likelihood, first, args=(parts, start, count), jac=True, method="L-BFGS-B",
-        bounds=[(value - 4.0, value + 4.0) for value in first], options={"maxiter": 60},
+        _penalised_likelihood, first, args=(parts, middle, count), jac=True, method="L-BFGS-B",
+        bounds=[(value - 4.0, value + 4.0) for value in around],
+        options={"maxiter": 60 if start is None else NEAR_TURNS},
     )  # fmt: skip
-    logs = found.x[: len(start)].copy()
-    logs[-1] = np.median(found.x[len(start) :]) if parts else start[-1]
+    logs = found.x[: len(middle)].copy()
+    logs[-1] = np.median(found.x[len(middle) :]) if parts else middle[-1]
     return Kernel.unpack(logs, count)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,10 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import CATEGORY
 from jointopt.surrogate.dataset import Priced, price, timed_runs
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.evidence import power_log_ratio
+from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split, predict_pairs, predict_rows
+from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn
 from jointopt.surrogate.residual_trees import ResidualBooster
@@ -23,12 +26,11 @@ from jointopt.surrogate.trees import Trees
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
-FOLDS = 5
 MOST_SUPPORT = 500  # runs kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
-COVERAGE = 0.9
+PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False), ("unseen_three", 3, False))
 LEAST_ROWS = 20
-BROKEN = 2.0
+BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
 MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
 
 
@@ -42,12 +44,13 @@ class Use:
     broken: int  # further from the physics than training takes
     unpriced: int  # the physics cannot price them
     reason: str = ""  # of the first of those
+    beyond: float = BROKEN  # times the physics
 
     def to_text(self) -> str:
         """One line on how many rows were learned from, and why others were not."""
         hint = ": is iteration_time_s in seconds?" if self.broken > MOST_BROKEN * self.timed else ""
         reasons = {
-            f"{self.broken:,} beyond {BROKEN:g} times the physics or its inverse{hint}": self.broken,
+            f"{self.broken:,} beyond {self.beyond:g} times the physics or its inverse{hint}": self.broken,
             f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})": self.unpriced,
         }
         why = ", ".join(reason for reason, count in reasons.items() if count)
@@ -65,6 +68,7 @@ class TrainingSet:
     unknown: Priced
     unknown_residual: Floats
     use: tuple[Use, ...] = ()  # by source, in the order of their names
+    log_power: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), (n,), NaN: not measured
 
     def of(self, names: set[str]) -> Ints:
         """Positions of the runs of the sources of these names."""
@@ -85,9 +89,12 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     timed = timed_runs(table)
     if timed.empty:
         raise TableError("No row has status ok and an iteration_time_s; training needs runs that were timed.")
-    known, unknown = price(timed), price(timed.assign(framework=""))
+    known = price(timed)
+    unknown = (
+        known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))
+    )  # other sources are what it is learned for
     time_s = timed["iteration_time_s"].to_numpy(float)
-    origin = timed.get("source", pd.Series("table", index=timed.index)).astype(str).to_numpy()
+    origin = _origins(timed).to_numpy()
     both, at, plain = np.intersect1d(known.rows, unknown.rows, return_indices=True)
     sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
     reasons, rows = known.reasons | unknown.reasons, both[sound]
@@ -95,14 +102,20 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     for name in np.unique(origin).tolist():
         timed_rows, priced, learned = (int((of == name).sum()) for of in (origin, origin[both], origin[rows]))
         why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
-        uses.append(Use(name, timed_rows, learned, priced - learned, timed_rows - priced, why))
+        uses.append(Use(name, timed_rows, learned, priced - learned, timed_rows - priced, why, broken))
     known, unknown = known.take(at[sound]), unknown.take(plain[sound])
     unknown = replace(
         unknown, runs=replace(unknown.runs, source=known.runs.source)
     )  # software by its name all the same
     return TrainingSet(
-        origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses)
-    )
+        origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses),
+        power_log_ratio(timed, known),
+    )  # fmt: skip
+
+
+def _origins(table: pd.DataFrame) -> pd.Series[str]:
+    """Where the rows of a table are from."""
+    return table.get("source", pd.Series("table", index=table.index)).astype(str)
 
 
 def source_weights(source: np.ndarray[Any, Any]) -> Floats:
@@ -136,12 +149,16 @@ def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: 
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
     names = tuple(sorted(data.known.runs.features))
     best = _best_strength(data, rows, names, seed) if strength is None else strength
+    trees = Trees.of(_booster(data, rows, names, best, seed))
+    return Surrogate(kernel, trees, names, *_supporting(data, rows, seed))
+
+
+def _supporting(data: TrainingSet, rows: Ints, seed: int) -> tuple[Runs, Floats]:
+    """At most `MOST_SUPPORT` runs of every source among ``rows`` and their residuals, which a surrogate remembers."""
     rng = np.random.default_rng(seed)
     parts = [rng.choice(own, min(len(own), MOST_SUPPORT), replace=False) for own in data.by_source(rows)]
     kept = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
-    residual = np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
-    trees = Trees.of(_booster(data, rows, names, best, seed))
-    return Surrogate(kernel, trees, names, data.known.runs.take(kept), residual)
+    return data.known.runs.take(kept), np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
 
 
 def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: int) -> float:
@@ -157,77 +174,22 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
     return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
 
 
-def group_folds(group: np.ndarray[Any, Any], seed: int = 0) -> Iterator[tuple[Ints, Ints]]:
-    """(train, test) positions with whole groups held out, at most `FOLDS` times."""
-    groups = np.random.default_rng(seed).permutation(np.unique(group))
-    if len(groups) < 2:
-        return
-    for held in np.array_split(groups, min(FOLDS, len(groups))):
-        test = np.isin(group, held)
-        yield np.flatnonzero(~test).astype(np.int64), np.flatnonzero(test).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Predictions of the log residual for runs not seen: truth, mean and 90 % half-width, (n,)."""
-
-    truth: Floats
-    mean: Floats
-    half_width: Floats
-    rows: Ints
-
-    @property
-    def median_error(self) -> float:
-        """Median of |predicted / measured - 1|."""
-        return float(np.median(np.abs(np.expm1(self.mean - self.truth))))
-
-    @property
-    def coverage(self) -> float:
-        """Share of runs whose truth lies in the interval."""
-        return float((np.abs(self.mean - self.truth) <= self.half_width).mean())
-
-
-def _predict_rows(
-    surrogate: Surrogate, runs: Runs, residual: Floats, test: Ints, measured: Ints, fitted: bool
-) -> HeldOut:
-    """Predictions of the runs ``test`` after those ``measured`` (positions)."""
-    mean, width = np.empty(len(test)), np.empty(len(test))
-    given = (runs.take(measured), residual[measured]) if len(measured) else None
-    for source in np.unique(runs.source[test]):
-        at = np.flatnonzero(runs.source[test] == source)
-        mean[at], width[at], _ = surrogate.predict(runs.take(test[at]), fitted, given)
-    return HeldOut(residual[test], mean, width, test)
-
-
 def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
     """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
     rows, known = data.of({name}), data.known.runs
     folds = group_folds(known.group[rows])
-    parts = [_predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds]
+    parts = [predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds]
     columns = ([getattr(part, each.name) for part in parts] for each in fields(HeldOut))
     return HeldOut(*map(np.concatenate, columns)) if parts else None
 
 
-def measured_split(group: np.ndarray[Any, Any], per_group: int, seed: int = 0) -> tuple[Ints, Ints] | None:
-    """(measured, judged) positions: ``per_group`` runs, drawn at random, of each group that has more, and its others.
-
-    A smaller group neither gives runs nor is judged. None where no group is large enough.
-    """
-    rng = np.random.default_rng(seed)
-    large = [g for g in np.unique(group) if (group == g).sum() > per_group]
-    if not large:
-        return None
-    picked = [rng.choice(np.flatnonzero(group == g), per_group, replace=False) for g in large]
-    chosen = np.concatenate(picked).astype(np.int64)
-    return chosen, np.setdiff1d(np.flatnonzero(np.isin(group, large)), chosen)
-
-
 def leave_source_out(
-    data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0, fitted: bool = True
-) -> HeldOut | None:
+    data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0, fitted: bool = True,
+    predicted: Callable[..., HeldOut | None] = predict_rows,
+) -> HeldOut | None:  # fmt: skip
     """Nothing of the source known but what `measured_split` draws from it, ``per_group`` runs of each group, pooled.
 
-    ``fitted``: its framework's profile is known.
+    ``fitted``: its framework's profile is known. ``predicted``: `predict_rows`, or `predict_pairs` for differences.
     """
     rows = data.of({name})
     runs, residual = (data.known.runs, data.known_residual) if fitted else (data.unknown.runs, data.unknown_residual)
@@ -235,22 +197,7 @@ def leave_source_out(
     if split is None:
         return None
     chosen, test = split
-    return _predict_rows(surrogate, runs, residual, rows[test], rows[chosen], fitted)
-
-
-def calibrated(surrogate: Surrogate, parts: dict[str, list[HeldOut]]) -> Surrogate:
-    """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
-
-    ``parts``: held-out predictions per source under ``measured``, ``fitted`` and ``unknown``.
-    """
-    factors = {kind: _conformal(held) for kind, held in parts.items() if held}
-    return replace(surrogate, widths=replace(surrogate.widths, **factors))
-
-
-def _conformal(held: list[HeldOut]) -> float:
-    scores = np.concatenate([np.abs(h.mean - h.truth) / h.half_width for h in held])
-    weight = np.concatenate([np.full(len(h.truth), 1.0 / len(h.truth)) for h in held])
-    return float(np.quantile(scores, COVERAGE, weights=weight, method="inverted_cdf"))
+    return predicted(surrogate, runs, residual, rows[test], rows[chosen], fitted)
 
 
 @dataclass(frozen=True)
@@ -265,6 +212,7 @@ class Scores:
     ten: HeldOut | None
     unseen: HeldOut | None  # as source_out and three, under a framework without a profile
     unseen_three: HeldOut | None
+    pairs: Mapping[str, HeldOut | None] = field(default_factory=dict)  # of differences: source_out, three, and unseen
 
 
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
@@ -276,65 +224,117 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
         physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))
         group_out = leave_group_out(data, surrogate, name)
         none, three, ten = (leave_source_out(data, surrogate, name, count, seed) for count in (0, 3, 10))
-        unseen = [leave_source_out(data, surrogate, name, count, seed, False) for count in (0, 3)]
-        scores.append(Scores(name, physics, group_out, none, three, ten, *unseen))
+        unseen, unseen_three = (leave_source_out(data, surrogate, name, count, seed, False) for count in (0, 3))
+        of_pairs = {
+            kind: leave_source_out(data, surrogate, name, count, seed, fitted, predict_pairs)
+            for kind, count, fitted in PAIRS
+        }
+        scores.append(Scores(name, physics, group_out, none, three, ten, unseen, unseen_three, of_pairs))
     return scores
 
 
-def score_table(scores: list[Scores]) -> pd.DataFrame:
-    """Median errors and coverage per source, one row each, and their means."""
-    rows = []
-    for s in scores:
-        held = {"group out": s.group_out, "source out": s.source_out, "+3 runs": s.three, "+10 runs": s.ten}
-        held |= {"framework unknown": s.unseen, "framework unknown, +3 runs": s.unseen_three}
-        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
-        row |= {name: h.median_error if h else np.nan for name, h in held.items()}
-        rows.append(row | {f"{name} covered": h.coverage if h else np.nan for name, h in held.items()})
-    table = pd.DataFrame(rows)
-    mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
-    return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
-
-
-def train(table: pd.DataFrame, seed: int = 0) -> tuple[Surrogate, pd.DataFrame]:
-    """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
-
-    ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
-    `Use` of each source (``use``). TableError where fewer than two sources or 20 timed rows are left.
-    """
-    data = training_set(table)
-    everything = np.arange(len(data.source)).astype(np.int64)
-    names = set(data.source.tolist())
-    if len(everything) < LEAST_ROWS or len(names) < 2:
-        used = "; ".join(use.to_text() for use in data.use)
-        raise TableError(
-            f"Training needs at least {LEAST_ROWS} timed rows of two sources (column source); got {len(everything)} "
-            f"rows of {len(names)} ({used}): add tables, or adapt to the rows with `jointopt predict --measured` "
-            "instead."
-        )
-    # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
-    with threadpool_limits(1, user_api="blas"):
-        surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
-        strength = surrogate.trees.strength if surrogate.trees else 0.0
-        scores = cross_validate(data, names, strength, seed)
+def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrogate:
+    """The surrogate, whose widths are 1, with those that the held-out predictions ask for."""
     # By how much was known: runs of the source, a profile of its framework, neither. Profiles were fitted to recorded
     # sources, so that a cluster of one's own lies between these under their profile and under none.
     kinds = {
         "measured": ("group_out", "three", "unseen_three"), "fitted": ("source_out", "unseen"), "unknown": ("unseen",),
     }  # fmt: skip
     held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
-    table = score_table(scores)
-    held_out = _held_out_rows(data, scores)
-    table.attrs["groups"] = {
+    pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
+    return calibrated(surrogate, held, pairs)
+
+
+def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
+    """Median errors and coverage per source, one row each, and their means; intervals have the factors ``widths``."""
+    w = widths or Widths()
+    apart = w.fitted * w.difference, w.measured * w.difference
+    rows = []
+    for s in scores:
+        held = {
+            "group out": (s.group_out, w.measured), "source out": (s.source_out, w.fitted),
+            "+3 runs": (s.three, w.measured), "+10 runs": (s.ten, w.measured),
+            "framework unknown": (s.unseen, w.unknown), "framework unknown, +3 runs": (s.unseen_three, w.measured),
+        }  # fmt: skip
+        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
+        row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
+        held["differences"] = s.pairs.get("source_out"), apart[0]
+        held["differences, +3 runs"] = s.pairs.get("three"), apart[1]
+        rows.append(row | {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()})
+    table = pd.DataFrame(rows)
+    mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
+    return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
+
+
+def train(
+    table: pd.DataFrame, seed: int = 0, base: Surrogate | None = None, for_others: bool = False
+) -> tuple[Surrogate, pd.DataFrame]:
+    """A calibrated surrogate of all timed rows of ``table``, and its held-out errors per source.
+
+    ``base``: whose kernel and widths rows of one source start from. ``for_others``: for clusters of which no run is
+    known, so that what is of one source alone is not learned.
+
+    ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
+    `Use` of each source (``use``), `OwnRuns` (``own``). TableError where fewer than 20 timed rows are left, or one
+    source without a ``base``.
+    """
+    alone = base is not None and not for_others and _origins(timed_runs(table)).nunique() == 1
+    data = training_set(table, OWN_BROKEN if alone else BROKEN)
+    everything = np.arange(len(data.source)).astype(np.int64)
+    names = set(data.source.tolist())
+    if len(everything) < LEAST_ROWS or (len(names) < 2 and (base is None or for_others)):
+        used = "; ".join(use.to_text() for use in data.use)
+        needed = " of two sources (column source)" * (base is None or for_others)
+        raise TableError(
+            f"Training needs at least {LEAST_ROWS} timed rows{needed}; got {len(everything)} "
+            f"rows of {len(names)} ({used}): add tables, or adapt to the rows with `jointopt predict --measured` "
+            "instead."
+        )
+    # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
+    with threadpool_limits(1, user_api="blas"):
+        if len(names) < 2 and base is not None:
+            return _of_one_source(data, base, seed)
+        surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
+        strength = surrogate.trees.strength if surrogate.trees else 0.0
+        scores = cross_validate(data, names, strength, seed)
+        own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
+    surrogate = with_calibrated_widths(surrogate, scores)
+    table = score_table(scores, surrogate.widths)
+    found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
+    table.attrs |= _attributes(data, found, own)
+    return with_own(surrogate, data, own), table
+
+
+def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
+    """As `train`, of runs of one source: what they teach of it, around the kernel of ``base``."""
+    found = learn_every_own(data, base.kernel, seed)
+    everything = np.arange(len(data.source)).astype(np.int64)
+    names = tuple(sorted(data.known.runs.features))
+    surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
+    surrogate = with_own(surrogate, data, found)
+    origin = str(data.source[0])
+    held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
+    row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
+    if held:
+        every = HeldOut(*(np.concatenate([getattr(h, f.name) for _, h in held]) for f in fields(HeldOut)))
+        row |= {"group out": every.median_error, "group out covered": every.coverage}
+    table = pd.DataFrame([row, row | {"source": "mean"}])
+    table.attrs |= _attributes(data, held, found)
+    return surrogate, table
+
+
+def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[LearnedOwn]) -> dict[str, Any]:
+    held_out = _held_out_rows(data, held)
+    groups = {
         source: {str(name): float(error) for name, error in rows.groupby("group")["error"].median().round(4).items()}
         for source, rows in held_out.groupby("source")
     }
-    table.attrs |= {"rows": held_out.to_dict("list"), "use": data.use}
-    return calibrated(surrogate, held), table
+    rows = held_out.to_dict("list")
+    return {"groups": groups, "rows": rows, "use": data.use, "own": [found.own for found in own]}
 
 
-def _held_out_rows(data: TrainingSet, scores: list[Scores]) -> pd.DataFrame:
+def _held_out_rows(data: TrainingSet, found: list[tuple[str, HeldOut]]) -> pd.DataFrame:
     """Every run of a group that was held out: source, group, truth, log(measured / physics), and error of its time."""
-    found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
     groups = data.known.runs.group
     parts = [
         pd.DataFrame(

@@ -14,6 +14,7 @@ from jointopt.core.schema import Floats
 
 if TYPE_CHECKING:
     from jointopt.surrogate.residual_trees import ResidualBooster
+    from jointopt.surrogate.tree_files import Forest
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class TrainingRange:
         return np.asarray(np.clip((inside - 0.8) / 0.2, 0.0, 1.0))
 
 
+MANY = 50_000  # rows that XGBoost answers sooner, its import included
+SETTINGS = {
+    "max_depth", "n_estimators", "learning_rate", "reg_lambda", "min_child_weight", "strength", "random_state",
+    "categories", "monotone",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Trees:
     """Trained trees: the settings of `ResidualBooster`, its range of training, and the file that holds its trees."""
@@ -56,6 +64,25 @@ class Trees:
         """Those of a booster that was fitted."""
         return cls(booster.get_params(), booster.low_, booster.high_, booster)
 
+    @classmethod
+    def read(cls, path: Path, settings: Mapping[str, Any] | None) -> Trees | None:
+        """The trees that a card's ``settings`` describe; their file is read when they are used, which is seldom.
+
+        ValueError, KeyError or TypeError for settings of another shape.
+        """
+        if settings is None:
+            return None
+        given = settings["parameters"]
+        if set(given) != SETTINGS:
+            raise ValueError(f"settings {', '.join(given)}, expected {', '.join(sorted(SETTINGS))}")
+        low, high = (np.asarray(settings[name], dtype=np.float64) for name in ("low", "high"))
+        return cls(given, low, high, path)
+
+    def save(self, path: Path) -> dict[str, Any]:
+        """Write the trees as XGBoost's JSON; what a card says of them for `read`."""
+        self.booster.booster_.get_booster().save_model(path)
+        return {"parameters": dict(self.settings), "low": self.low.tolist(), "high": self.high.tolist()}
+
     @property
     def strength(self) -> float:
         """Share of what the trees predict that corrects; 0 = they change no prediction."""
@@ -68,20 +95,36 @@ class Trees:
 
     @functools.cached_property
     def booster(self) -> ResidualBooster:
-        """The trees themselves; ValueError (XGBoostError) for a file that holds none of this shape."""
+        """The trees themselves; TableError for a file that holds none of this shape."""
         if not isinstance(self.source, Path):
             return self.source
-        import xgboost
-
         from jointopt.surrogate.residual_trees import ResidualBooster
+        from jointopt.surrogate.tree_files import load_regressor
 
         booster = ResidualBooster(**self.settings)
-        booster.booster_ = xgboost.XGBRegressor()
-        booster.booster_.load_model(self.source)
+        booster.booster_ = load_regressor(self.source, len(self.low))
         booster.low_, booster.high_ = self.low, self.high
         booster.n_features_in_ = len(self.low)
         return booster
 
     def predict(self, features: Floats) -> Floats:
         """Correction of log(measured / physics) after strength and gate, (n,)."""
-        return self.booster.predict(features) if self.strength else np.zeros(len(features))
+        if not self.strength:
+            return np.zeros(len(features))
+        if len(features) > MANY or self._forest is None:
+            return self.booster.predict(features)
+        return self.strength * self.range.gate(features) * self._forest.predict(features)
+
+    def contributions(self, features: Floats) -> Floats:
+        """Share of each feature in the answer, (n, k): SHAP values (Lundberg and Lee 2017) but for the base."""
+        import xgboost
+
+        answer = self.booster.booster_.get_booster().predict(xgboost.DMatrix(features), pred_contribs=True)
+        gate = self.strength * self.range.gate(features)
+        return np.asarray(answer[:, :-1] * gate[:, None], np.float64)
+
+    @functools.cached_property
+    def _forest(self) -> Forest | None:
+        from jointopt.surrogate.tree_files import load_forest
+
+        return load_forest(self.source, len(self.low)) if isinstance(self.source, Path) else None

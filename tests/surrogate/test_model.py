@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.surrogate.model import Surrogate, Widths, load, save
+from jointopt.surrogate.files import load, save
+from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.trees import Trees
@@ -63,7 +64,7 @@ def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Pa
 
 def test_what_is_loaded_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     save(load(folder), tmp_path / "again")
-    for name in ("card.json", "trees.ubj", "support.npz"):
+    for name in ("card.json", "trees.json", "support.npz"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
@@ -212,14 +213,14 @@ def _card(**model: Any) -> Callable[[Path], object]:
 DAMAGE = {
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
-    "a pickle as trees": _bytes("trees.ubj", pickle.dumps(Payload())),
+    "a pickle as trees": _bytes("trees.json", pickle.dumps(Payload())),
     "a pickle as card": _bytes("card.json", pickle.dumps(Payload())),
     "empty arrays": _bytes("support.npz", b""),
-    "empty trees": _bytes("trees.ubj", b""),
+    "empty trees": _bytes("trees.json", b""),
     "cut arrays": _cut("support.npz"),
-    "cut trees": _cut("trees.ubj"),
+    "cut trees": _cut("trees.json"),
     "no arrays": lambda folder: (folder / "support.npz").unlink(),
-    "no trees": lambda folder: (folder / "trees.ubj").unlink(),
+    "no trees": lambda folder: (folder / "trees.json").unlink(),
     "no folder": shutil.rmtree,
     "a list": _bytes("card.json", b"[]"),
     "a number": _bytes("card.json", b"3"),
@@ -236,7 +237,7 @@ DAMAGE = {
     "residuals that are no numbers": _no_number,
     "a pipe as card": _pipe("card.json"),
     "a pipe as arrays": _pipe("support.npz"),
-    "a pipe as trees": _pipe("trees.ubj"),
+    "a pipe as trees": _pipe("trees.json"),
     "a negative width": _card(widths={"measured": -1.0}),
     "a width that is no number": _card(widths={"fitted": float("nan")}),
 }

@@ -94,7 +94,7 @@ def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> Non
     kernel = replace(KERNEL, constants=(0.2, 0.4), noise=0.2)  # at half and at one and a half: 0.1, 0.2 and 0.3
     over, total, weight = reweighted(0.09 + 0.17 + 0.25, used, 0.09)
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
-    mean, deviation = _under(kernel, scale, first, np.array([y]))[1].predict(second)
+    mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
     assert mean[0] == pytest.approx(cross * over)
     assert deviation[0] == pytest.approx(np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 1.5 * 0.09 * weight))
 

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
-    HeldOut,
     TrainingSet,
-    calibrated,
     fit,
-    group_folds,
     leave_group_out,
     leave_source_out,
-    measured_split,
     score_table,
     source_weights,
     train,

@@ -1,0 +1,83 @@
+"""How a plan differs from another of its job: what predictions of both are off by cancels.
+
+Errors of time and of power add in squares. Clocks of one layout count by how time and power answer to the clock,
+which says nothing of layouts: what is learned of a layout moves it by one factor at every clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.core.units import Z_90
+from jointopt.spec.job import Job
+from jointopt.surrogate.intervals import clock_half_width, physics_errors, supported
+
+_ROUNDING = 1e-9  # of a logarithm: what two ways to one sum leave
+# 90 % half-widths, of logarithms. Of the logarithm of a clock: stages of A100 take 0.82-0.97 of it in time (two models,
+# forward and backward), their power is within 0.8 % over a range of 0.4; without a sweep over clocks, power goes with
+# a power of the clock between 0.8 (A100 below the knee of its voltage) and 2.2 (above it).
+CLOCK_TIME, CLOCK_POWER, UNKNOWN_CLOCK_POWER = 0.1, 0.05, 0.7
+# Power of one layout against another's at one clock. No public table has it; ranks of pipelines of 4 and 8 GPUs, which
+# idle for different shares, are within 1 % of the law that prices them. A judgement.
+LAYOUT_POWER = 0.05
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Doubt of layouts alone, between each of n plans and one of them."""
+
+    half_width: Floats  # 90 %, of log(time / time of the one), (n,)
+    other_layout: Bools  # (n,)
+    lowest_clock: float = 1.0  # share of the highest clock down to which runs of the cluster were measured
+
+
+def recorded(job: Job, columns: Columns, first: int, known: bool = False) -> Floats:
+    """90 % half-width (n,) of a difference by the physics alone, from its errors on recorded runs.
+
+    ``known`` runs of the same cluster support any plan.
+    """
+    at_top, errors = supported(job, columns, known)[1], physics_errors()["difference"]
+    return np.asarray(np.where(at_top & at_top[first], errors["known"], errors["unknown"]))
+
+
+def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
+    """Differences of plans (n,) from that in row ``first``, as predicted and with 90 % intervals.
+
+    ``columns``: plans and their results. Percentages of time and of energy, and the probabilities that a plan is really
+    faster or leaner: 0 for the plan itself.
+    """
+    clocks = columns["stage_clock_mhz"]
+    clock = np.abs(_log_clocks(clocks) - _log_clocks(clocks[first : first + 1])).max(axis=0)
+    unmeasured = clock_half_width(job, clocks, apart.lowest_clock)
+    of_layout = np.where(apart.other_layout, apart.half_width, 0.0)
+    time = np.hypot(of_layout, np.hypot(CLOCK_TIME * clock, unmeasured - unmeasured[first]))
+    measured_response = job.cluster.gpu.id in physics_errors()["clock_response_gpus"]
+    by_clock = clock * (CLOCK_POWER if measured_response else UNKNOWN_CLOCK_POWER)
+    power = np.hypot(np.where(apart.other_layout, LAYOUT_POWER, 0.0), by_clock)
+    out: Columns = {}
+    for name, result, better, half in (
+        ("time", "iteration_time_s", "faster", time), ("energy", "energy_j", "leaner", np.hypot(time, power)),
+    ):  # fmt: skip
+        change = np.log(columns[result] / columns[result][first])
+        change = np.where(np.abs(change) < _ROUNDING, 0.0, change)
+        ends = {"": 0.0, "_low": -half, "_high": half}
+        out |= {f"{name}_vs_first_percent{end}": 100.0 * np.expm1(change + by) for end, by in ends.items()}
+        out[f"{better}_probability"] = _below_zero(change, half / Z_90)
+    return out
+
+
+def _log_clocks(stage_clock_mhz: Floats) -> Floats:
+    """Logarithms of the lowest and of the mean clock of plans (n, S), (2, n)."""
+    logs = np.log(stage_clock_mhz)
+    return np.stack([np.nanmin(logs, axis=1), np.nanmean(logs, axis=1)])
+
+
+def _below_zero(mean: Floats, deviation: Floats) -> Floats:
+    """Probability that a normal number is below zero; of one without deviation whether it is, NaN for a NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sure = np.where(np.isnan(mean), np.nan, (mean < 0.0).astype(float))
+        return np.asarray(np.where(deviation > 0.0, ndtr(-mean / deviation), sure))

@@ -1,0 +1,214 @@
+"""Surrogates on disk: a card (JSON), plain arrays and XGBoost's JSON, none of which can run code; all of it checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import TableError
+from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.own_runs import Mix, OwnRuns
+from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs
+from jointopt.surrogate.trees import Trees
+
+CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"
+OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they predict
+# 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
+# a form that could not be checked, and nothing of a source's own
+FORMAT = 6
+_MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
+# what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
+_DAMAGED = (
+    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+def save(surrogate: Surrogate, folder: Path) -> None:
+    """Write card (JSON), trees (XGBoost's own JSON) and supporting runs (plain arrays) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = surrogate.support
+    names = sorted(runs.features)
+    residual = surrogate.residual.astype(np.float32)
+    np.savez_compressed(
+        folder / SUPPORT, sensitivity=runs.sensitivity.astype(np.float32), residual=residual,
+        features=np.column_stack([runs.features[n] for n in names]).astype(np.float32), source=runs.source.astype(str),
+        group=runs.group.astype(str),
+    )  # fmt: skip
+    trees = surrogate.trees and surrogate.trees.save(folder / TREES)
+    own = [_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
+    written = sorted(path.name for path in folder.glob("*.json") if path.name != CARD)
+    model = {
+        "format": FORMAT,
+        **{name: dataclasses.asdict(getattr(surrogate, name)) for name in ("kernel", "widths")},
+        "feature_names": list(surrogate.feature_names),
+        "support_features": names,
+        "booster": trees,
+        "own": own,
+        "sha256": {name: _sha256(folder / name) for name in (SUPPORT, *written)},
+    }
+    text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
+    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
+    """A card's entry on a source's own runs, whose trees are written into ``folder``."""
+    kept: dict[str, Any] = {name: getattr(own, name) for name in ("source", "width", "held_out")}
+    for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
+        booster = mix.trees and mix.trees.save(folder / OWN_TREES.format(number, of))
+        kept[name] = {"weight": mix.weight, "beyond": mix.beyond, "names": list(mix.names), "booster": booster}
+    kept["kernel"] = None if own.kernel is None else dataclasses.asdict(own.kernel)
+    power = dataclasses.asdict(own.power)
+    return kept | {
+        "power": power, "clocks": list(own.clocks), "errors": dict(own.errors), "importance": dict(own.importance),
+    }  # fmt: skip
+
+
+def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
+    """The `OwnRuns` that a card describes; KeyError, TypeError or ValueError for another shape."""
+    mixes = {
+        name: _mix(folder / OWN_TREES.format(number, of), values[name])
+        for name, of in (("time", "time"), ("power_mix", "power"))
+    }
+    low, high = map(float, values["clocks"])
+    log_sd = values["power"]["log_sd"]
+    factors = (float(values["power"][name]) for name in ("factor", "offset_w"))
+    factor, offset_w = factors
+    return OwnRuns(
+        source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
+        width=float(values["width"]), power=PowerScale(factor, None if log_sd is None else float(log_sd), offset_w),
+        clocks=(low, high), errors={str(name): float(error) for name, error in values["errors"].items()},
+        held_out=str(values["held_out"]), **mixes,
+        importance={str(name): float(size) for name, size in values["importance"].items()},
+    )  # fmt: skip
+
+
+def _mix(path: Path, values: dict[str, Any]) -> Mix:
+    trees = Trees.read(path, values["booster"])
+    return Mix(trees, float(values["weight"]), bool(values["beyond"]), tuple(map(str, values["names"])))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def load(folder: Path) -> Surrogate:
+    """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
+
+    Raises TableError where a file is missing or is not what it should be.
+    """
+    try:
+        _check_file(folder / CARD)
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        model = card.pop("model")
+        if model["format"] != FORMAT:
+            raise ValueError(f"format {model['format']}, expected {FORMAT}")
+        _check_file(folder / SUPPORT)
+        with zipfile.ZipFile(folder / SUPPORT) as archive:
+            _check_size(SUPPORT, sum(entry.file_size for entry in archive.infolist()))
+        for name, written in model["sha256"].items():
+            _check_file(folder / name)
+            if _sha256(folder / name) != written:
+                raise ValueError(f"{name} has changed since it was written")
+        with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
+            support = {name: arrays[name] for name in arrays.files}
+        surrogate = Surrogate(
+            kernel=_kernel(model["kernel"]), trees=Trees.read(folder / TREES, model["booster"]),
+            feature_names=tuple(model["feature_names"]),
+            support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
+            widths=Widths(**{name: float(width) for name, width in model["widths"].items()}), card=card,
+            own=tuple(_own(folder, number, values) for number, values in enumerate(model["own"])),
+        )  # fmt: skip
+        _check_sizes(surrogate)
+        _check_values(surrogate)
+    except _DAMAGED as error:
+        reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
+        raise TableError(
+            f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
+        ) from error
+    return surrogate
+
+
+def _check_file(path: Path) -> None:
+    """ValueError where a path is a pipe or a device, which would be waited for, or a file too large to be ours."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no file")
+    if path.exists():
+        _check_size(path.name, path.stat().st_size)
+
+
+def _check_size(name: str, count: int) -> None:
+    if count > _MOST_BYTES:
+        raise ValueError(f"{name} is larger than {_MOST_BYTES:,} bytes")
+
+
+def _check_values(surrogate: Surrogate) -> None:
+    """ValueError for numbers that no training writes, which would make every prediction senseless."""
+    runs, trees = surrogate.support, surrogate.trees
+    kernel = surrogate.kernel
+    positive = [*dataclasses.astuple(surrogate.widths), *kernel.values]
+    for own in surrogate.own:
+        positive += [own.width, *own.clocks, float(own.power.factor), own.power.log_sd or 1.0]
+        positive += [] if own.kernel is None else [*own.kernel.values]
+        if not all(0.0 <= mix.weight <= 1.0 for mix in (own.time, own.power_mix)):
+            raise ValueError("a weight of trees is not between 0 and 1")
+    if not all(1e-9 < value < 1e9 for value in positive):
+        raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
+    given = [surrogate.residual, runs.sensitivity, *runs.features.values()]
+    given += [trees.low, trees.high, np.array([trees.strength])] if trees is not None else []
+    if not all(np.isfinite(values).all() for values in given):
+        raise ValueError("a number is not finite")
+    if trees is not None and not 0.0 <= trees.strength <= 1.0:
+        raise ValueError(f"strength {trees.strength}, expected 0 to 1")
+    for row in surrogate.card.get("error", {}).values():
+        if not all(isinstance(value, float | int) for value in row.values()):
+            raise ValueError("an error on held-out groups is no number")
+
+
+def _check_sizes(surrogate: Surrogate) -> None:
+    """ValueError where parts that were read one by one do not belong together."""
+    runs, trees = surrogate.support, surrogate.trees
+    count, constants = runs.sensitivity.shape
+    sizes = {
+        "residuals": {count, *surrogate.residual.shape, *runs.source.shape, *runs.group.shape},
+        "supporting features": {count, *(len(values) for values in runs.features.values())},
+        "constants": {constants, len(surrogate.kernel.constants)},
+        "lengths": {len(FEATURES), len(surrogate.kernel.lengths)},
+    }
+    if trees is not None:
+        width = len(surrogate.feature_names)
+        signs = len(trees.settings["monotone"] or trees.low)
+        sizes["features"] = {width, signs, *trees.low.shape, *trees.high.shape}
+        if not all(0 <= column < width for column in trees.settings["categories"] or ()):
+            raise ValueError("a category is no column of the trees")
+    for own in surrogate.own:
+        kernel = own.kernel or surrogate.kernel
+        sizes[f"constants of {own.source}"] = {constants, len(kernel.constants)}
+        sizes[f"lengths of {own.source}"] = {len(FEATURES), len(kernel.lengths)}
+        for of, mix in (("time", own.time), ("power", own.power_mix)):
+            if mix.trees is not None:
+                width = len(mix.names) + constants
+                sizes[f"features of {of} of {own.source}"] = {width, *mix.trees.low.shape, *mix.trees.high.shape}
+    wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
+    if wrong:
+        raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")
+
+
+def _kernel(values: dict[str, Any]) -> Kernel:
+    read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
+    return Kernel(**read)
+
+
+def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
+    if arrays["features"].shape[1] != len(names):
+        raise ValueError(f"{len(names)} names for {arrays['features'].shape[1]} columns of supporting features")
+    features = {name: arrays["features"][:, i].astype(np.float64) for i, name in enumerate(names)}
+    return Runs(arrays["sensitivity"].astype(np.float64), features, arrays["source"], arrays["group"])

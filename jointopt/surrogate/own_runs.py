@@ -1,0 +1,326 @@
+"""Learning from many runs of one cluster: hyperparameters of its process, and trees as far as they help.
+
+Every part is judged on models (else groups) of the cluster that it was not trained on, and counts as far as it helps
+there: stacking by cross-fitted predictions (Wolpert 1992, Stacked generalization), one convex weight at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.core.facts import Source
+from jointopt.core.schema import Floats, Ints
+from jointopt.core.units import Z_90
+from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate.posterior import Posterior, condition, condition_alone
+from jointopt.surrogate.power_scale import PowerScale, power_scale
+from jointopt.surrogate.residual_gp import Kernel, Runs, learn_alone
+from jointopt.surrogate.trees import Trees
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.residual_trees import ResidualBooster
+
+LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
+FOLDS, LEAST_LEFT_OUT = 5, 3
+SUPPORT = 1000  # runs that the process remembers; trees see all
+RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
+WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
+LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
+LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
+COVERAGE = 0.9
+LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
+LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
+CLOCK, SENSITIVITY = "clock", "sensitivity to "
+MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
+# Depth 5 and 250 trees were best of 3-7 and 100-500 on tables of 1,000 runs whose truth is known (studies/learning).
+_DEPTH, _TREES = 5, 250
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Trees beside a process: ``weight`` of the answer is theirs, (1 - weight) the process's.
+
+    ``beyond``: they were trained on what the process leaves, and add to it; else on the residual of the physics.
+    ``names``: their features; all sensitivities follow these.
+    """
+
+    trees: Trees | None = None
+    weight: float = 0.0
+    beyond: bool = False
+    names: tuple[str, ...] = ()
+
+    def __call__(self, process: Floats, runs: Runs) -> Floats:
+        """log(measured / physics) (n,) out of that of the process and the runs themselves."""
+        if self.trees is None or not self.weight or not len(runs):
+            return process
+        return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
+
+    def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
+        """Names of features (k,), and what each adds to log(time) by the trees, (n, k)."""
+        names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
+        if self.trees is None or not self.weight:
+            return names, np.zeros((len(runs), len(names)))
+        return names, self.weight * self.trees.contributions(inputs(runs, self.names))
+
+
+@dataclass(frozen=True)
+class OwnRuns:
+    """Learned from the runs of ``source``: their time, and their power where it was measured.
+
+    ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width.
+    ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
+    runs were measured at.
+    """
+
+    source: str
+    kernel: Kernel | None = None
+    time: Mix = field(default_factory=Mix)
+    width: float = 1.0
+    power: PowerScale = field(default_factory=PowerScale)
+    power_mix: Mix = field(default_factory=Mix)
+    clocks: tuple[float, float] = (1.0, 1.0)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    held_out: str = ""  # what was left out at a time: models, groups or runs
+    importance: Mapping[str, float] = field(default_factory=dict)  # mean size of what a feature adds to log(time)
+
+    def process(self, shared: Kernel, runs: Runs, residual: Floats) -> Posterior:
+        """The process after runs of the source; ``shared``: the kernel of all sources."""
+        if self.kernel is None:
+            return condition(shared, runs, residual)
+        return condition_alone(self.kernel, runs, residual)
+
+    @property
+    def knows_power(self) -> bool:
+        """Whether power was measured often enough to be learned."""
+        return self.power.log_sd is not None
+
+    @property
+    def power_clocks(self) -> tuple[float, ...]:
+        """Shares of the top clock at which the learned power is read: over all that were measured."""
+        low, high = self.clocks
+        return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
+
+    def power_scale(self, runs: Runs, watts: Floats) -> PowerScale:
+        """A line in the power of the physics for the layout of each of ``runs`` (n,), as learned at `power_clocks`.
+
+        ``watts`` (clocks, n): power of the physics there. A line of least relative squares, so that what the search is
+        promised of energy at other clocks holds.
+        """
+        found = np.stack([
+            w * np.exp(self.power_mix(np.log(self.power.over(w)), _at_clock(runs, clock)))
+            for w, clock in zip(watts, self.power_clocks, strict=True)
+        ])  # fmt: skip
+        weight = 1.0 / found**2
+        mean_w, mean = ((weight * values).sum(axis=0) / weight.sum(axis=0) for values in (watts, found))
+        spread = (weight * (watts - mean_w) ** 2).sum(axis=0)
+        level = mean / mean_w
+        apart = spread > (LEAST_APART * mean_w) ** 2 * weight.sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = (weight * (watts - mean_w) * (found - mean)).sum(axis=0) / spread
+        slope = np.where(apart, np.clip(slope, LEAST_SLOPE * level, level), level)  # neither falls, nor below nothing
+        return PowerScale(slope, self.power.log_sd, mean - slope * mean_w)
+
+    def to_text(self) -> str:
+        """One line: what counts how much, and errors on what was left out without and with it."""
+        e = self.errors
+        parts = [_weights(self.time, "kernel relearned" if self.kernel else "shared kernel")]
+        parts.append(f"time {e['process']:.1%} -> {e['time']:.1%} (physics {e['physics']:.1%})")
+        if "power" in e:
+            parts.append(f"power {e['power process']:.1%} -> {e['power']:.1%} (physics {e['power physics']:.1%}; ")
+            parts[-1] += f"{_weights(self.power_mix, 'factors')})"
+        return f"{Source.parse(self.source).to_text()}: on {self.held_out} left out: {', '.join(parts)}"
+
+
+def _weights(mix: Mix, process: str) -> str:
+    if not mix.weight:
+        return f"{process} 1.0, trees 0"
+    return f"{process} {1.0 if mix.beyond else 1.0 - mix.weight:g}, trees {mix.weight:g}" + " of the rest" * mix.beyond
+
+
+def _at_clock(runs: Runs, share: float) -> Runs:
+    return replace(runs, features=dict(runs.features) | {CLOCK: np.full(len(runs), share)})
+
+
+def inputs(runs: Runs, names: Sequence[str]) -> Floats:
+    """Features of trees (n, k): those of ``names``, then every sensitivity."""
+    return np.hstack([runs.matrix(names), runs.sensitivity])
+
+
+def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Floats:
+    return process + weight * (trees if beyond else trees - process)
+
+
+def folds_by_model(runs: Runs, seed: int = 0) -> tuple[npt.NDArray[np.int64], str]:
+    """The fold (n,) of each run, whole models together where there are three of them, else groups, else single runs."""
+    models = np.array([group.split("|")[0] for group in runs.group.tolist()])
+    kinds = {"models": models, "groups": runs.group, "runs": np.arange(len(runs)).astype(str)}
+    name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
+    unique, of = np.unique(kinds[name], return_inverse=True)
+    return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], name
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Many runs of one source: residuals of time, and of power where it was measured (NaN elsewhere), (n,) each."""
+
+    runs: Runs
+    residual: Floats
+    log_power: Floats
+    static_share: Floats  # of the physics' power, in what a GPU draws whatever runs
+    static_w: float
+
+    def with_power(self) -> Measured:
+        """Those whose power was measured."""
+        rows = np.flatnonzero(np.isfinite(self.log_power) & np.isfinite(self.static_share)).astype(np.int64)
+        return Measured(
+            self.runs.take(rows), self.residual[rows], self.log_power[rows], self.static_share[rows], self.static_w
+        )
+
+
+def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
+    """An `OwnRuns` of the runs of a source, and cross-fitted answers (n,): log(measured / physics) and its half-width.
+
+    ``shared``: the kernel of all sources, which stays where one relearned on these runs does not help.
+    """
+    runs, residual = measured.runs, measured.residual
+    fold, held_out = folds_by_model(runs, seed)
+    found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
+    singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
+    near, _ = _crossed_process(found, shared, measured, singly, seed)
+    names = tuple(sorted(name for name in runs.features if name != CLOCK))
+    mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
+    errors["time"] = _error(mixed - residual, fold)
+    low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
+    found = replace(found, time=mix, width=_conformal(mixed - residual, deviation), clocks=(low, high))
+    if len((of_power := measured.with_power()).residual) >= LEAST_RUNS:
+        found, more = _with_power(found, of_power, seed)
+        errors |= more
+    errors = {name: round(value, 4) for name, value in errors.items()}
+    found = replace(found, errors=errors, importance=_importance(found.time, runs))
+    return found, mixed, Z_90 * found.width * deviation
+
+
+def _importance(mix: Mix, runs: Runs) -> dict[str, float]:
+    names, added = mix.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
+    size = np.abs(added).mean(axis=0)
+    return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
+
+
+def _best_process(
+    own: OwnRuns, measured: Measured, shared: Kernel, fold: Ints, seed: int
+) -> tuple[OwnRuns, Floats, Floats, dict[str, float]]:
+    """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
+    residual = measured.residual
+    process, deviation = _crossed_process(own, shared, measured, fold, seed)
+    errors = {"physics": _error(residual, fold), "process": _error(process - residual, fold)}
+    relearned = replace(own, kernel=learn_alone(measured.runs, residual, shared, seed))
+    mean, spread = _crossed_process(relearned, shared, measured, fold, seed)
+    if (error := _error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
+        return relearned, mean, spread, errors | {"kernel": error}
+    return own, process, deviation, errors
+
+
+def learn_mix(
+    runs: Runs, residual: Floats, process: Floats, near: Floats, fold: Ints, names: tuple[str, ...], seed: int = 0
+) -> tuple[Mix, Floats]:
+    """Trees beside the cross-fitted answers of a process (n,), and the cross-fitted answers (n,) of both together.
+
+    ``near``: its answers with runs of the same models known, as they will be where trees add to it.
+    """
+    best, answer, least = (False, 0.0), process, (1.0 - LEAST_GAIN) * _error(process - residual, fold)
+    columns = inputs(runs, names)
+    for beyond in (False, True):
+        trees = _crossed_trees(columns, _target(residual, near, beyond), fold, names, seed)
+        for weight in WEIGHTS:
+            mixed = _blend(process, trees, weight, beyond)
+            if (error := _error(mixed - residual, fold)) < least:
+                best, answer, least = (beyond, weight), mixed, error
+    beyond, weight = best
+    if not weight:
+        return Mix(), process
+    trees_of_all = Trees.of(booster(columns, _target(residual, near, beyond), names, seed))
+    return Mix(trees_of_all, weight, beyond, names), answer
+
+
+def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
+    return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
+
+
+def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[str], seed: int) -> Floats:
+    return _crossed(fold, lambda fit, at: booster(columns[fit], target[fit], names, seed).predict(columns[at]))
+
+
+def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
+    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
+    from jointopt.physics.describe import CATEGORY
+    from jointopt.surrogate.residual_trees import ResidualBooster
+
+    categories = [i for i, name in enumerate(names) if CATEGORY in name]
+    return ResidualBooster(
+        max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.06, reg_lambda=1.0, min_child_weight=2.0,
+        random_state=seed, categories=categories,
+    ).fit(columns, target)  # fmt: skip
+
+
+def _crossed(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:
+    """Answers (n,) for every fold from the runs of the others."""
+    out = np.empty(len(fold))
+    for one in np.unique(fold):
+        at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
+        out[at] = answer(rest.astype(np.int64), at.astype(np.int64))
+    return out
+
+
+def _crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:
+    """Cross-fitted mean and standard deviation (n,) of the process."""
+    runs, residual, deviation = measured.runs, measured.residual, np.empty(len(fold))
+
+    def answer(fit: Ints, at: Ints) -> Floats:
+        kept, here = supporting(fit), own
+        if own.kernel is not None and len(runs) <= RELEARNED:
+            here = replace(own, kernel=learn_alone(runs.take(fit), residual[fit], shared, seed, own.kernel))
+        mean, deviation[at] = here.process(shared, runs.take(kept), residual[kept]).predict(runs.take(at))
+        return mean
+
+    return _crossed(fold, answer), deviation
+
+
+def supporting(rows: Ints, seed: int = 0) -> Ints:
+    """At most `SUPPORT` of these rows, which the process remembers."""
+    if len(rows) <= SUPPORT:
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, SUPPORT, replace=False)).astype(np.int64)
+
+
+def _error(log_ratio: Floats, fold: Ints) -> float:
+    """Median of |predicted / measured - 1|, averaged over what was left out at a time."""
+    error = np.abs(np.expm1(log_ratio))
+    return float(np.mean([np.median(error[fold == one]) for one in np.unique(fold)]))
+
+
+def _conformal(log_ratio: Floats, deviation: Floats) -> float:
+    """Factor on 90 % half-widths with which they hold so many of the held-out runs."""
+    return float(np.quantile(np.abs(log_ratio) / (Z_90 * deviation), COVERAGE, method="inverted_cdf"))
+
+
+def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
+    """``own`` with power learned from runs that have it, and the held-out errors of that."""
+    runs, log_power, share, static_w = measured.runs, measured.log_power, measured.static_share, measured.static_w
+    fold, _ = folds_by_model(runs, seed)
+    physics_w = static_w / share
+
+    def scaled(fit: Ints, at: Ints) -> Floats:
+        return np.log(power_scale(log_power[fit], share[fit], static_w).over(physics_w[at]))
+
+    line = _crossed(fold, scaled)
+    mix, mixed = learn_mix(runs, log_power, line, line, fold, tuple(sorted(runs.features)), seed)
+    errors = {"power physics": log_power, "power process": line - log_power, "power": mixed - log_power}
+    spread = float(np.quantile(np.abs(errors["power"]), COVERAGE)) / Z_90
+    scale = replace(power_scale(log_power, share, static_w), log_sd=spread)
+    found = replace(own, power=scale, power_mix=mix)
+    return found, {name: _error(value, fold) for name, value in errors.items()}

@@ -1,0 +1,62 @@
+"""Training on the many runs of single sources, beside what sources share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jointopt.core.schema import Floats, Ints
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, learn_own, supporting
+from jointopt.surrogate.posterior import LARGEST_RESIDUAL
+from jointopt.surrogate.residual_gp import Kernel, together
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.training import TrainingSet
+
+
+@dataclass(frozen=True)
+class LearnedOwn:
+    """An `OwnRuns` of the runs ``rows`` of a training set, and its answers (n,) for each without that run's fold."""
+
+    own: OwnRuns
+    rows: Ints
+    mean: Floats
+    half_width: Floats
+
+
+def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[LearnedOwn]:
+    """An `OwnRuns` of each cluster and software stack with at least `LEAST_RUNS` runs."""
+    keys, counts = np.unique(data.known.runs.source, return_counts=True)
+    found = []
+    for key in keys[counts >= LEAST_RUNS].tolist():
+        rows = np.flatnonzero(data.known.runs.source == key).astype(np.int64)
+        own, mean, half_width = learn_own(str(key), measured(data, rows), shared, seed)
+        found.append(LearnedOwn(own, rows, mean, half_width))
+    return found
+
+
+def measured(data: TrainingSet, rows: Ints) -> Measured:
+    """The runs ``rows`` of a training set, all of one source."""
+    known = data.known
+    gpu = known.works[int(known.work[rows[0]])].job.cluster.gpu
+    static_w = gpu.power.static_w if gpu.power else np.nan
+    share = static_w / known.physics["avg_power_w"][rows]
+    return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w)
+
+
+def with_own(surrogate: Surrogate, data: TrainingSet, found: Sequence[LearnedOwn]) -> Surrogate:
+    """The surrogate and all that was learned of single sources, of which more runs are remembered."""
+    if not found:
+        return surrogate
+    of_own = np.isin(surrogate.support.source, [f.own.source for f in found])
+    rest = np.flatnonzero(~of_own).astype(np.int64)
+    kept = np.concatenate([supporting(f.rows) for f in found])
+    support = together([data.known.runs.take(kept), surrogate.support.take(rest)])
+    residual = np.concatenate([
+        np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL), surrogate.residual[rest]
+    ])  # fmt: skip
+    return replace(surrogate, own=tuple(f.own for f in found), support=support, residual=residual)

@@ -1,0 +1,175 @@
+"""Learning curves of what a cluster's own runs teach, on clusters whose truth is known: see README.md.
+
+python studies/learning/learn.py [--rows 30 100 300 1000] [--seeds 2] [--table nanotron.csv] [--plot curves.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xgboost
+from threadpoolctl import threadpool_limits
+
+from jointopt.core.schema import Floats, Ints
+from jointopt.physics.describe import CONSTANTS
+from jointopt.studies.learning import truths
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, inputs, learn_own, supporting
+from jointopt.surrogate.own_training import measured
+from jointopt.surrogate.posterior import condition
+from jointopt.surrogate.residual_gp import Kernel, default_kernel
+from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, training_set
+
+HELD_OUT_MODELS = 3
+RAW = ("dp", "tp", "pp", "cp", "vpp", "micro_batch_size", "zero_stage", "num_gpus", "seq_length", "global_batch_size")
+LEARNERS = ("physics", "trees on raw columns", "process", "own process", "trees on residual", "both, by weight")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All runs of one cluster as training reads them, and what they would be without physics: (n, columns), (n,)."""
+
+    data: TrainingSet
+    raw: Floats
+    log_time_s: Floats
+    model: np.ndarray
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Cluster:
+        """The timed runs of a table, none left out."""
+        data = training_set(table.assign(source="own cluster"), broken=1e9)
+        rows = table[(table["status"] == "ok") & (table["iteration_time_s"] > 0)].iloc[data.known.rows]
+        raw = rows.reindex(columns=[*RAW, "hidden_size", "num_layers"]).astype(float).to_numpy()
+        names = np.array([group.split("|")[0] for group in data.known.runs.group.tolist()])
+        codes = np.unique(names, return_inverse=True)[1][:, None].astype(float)
+        return cls(data, np.hstack([raw, codes]), np.log(rows["iteration_time_s"].to_numpy(float)), names)
+
+    def __len__(self) -> int:
+        return len(self.log_time_s)
+
+
+def splits(cluster: Cluster, count: int, seeds: int) -> Iterator[tuple[str, Ints, Ints]]:
+    """(kind, train, test): three models left out, or runs drawn at random."""
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        held = rng.choice(np.unique(cluster.model), HELD_OUT_MODELS, replace=False)
+        test = np.isin(cluster.model, held)
+        yield "unseen models", rng.permutation(np.flatnonzero(~test))[:count], np.flatnonzero(test)
+        order = rng.permutation(len(cluster))
+        yield "random runs", order[:count], order[count:]
+
+
+def trees(columns: Floats, target: Floats) -> Callable[[Floats], Floats]:
+    """XGBoost of depth 5 on columns (n, k)."""
+    return (
+        xgboost.XGBRegressor(max_depth=5, n_estimators=250, learning_rate=0.06, n_jobs=1).fit(columns, target).predict
+    )
+
+
+def answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[str, Floats]:
+    """log(measured / physics) of the runs ``at`` by every learner, from those ``fit``."""
+    runs, residual = cluster.data.known.runs, cluster.data.known_residual
+    fit = fit[np.abs(residual[fit]) < np.log(OWN_BROKEN)]
+    new, known, y = runs.take(at), runs.take(fit), residual[fit]
+    log_physics_s = cluster.log_time_s - residual
+    kept = supporting(fit)
+    process = condition(kernel, runs.take(kept), residual[kept]).mean(new)
+    names = tuple(sorted(runs.features))
+    own = OwnRuns("own cluster")
+    if len(fit) >= LEAST_RUNS:
+        own, _, _ = learn_own("own cluster", measured(cluster.data, fit), kernel)
+    own_process = own.process(kernel, runs.take(kept), residual[kept]).mean(new)
+    return {
+        "physics": np.zeros(len(at)),
+        "trees on raw columns": trees(cluster.raw[fit], cluster.log_time_s[fit])(cluster.raw[at]) - log_physics_s[at],
+        "process": process, "own process": own_process,
+        "trees on residual": trees(inputs(known, names), y)(inputs(new, names)),
+        "both, by weight": own.time(own_process, new),
+    }  # fmt: skip
+
+
+def shared_kernel() -> Kernel:
+    """The kernel of the shipped surrogate."""
+    shipped = load_surrogate("default")
+    return default_kernel(len(CONSTANTS)) if shipped is None else shipped.kernel
+
+
+def curves(name: str, cluster: Cluster, counts: Sequence[int], seeds: int) -> pd.DataFrame:
+    """Median errors in percent: a row per truth, rows learned from and kind of runs left out."""
+    kernel, found = shared_kernel(), []
+    for count in counts:
+        for kind, fit, at in splits(cluster, count, seeds):
+            truth = cluster.data.known_residual[at]
+            error = {
+                k: 100 * np.median(np.abs(np.expm1(v - truth))) for k, v in answers(cluster, fit, at, kernel).items()
+            }
+            found.append({"truth": name, "rows": count, "left out": kind} | error)
+            print(".", end="", flush=True)
+    return pd.DataFrame(found).groupby(["truth", "left out", "rows"], as_index=False).mean()
+
+
+def one_model_at_a_time(cluster: Cluster) -> pd.DataFrame:
+    """Median errors in percent of a recorded cluster, each model predicted from the others."""
+    kernel, every = shared_kernel(), np.arange(len(cluster))
+    found = {name: np.zeros(len(cluster)) for name in LEARNERS}
+    for model in np.unique(cluster.model):
+        at = np.flatnonzero(cluster.model == model)
+        for name, values in answers(cluster, np.setdiff1d(every, at), at, kernel).items():
+            found[name][at] = values
+    truth = cluster.data.known_residual
+    kinds = {"all runs": every, "within twice the physics": np.flatnonzero(np.abs(truth) < np.log(2.0))}
+    rows = [
+        {"runs": kind} | {n: 100 * np.median(np.abs(np.expm1(v - truth))[at]) for n, v in found.items()}
+        for kind, at in kinds.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def plot(table: pd.DataFrame, path: Path) -> None:
+    """Errors over rows, a panel per truth and kind of runs left out."""
+    import matplotlib.pyplot as plt
+
+    panels = list(table.groupby(["truth", "left out"]))
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), sharey=True, layout="constrained")
+    for axis, ((truth, kind), rows) in zip(np.atleast_1d(axes), panels, strict=True):
+        for name in LEARNERS:
+            axis.loglog(rows["rows"], rows[name], marker="o", markersize=4, label=name)
+        axis.set(title=f"{truth}, {kind}", xlabel="runs learned from")
+        axis.set_xticks(rows["rows"].unique(), [f"{n:,}" for n in rows["rows"].unique()], minor=False)
+        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"], minor=False)
+        axis.grid(alpha=0.3)
+    np.atleast_1d(axes)[0].set_ylabel("median error of time, %")
+    np.atleast_1d(axes)[-1].legend(fontsize=8, loc="center right")
+    figure.savefig(path, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables and write the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[30, 100, 300, 1000])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--truths", nargs="*", default=["T", "S"])
+    parser.add_argument("--table", type=Path, help="measured runs of one cluster: each model predicted from the others")
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args(arguments)
+    with threadpool_limits(1, user_api="blas"):
+        parts = [
+            curves(name, Cluster.of(truths.table(name, 2 * max(given.rows), seed=11)), given.rows, given.seeds)
+            for name in given.truths
+        ]
+        if parts:
+            table = pd.concat(parts, ignore_index=True)
+            print("\n" + table.round(2).to_string(index=False))
+            if given.plot:
+                plot(table, given.plot)
+        if given.table:
+            print(one_model_at_a_time(Cluster.of(pd.read_csv(given.table))).round(2).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

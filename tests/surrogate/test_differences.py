@@ -1,0 +1,122 @@
+"""Differences between plans of one job: what both are off by cancels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from jointopt.core.schema import Columns
+from jointopt.core.units import Z_90
+from jointopt.spec.jobfile import job_from_options
+from jointopt.surrogate.differences import Apart, against
+from jointopt.surrogate.held_out import HeldOut, calibrated, pairs
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.posterior import condition_alone
+from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances, default_kernel, terms, variances
+from jointopt.workflows.propose import propose
+
+NONE = np.empty(0, np.int64)
+
+
+def runs(tp: list[float], sensitivity: list[list[float]], source: str = "a", group: str = "g") -> Runs:
+    n = len(tp)
+    return Runs(np.array(sensitivity), {"log2_tp": np.array(tp)}, np.full(n, source), np.full(n, group))
+
+
+def kernel(**terms: float) -> Kernel:
+    """The default kernel of two constants with standard deviations of its own."""
+    return replace(default_kernel(2), **terms)
+
+
+THREE = runs([0.0, 0.0, 3.0], [[1.0, 0.0], [1.0, 0.0], [0.2, 0.5]])
+
+
+def test_the_variance_of_a_difference_is_that_of_both_less_twice_what_they_share() -> None:
+    first, second = THREE.take(np.array([0, 1, 2])), THREE.take(np.array([2, 0, 1]))
+    shared = np.diagonal(terms(kernel(), first, second), axis1=1, axis2=2)
+    expected = variances(kernel(), first) + variances(kernel(), second) - 2.0 * shared
+    assert contrast_variances(kernel(), first, second) == pytest.approx(expected)
+
+
+def test_one_factor_and_equal_sensitivities_cancel_and_noise_counts_twice() -> None:
+    alone = condition_alone(kernel(source=5.0, constants=(5.0, 5.0), noise=0.03), THREE.take(NONE), np.zeros(0))
+    twin = alone.contrast_deviation(THREE.take(np.array([0])), THREE.take(np.array([1])))
+    assert twin == pytest.approx([0.03 * np.sqrt(2.0 * 2.0)])  # its variance twice, as for single predictions
+    assert alone.predict(THREE)[1].min() > 5.0
+
+
+def test_a_measured_run_narrows_differences_from_plans_that_are_unlike_it() -> None:
+    known = condition_alone(kernel(shape=0.5), THREE, np.array([0.1, 0.1, -0.1]))
+    nothing = condition_alone(kernel(shape=0.5), THREE.take(NONE), np.zeros(0))
+    first, other = THREE.take(np.array([0])), THREE.take(np.array([2]))
+    assert known.contrast_deviation(first, other)[0] < 0.5 * nothing.contrast_deviation(first, other)[0]
+
+
+def test_pairs_are_of_one_source_and_group_and_of_each_pair_of_runs_once() -> None:
+    every = Runs(np.zeros((5, 2)), {}, np.array(list("aaaab")), np.array(list("xxyxx")))
+    first, second = pairs(every, np.arange(5))
+    assert sorted(zip(first.tolist(), second.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 3)]
+
+
+def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None:
+    off = HeldOut(np.linspace(0.0, 1.0, 11), np.zeros(11), np.full(11, 0.3), np.arange(11))
+    unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    widths = calibrated(unseen, {"fitted": [off]}, {"fitted": [replace(off, truth=2.0 * off.truth)]}).widths
+    assert (widths.fitted, widths.difference) == (pytest.approx(3.0), pytest.approx(2.0))
+    known = replace(unseen, widths=Widths(fitted=3.0, difference=2.0)).conditioned("a", True)
+    deviation = known.posterior.contrast_deviation(THREE, THREE.take(np.array([0])))
+    assert known.difference(THREE, THREE.take(np.array([0])))[1] == pytest.approx(6.0 * Z_90 * deviation)
+
+
+JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
+
+
+def plans(clocks_mhz: list[float], time_s: list[float], energy_j: list[float]) -> Columns:
+    clocks = np.array(clocks_mhz)[:, None]
+    return {"stage_clock_mhz": clocks, "iteration_time_s": np.array(time_s), "energy_j": np.array(energy_j)}
+
+
+def test_probabilities_are_those_of_a_normal_error_and_none_of_the_plan_itself() -> None:
+    columns = plans([1410.0, 1410.0], [10.0, 9.0], [100.0, np.nan])
+    found = against(JOB, columns, 0, Apart(np.array([0.0, 0.2]), np.array([False, True])))
+    assert found["time_vs_first_percent"] == pytest.approx([0.0, -10.0])
+    assert found["time_vs_first_percent_high"] == pytest.approx([0.0, 100 * (0.9 * np.exp(0.2) - 1)])
+    better = NormalDist().cdf(-np.log(0.9) / (0.2 / 1.645))
+    assert found["faster_probability"] == pytest.approx([0.0, better])
+    assert found["leaner_probability"].tolist() == pytest.approx([0.0, np.nan], nan_ok=True)
+
+
+def test_a_clock_of_the_same_layout_is_doubted_by_its_distance_alone() -> None:
+    columns = plans([1410.0, 1395.0, 1005.0], [10.0, 10.1, 13.0], [100.0, 97.0, 70.0])
+    same = Apart(np.full(3, 0.3), np.zeros(3, bool))
+    found = against(JOB, columns, 0, same)
+    width = found["time_vs_first_percent_high"] - found["time_vs_first_percent_low"]
+    assert width[1] < 0.3 < width[2] < 10.0
+    assert found["leaner_probability"][1:].tolist() == pytest.approx([1.0, 1.0])
+    unmeasured = replace(JOB, cluster=replace(JOB.cluster, gpu=replace(JOB.cluster.gpu, id="h100-sxm5-80gb")))
+    wider = against(unmeasured, columns, 0, same)
+    assert wider["energy_vs_first_percent_high"][2] > found["energy_vs_first_percent_high"][2] + 10.0
+
+
+@pytest.mark.parametrize("surrogate", ["default", "none"])
+def test_a_front_says_how_surely_each_plan_beats_the_reference(surrogate: str) -> None:
+    job = job_from_options("llama-2-13b", "a100-sxm4-80gb", 8, 32, 4096, dtype="bf16", framework="megatron-lm")
+    found = propose(job, surrogate=surrogate)
+    front, reference_s = found.to_frame(), found.reference["iteration_time_s"][0]
+    percent = front["time_vs_first_percent"]
+    assert percent.to_numpy() == pytest.approx(100 * (front["iteration_time_s"] / reference_s - 1).to_numpy(), abs=1e-6)
+    assert (front["time_vs_first_percent_low"] <= percent).all()
+    assert front["leaner_probability"].iloc[-1] > 0.99
+    assert found.to_dict()["front"][-1]["faster_probability"] < 0.01
+
+
+def test_differences_of_a_job_are_narrower_than_the_times_themselves() -> None:
+    model = JobModel.of(JOB)
+    found = propose(model)
+    times = found.front["iteration_time_s_high"] / found.front["iteration_time_s"] - 1.0
+    apart = (found.front["time_vs_first_percent_high"] - found.front["time_vs_first_percent"]) / 100.0
+    assert np.median(apart) < 0.5 * np.median(times)

@@ -1,0 +1,148 @@
+"""Learning from many runs of one source: parts count as far as they help on models left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.core.schema import Floats
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, folds_by_model, learn_mix, learn_own
+from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.trees import Trees
+
+SOURCE = "lab|megatron-lm|h100-sxm5-80gb|8"
+KERNEL = default_kernel(3)
+STATIC_W = 100.0
+
+
+def runs(count: int = 120, seed: int = 0, models: int = 6) -> Runs:
+    """Runs of ``models`` models on the usual features, at clocks from 0.6 of the top on."""
+    rng = np.random.default_rng(seed)
+    features = {name: rng.integers(0, 4, count).astype(float) for name in FEATURES}
+    features |= {name: rng.uniform(0, 0.3, count) for name in FEATURES if name.startswith("share")}
+    features["clock"] = rng.uniform(0.6, 1.0, count)
+    group = np.array([f"model {i % models}|64|8|2048" for i in range(count)])
+    return Runs(rng.uniform(0, 0.3, (count, 3)), features, np.full(count, SOURCE), group)
+
+
+def noise(count: int, seed: int = 1) -> Floats:
+    return 0.02 * np.random.default_rng(seed).standard_normal(count)
+
+
+def steps(some: Runs) -> Floats:
+    """A truth of steps and their interaction, as code paths of a framework make them."""
+    f = some.features
+    return 0.2 + 0.15 * (f["log2_tp"] >= 3) - 0.2 * ((f["log2_pp"] >= 2) & (f["log2_vpp"] < 1))
+
+
+def timed(some: Runs, residual: Floats, log_power: Floats | None = None) -> Measured:
+    blank = np.full(len(some), np.nan)
+    return Measured(some, residual, blank if log_power is None else log_power, np.full(len(some), 0.25), STATIC_W)
+
+
+@pytest.fixture(scope="module")
+def learned() -> OwnRuns:
+    some = runs()
+    return learn_own(SOURCE, timed(some, steps(some) + noise(120), 0.1 * steps(some) + noise(120, 2)), KERNEL)[0]
+
+
+def predicted(own: OwnRuns, new: Runs, known: Runs, residual: Floats) -> Floats:
+    return own.time(own.process(KERNEL, known, residual).mean(new), new)
+
+
+def test_trees_count_where_the_truth_has_steps_and_say_so_in_their_line(learned: OwnRuns) -> None:
+    assert learned.time.weight > 0.0
+    assert learned.errors["time"] < 0.9 * min(learned.errors["process"], learned.errors.get("kernel", 1.0))
+    assert f"on models left out: {'kernel relearned' if learned.kernel else 'shared kernel'}" in learned.to_text()
+    assert f"trees {learned.time.weight:g}" in learned.to_text()
+    assert f"-> {learned.errors['time']:.1%} (physics {learned.errors['physics']:.1%})" in learned.to_text()
+
+
+def test_new_runs_are_predicted_better_than_by_the_process_alone(learned: OwnRuns) -> None:
+    known, new = runs(), runs(seed=9)
+    residual = steps(known) + noise(120)
+    mixed = np.abs(predicted(learned, new, known, residual) - steps(new))
+    alone = np.abs(OwnRuns(SOURCE).process(KERNEL, known, residual).mean(new) - steps(new))
+    assert mixed.mean() < 0.7 * alone.mean()
+
+
+def test_trees_stay_out_where_nothing_but_noise_is_left() -> None:
+    some = runs(120)
+    own = learn_own(SOURCE, timed(some, 0.3 + noise(120)), KERNEL)[0]
+    assert own.time.weight == 0.0
+    assert "trees 0," in own.to_text()
+
+
+def test_answers_for_runs_left_out_hold_nine_in_ten() -> None:
+    some = runs()
+    residual = steps(some) + noise(120)
+    own, mean, half_width = learn_own(SOURCE, timed(some, residual), KERNEL)
+    assert 0.85 <= (np.abs(mean - residual) <= half_width).mean() <= 0.95
+    assert own.held_out == "models"
+
+
+@pytest.mark.parametrize(("models", "groups", "kind"), [(5, 10, "models"), (2, 10, "groups"), (1, 1, "runs")])
+def test_what_is_left_out_at_a_time_is_whole(models: int, groups: int, kind: str) -> None:
+    names = np.array([f"model {i % models}|{i % groups}|8|2048" for i in range(60)])
+    fold, named = folds_by_model(replace(runs(60), group=names))
+    assert named == kind
+    whole = {"models": [n.split("|")[0] for n in names], "groups": names, "runs": range(60)}[kind]
+    assert all(len({fold[i] for i, name in enumerate(whole) if name == one}) == 1 for one in whole)
+    assert len(np.unique(fold)) >= 2
+
+
+def test_power_is_learned_where_it_was_measured_alone(learned: OwnRuns) -> None:
+    assert learned.knows_power
+    assert learned.errors["power"] <= learned.errors["power process"] < 0.05
+    some = runs(120)
+    assert not learn_own(SOURCE, timed(some, noise(120)), KERNEL)[0].knows_power
+
+
+@settings(max_examples=30, deadline=None)
+@given(factor=st.floats(0.6, 1.6), offset_w=st.floats(-60.0, 120.0), seed=st.integers(0, 99))
+def test_learned_power_rises_with_the_clock_and_is_the_line_that_it_was(factor, offset_w, seed) -> None:
+    own = OwnRuns(SOURCE, power=PowerScale(factor, 0.05, offset_w), clocks=(0.6, 1.0))
+    watts = np.sort(np.random.default_rng(seed).uniform(250.0, 700.0, (len(own.power_clocks), 20)), axis=0)
+    scale = own.power_scale(runs(20), watts)
+    np.testing.assert_allclose(scale.over(watts) * watts, factor * watts + offset_w, rtol=0.2)
+    assert (np.diff(scale.over(watts) * watts, axis=0) >= 0.0).all()
+    if offset_w >= 0.0 and (np.ptp(watts, axis=0) > 0.2 * watts.mean(axis=0)).all():
+        np.testing.assert_allclose(scale.over(watts) * watts, factor * watts + offset_w, rtol=1e-9)
+
+
+def test_a_source_of_another_name_is_spoken_for_by_one_of_its_software_and_machines() -> None:
+    surrogate = Surrogate(KERNEL, None, (), runs(3), np.zeros(3), own=(OwnRuns(SOURCE),))
+    assert surrogate.speaker(SOURCE) == SOURCE
+    assert surrogate.speaker("other|megatron-lm|h100-sxm5-80gb|8") == SOURCE
+    for other in ("lab|nemo|h100-sxm5-80gb|8", "lab|megatron-lm|h200-sxm-141gb|8", "lab|megatron-lm|h100-sxm5-80gb|4"):
+        assert surrogate.speaker(other) == other
+
+
+@pytest.mark.parametrize(("beyond", "weight"), [(False, 1.0), (False, 0.25), (True, 1.0), (True, 0.5)])
+def test_trees_stand_beside_the_process_or_add_to_it(learned: OwnRuns, beyond: bool, weight: float) -> None:
+    some, process = runs(20), np.linspace(0.1, 0.5, 20)
+    trees = replace(learned.time, weight=1.0, beyond=False)(process, some)
+    assert np.abs(trees - process).max() > 0.05
+    mixed = replace(learned.time, weight=weight, beyond=beyond)(process, some)
+    np.testing.assert_allclose(mixed, process + weight * trees if beyond else (1 - weight) * process + weight * trees)
+
+
+def test_what_only_the_process_knows_leaves_the_trees_its_rest() -> None:
+    some, known = runs(), np.random.default_rng(3).standard_normal(120)  # of no feature
+    fold, _ = folds_by_model(some)
+    names = tuple(sorted(some.features))
+    mix, answer = learn_mix(some, known + steps(some), known, known, fold, names)
+    assert (mix.beyond, mix.weight) == (True, 1.0)
+    assert np.abs(answer - known - steps(some)).mean() < 0.5 * np.abs(steps(some)).mean()
+
+
+def test_a_mix_without_weight_is_the_process() -> None:
+    process = np.array([0.1, 0.2])
+    assert Mix()(process, runs(2)) is process
+    assert isinstance(Mix().trees, Trees | None)

@@ -1,0 +1,103 @@
+"""Boosted trees on disk: a file that XGBoost could not follow safely is refused before it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.core.errors import TableError
+from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.tree_files import check_trees, load_forest, load_regressor
+
+FEATURES = 4
+POINTS = np.random.default_rng(1).uniform(-1, 1, (50, FEATURES))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Fifteen trees, as XGBoost writes them."""
+    rng = np.random.default_rng(0)
+    features = rng.uniform(-1, 1, (200, FEATURES))
+    booster = ResidualBooster(max_depth=3, n_estimators=15, reg_lambda=1.0).fit(features, features[:, 0] > 0.2)
+    path = tmp_path_factory.mktemp("trees") / "trees.json"
+    booster.booster_.get_booster().save_model(path)
+    return path.read_bytes()
+
+
+def test_what_xgboost_wrote_is_read_again(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "trees.json").write_bytes(text)
+    assert np.ptp(load_regressor(tmp_path / "trees.json", FEATURES).predict(POINTS)) > 0.3
+
+
+def reason(path: Path) -> str:
+    """The sentence by which a file is refused; blank for one that gives finite numbers."""
+    try:
+        return "" if np.isfinite(load_regressor(path, FEATURES).predict(POINTS)).all() else "not finite\n"
+    except TableError as error:
+        return str(error)
+
+
+def test_files_with_four_bytes_changed_end_in_one_sentence_or_in_finite_numbers(text: bytes, tmp_path: Path) -> None:
+    rng, reasons = np.random.default_rng(2), []
+    for _ in range(200):
+        changed = bytearray(text)
+        for at in rng.integers(0, len(text), 4):
+            changed[at] = int(rng.integers(0, 256))
+        (tmp_path / "trees.json").write_bytes(changed)
+        reasons.append(reason(tmp_path / "trees.json"))
+    assert not any("\n" in sentence for sentence in reasons)
+    assert sum(map(bool, reasons)) > 100
+
+
+def _tree(**values: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets entries of the first tree: a list of (position, value) for an array."""
+
+    def damage(document: dict[str, Any]) -> None:
+        tree = document["learner"]["gradient_booster"]["model"]["trees"][0]
+        for name, (at, value) in values.items():
+            tree[name][at] = value
+
+    return damage
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a child far away": _tree(left_children=(0, 10**6)),
+    "a child before its node": _tree(left_children=(1, 0)),
+    "one child twice": _tree(right_children=(0, 1)),
+    "a leaf with one child": _tree(left_children=(-1, 1)),
+    "a child of half a number": _tree(left_children=(0, 1.5)),
+    "another parent": _tree(parents=(1, 2)),
+    "a feature that is not there": _tree(split_indices=(0, FEATURES)),
+    "a feature before the first": _tree(split_indices=(0, -1)),
+    "a threshold that is no number": _tree(split_conditions=(0, float("nan"))),
+    "a split by category": _tree(split_type=(0, 1)),
+    "more nodes than it has": _tree(tree_param=("num_nodes", "99")),
+    "other features": _tree(tree_param=("num_feature", "9")),
+    "a missing node": lambda d: d["learner"]["gradient_booster"]["model"]["trees"][0]["parents"].pop(),
+    "a missing tree": lambda d: d["learner"]["gradient_booster"]["model"]["trees"].pop(),
+    "two classes": lambda d: d["learner"]["learner_model_param"].update(num_class="2"),
+    "no base score": lambda d: d["learner"]["learner_model_param"].update(base_score="[NaN]"),
+    "a linear model": lambda d: d["learner"]["gradient_booster"].update(name="gblinear"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_xgboost_could_not_follow_is_refused(text: bytes, damage: str) -> None:
+    document = json.loads(text)
+    check_trees(document, FEATURES)
+    DAMAGE[damage](document)
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        check_trees(document, FEATURES)
+
+
+def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "trees.json").write_bytes(text)
+    forest, regressor = (load(tmp_path / "trees.json", FEATURES) for load in (load_forest, load_regressor))
+    edges = np.unique(forest.threshold)[:40].astype(float)[:, None] * np.ones(FEATURES)  # exactly on a threshold
+    for points in (POINTS, edges, POINTS.repeat(50, axis=0)):
+        np.testing.assert_allclose(forest.predict(points), regressor.predict(points), atol=1e-6)
