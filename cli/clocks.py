@@ -16,15 +16,20 @@ def clocks() -> None:
 
 
 @clocks.command()
-@click.option("--all", "everything", is_flag=True, help="Clocks of all GPUs of this machine, whoever set them.")
+@click.option("--all", "everything", is_flag=True, help="Clocks and power limits of all GPUs, whoever set them.")
 def restore(everything: bool) -> None:
-    """Put back what runs that were killed (SIGKILL) have left: clocks to the driver, power limits to what they were.
+    """End what runs that were killed (SIGKILL) have left, and put clocks back to the driver, limits to what they were.
 
-    Everything else that ends a run puts clocks back by itself. GPUs that a living run holds are left alone, except
+    A run's guardian does so by itself; this is for where that was killed too. --all also gives every GPU the driver's
+    default power limit. GPUs that a living run holds are left alone, except
     with --all.
     """
     from jointopt.measure.devices.clocks import reset_all
     from jointopt.measure.devices.clocks import restore as undo
+    from jointopt.measure.guard.records import settled
+    from jointopt.measure.guard.scratch import swept
 
-    for sentence in (reset_all() if everything else undo()) or ["Nothing to put back."]:
+    ended = settled()
+    swept()
+    for sentence in [*ended, *(reset_all() if everything else undo())] or ["Nothing to put back."]:
         click.echo(sentence)

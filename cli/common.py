@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,22 +14,119 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from jointopt.core.secrets import masked
+
 if TYPE_CHECKING:
     from jointopt.report.documents import Result
+    from jointopt.report.page.made import Reported
     from jointopt.spec.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_STORAGE = "JOINTOPT_STORAGE"  # a URL in the environment is in no list of processes and no history of a shell
 PATH = click.Path(path_type=Path)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+FORMATS = ("table", "json", "csv", "markdown")
+
+
+def _kept(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Keeps the value of an option for `answer`, so that commands need not pass it on."""
+
+    def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
+        context.meta[f"jointopt.{key}"] = value
+
+    return keep
+
+
+def _hush(_context: click.Context, _option: click.Parameter, quiet: bool) -> None:
+    if quiet:
+        logging.getLogger("jointopt").setLevel(logging.WARNING)
+
+
+def as_json(command: F) -> F:
+    """The options of how an answer is printed: ``--json``, ``--format`` and ``--quiet``."""
+    for option in (
+        click.option("--quiet", is_flag=True, expose_value=False, callback=_hush, help="No progress on stderr."),
+        click.option("--format", "form", type=click.Choice(FORMATS), default="table", expose_value=False,
+                     callback=_kept("form"), help="How the answer is printed."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 pue = click.option(
     "--pue", type=click.FloatRange(1.0, 10.0),
     help="Power usage effectiveness of the site, in place of the job's: energy at its meter over that of the nodes.",
 )  # fmt: skip
-surrogate = click.option(
-    "--surrogate", default="default", show_default=True,
-    help="Shipped surrogate, folder of one, or none = physics alone.",
+
+
+def job_changes(command: F) -> F:
+    """The options that stand in for keys of the job file, which a command receives as the mapping ``changes``."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        changes = dict(options.pop("settings"))
+        named = {key: options.pop(option) for option, key in _NAMED_CHANGES.items()}
+        changes |= {key: value for key, value in named.items() if value is not None}
+        return command(*args, changes=changes, **options)
+
+    for option in reversed(_CHANGES):
+        run = option(run)
+    return cast("F", run)
+
+
+def _setting(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> list[tuple[str, Any]]:
+    return [_key_and_value(text) for text in words]
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    """The key and the value of ``cluster.nodes=4``, the value as YAML reads it."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise click.UsageError(f"--set takes KEY=VALUE such as cluster.nodes=4; got {text!r}.")
+    from jointopt.core.errors import JobError
+    from jointopt.spec.files import parse_yaml
+
+    try:
+        return key.strip(), parse_yaml(f"value: {value}")["value"]
+    except JobError as error:
+        raise click.UsageError(f"--set {key.strip()}: {error}") from error
+
+
+def kinds_of_gpu(words: Sequence[str]) -> dict[str, Any]:
+    """Changes of a job file for ``ID`` or ``ID=PRICE`` of several kinds of GPU."""
+    pairs = [word.partition("=")[::2] for word in words]
+    try:
+        prices = [float(price) for _, price in pairs if price]
+    except ValueError:
+        raise click.UsageError(f"--gpu takes ID or ID=PRICE; got {' '.join(words)}.") from None
+    if len(prices) not in (0, len(pairs)):
+        raise click.UsageError("--gpu: give every kind its price (ID=PRICE), or none.")
+    found: dict[str, Any] = {"cluster.gpu": [name for name, _ in pairs]} if pairs else {}
+    return found | ({"cluster.price_per_gpu_hour": prices} if prices else {})
+
+
+_NAMED_CHANGES = {
+    "price_per_gpu_hour": "cluster.price_per_gpu_hour", "price_per_kwh": "cluster.price_per_kwh",
+    "carbon": "cluster.carbon_kg_per_kwh", "run_tokens": "training.run_tokens",
+}  # fmt: skip
+_CHANGES = (
+    click.option("--price-per-gpu-hour", type=float, help="Money for an hour of one GPU."),
+    click.option("--price-per-kwh", type=float, help="Money for a kWh at the site's meter."),
+    click.option("--carbon", type=float, metavar="KG", help="CO2 of a kWh, kg."),
+    click.option("--run-tokens", type=float, help="Tokens of the whole run (15e12): its time, energy and cost."),
+    click.option("--set", "settings", multiple=True, callback=_setting, metavar="KEY=VALUE",
+                 help="Stands in for a key of the job file: --set cluster.nodes=4."),
 )  # fmt: skip
+
+
+def surrogate_option(default: str | None = "default") -> Callable[[F], F]:
+    """The option ``--surrogate``; without a default it is that of the stored document."""
+    usual = "" if default else " By default the one that the proposal names."
+    return click.option(
+        "--surrogate", default=default, show_default=default is not None,
+        help=f"Shipped surrogate, folder of one, or none = physics alone.{usual}",
+    )  # fmt: skip
 
 
 def _basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
@@ -46,10 +145,32 @@ def _basis(measured: Path | None, calibration: Path | None, machine: Path | None
 
 
 def answer(found: Result, as_json: bool, **text: Any) -> None:
-    """Prints a result as one JSON document, or as text with the options ``text``."""
+    """Prints a result as one JSON document, a table of its rows, or as text with the options ``text``."""
     from jointopt.report.documents import json_text
 
-    click.echo(json_text(found.to_dict()) if as_json else found.text(**text))
+    form = click.get_current_context().meta.get("jointopt.form", "table")
+    if as_json or form == "json":
+        click.echo(json_text(found.to_dict()))
+    elif form == "csv":
+        click.echo(found.to_frame().to_csv(index=False), nl=False)
+    elif form == "markdown":
+        click.echo(found.markdown())
+    else:
+        click.echo(coloured(found.text(**text)))
+
+
+def coloured(text: str) -> str:
+    """The text with its first line and the row of the reference set off, on a terminal and without ``$NO_COLOR``."""
+    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return text
+    first, *rest = text.split("\n")
+    return "\n".join([click.style(first, bold=True), *(_coloured(line) for line in rest)])
+
+
+def _coloured(line: str) -> str:
+    if line.startswith("="):
+        return click.style(line, fg="green")
+    return click.style(line, fg="yellow") if line.startswith(("? ", "~ ", "Not feasible")) else line
 
 
 def seed(of: str | None = None) -> Callable[[F], F]:
@@ -59,7 +180,9 @@ def seed(of: str | None = None) -> Callable[[F], F]:
 
 def database(what: str) -> Callable[[F], F]:
     """The option ``--storage`` of a command that does nothing without one."""
-    return click.option("--storage", default="sqlite:///jointopt.db", show_default=True, help=what)
+    return click.option(
+        "--storage", default="sqlite:///jointopt.db", show_default=True, envvar=_STORAGE, show_envvar=True, help=what
+    )
 
 
 def options(settings: Sequence[tuple[str, dict[str, Any]]], command: F) -> F:
@@ -76,15 +199,17 @@ def _url(_context: click.Context, _option: click.Parameter, url: str) -> str | N
 def storage(what: str, default: str = "sqlite:///jointopt.db") -> Callable[[F], F]:
     """The option ``--storage``: None where nothing is to be kept or read."""
     return click.option(
-        "--storage", default=default, show_default=True, callback=_url,
+        "--storage", default=default, show_default=True, callback=_url, envvar=_STORAGE, show_envvar=True,
         help=f"Database URL of {what}; none = leave it aside.",
     )  # fmt: skip
 
 
-def model_options(stored: str = "measurements", default: str = "sqlite:///jointopt.db") -> Callable[[F], F]:
+def model_options(
+    stored: str = "measurements", default: str = "sqlite:///jointopt.db", surrogate: str | None = "default"
+) -> Callable[[F], F]:
     """The options that say what predictions rest on, which a command receives as the mapping ``basis``.
 
-    ``stored``: what ``--storage`` holds for this command; ``default`` is its URL.
+    ``stored``: what ``--storage`` holds for this command; ``default`` is its URL. ``surrogate``: the usual one.
     """
 
     def decorated(command: F) -> F:
@@ -93,7 +218,7 @@ def model_options(stored: str = "measurements", default: str = "sqlite:///jointo
             given = {name: options.pop(name) for name in ("surrogate", "measured", "calibration", "machine", "storage")}
             return command(*args, basis=_basis(**given), **options)
 
-        for option in (storage(stored, default), *_MODEL_OPTIONS):
+        for option in (storage(stored, default), *_MODEL_OPTIONS, surrogate_option(surrogate)):
             run = option(run)
         return cast("F", run)
 
@@ -113,7 +238,6 @@ _MODEL_OPTIONS = (
         "--measured", type=PATH, metavar="TABLE",
         help="Runs measured on the same cluster, which move the predictions; those in --storage do so too.",
     ),
-    surrogate,
 )  # fmt: skip
 
 
@@ -136,26 +260,29 @@ def shape_options(command: F) -> F:
     return options(_SHAPE, command)
 
 
-def job_of(path: str | None, shape: Mapping[str, Any] = MappingProxyType({}), pue: float | None = None) -> Job:
-    """The job of a file, of a shipped job's name, or of the options, on a site of that PUE.
+def job_of(
+    path: str | None, shape: Mapping[str, Any] = MappingProxyType({}), pue: float | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> Job:  # fmt: skip
+    """The job of a file, of a shipped job's name, or of the options, with ``changes`` of keys, on a site of that PUE.
 
     A click usage error where they do not make one.
     """
-    return _job(path, shape).on_site(pue)
+    return _job(path, shape, changes).on_site(pue)
 
 
-def _job(path: str | None, shape: Mapping[str, Any]) -> Job:
-    from jointopt.spec.jobfile import job_from_options, load_job
+def _job(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any]) -> Job:
+    from jointopt.spec.jobfile import job_from_options, load_job, with_changes
 
     given = {name: value for name, value in shape.items() if value is not None}
     if path is not None:
         if given:
             raise click.UsageError(f"Give a JOB or {_option(next(iter(given)))}, not both.")
-        return load_job(path)
+        return load_job(path, changes)
     missing = [_option(name) for name in _NEEDED if name not in given]
     if missing:
         raise click.UsageError(f"Give a JOB, or all of its options; missing: {', '.join(missing)}.")
-    return job_from_options(**given)
+    return with_changes(job_from_options(**given), changes)
 
 
 def _option(name: str) -> str:
@@ -183,6 +310,17 @@ def writing(option: str) -> Iterator[None]:
         raise UsageError(f"{option}: {place}{error.strerror or error}.") from error
 
 
+def write_report(made: Reported, out: Path, trace: Path | None = None, option: str = "--report") -> None:
+    """Writes a report, and the passes of its plans where a file is given for them; says where they are."""
+    with writing(option):
+        made.write(out)
+    remark(f"Written: {out}")
+    if trace is not None:
+        with writing("--trace"):
+            made.write_trace(trace)
+        remark(f"Written: {trace}")
+
+
 def remark(text: str) -> None:
     """One line on stderr, as it is."""
     click.echo(text, err=True)
@@ -192,7 +330,7 @@ class _OnStderr(logging.Handler):
     """Prints what the library logs, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        remark(record.getMessage())
+        remark(masked(record.getMessage()))
 
 
 def print_log() -> None:
@@ -204,8 +342,13 @@ def print_log() -> None:
 
 
 def offer_restore() -> None:
-    """Print how to put GPU clocks back that a killed run has left set; commands that measure begin with it."""
+    """End what killed runs have left, and print how to put GPU clocks back; commands that measure begin with it."""
     from jointopt.measure.devices.clocks import restore_offer
+    from jointopt.measure.guard.records import settled
+    from jointopt.measure.guard.scratch import swept
 
+    for sentence in settled():
+        remark(sentence)
+    swept()
     if offer := restore_offer():
         remark(offer)

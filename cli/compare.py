@@ -12,17 +12,26 @@ from jointopt.cli import common
 @click.command(short_help="Put plans side by side.")
 @click.argument("job")
 @click.option(
-    "--plan", "plans", required=True, multiple=True, help="As of explain, for each plan; the first is the base."
+    "--plan",
+    "plans",
+    required=True,
+    multiple=True,
+    help="As of explain, for each plan; without --baseline the first is the base.",
 )
+@click.option("--baseline", default="", help="What runs today, to be compared with: a plan, a script, a config, a log.")
+@common.job_changes
 @common.model_options()
 @common.as_json
-def compare(job: str, plans: tuple[str, ...], basis: dict[str, Any], as_json: bool) -> None:
+def compare(
+    job: str, plans: tuple[str, ...], baseline: str, changes: dict[str, Any], basis: dict[str, Any], as_json: bool
+) -> None:
     """Put plans of JOB side by side: time, energy and memory by part, and which parts make the difference.
 
     \b
-    Example:
+    Examples:
       jointopt compare llama-3-8b-1x8-h100 --plan "dp=8 zero_stage=3" --plan "dp=4 tp=2 zero_stage=1"
+      jointopt compare job.yaml --baseline train.sh --plan "dp=4 tp=2 zero_stage=1"
     """
     from jointopt.workflows.compare import compare as compared
 
-    common.answer(compared(common.job_of(job), plans, **basis), as_json)
+    common.answer(compared(common.job_of(job, changes=changes), plans, baseline=baseline, **basis), as_json)

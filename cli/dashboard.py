@@ -13,11 +13,12 @@ from jointopt.cli import common
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="On this machine; 0 = any free."
 )  # fmt: skip
 @click.option("--study", help="Name of the study to point to; by default the newest.")
-def dashboard(storage: str, port: int, study: str | None) -> None:
+@click.option("--edit", is_flag=True, help="Let the page change and delete studies; by default it shows them.")
+def dashboard(storage: str, port: int, study: str | None, edit: bool) -> None:
     """Start optuna-dashboard on the stored studies and print its URL; Ctrl-C ends it.
 
-    Only browsers of this machine reach it. A study's page shows its front under "Graph", what its plans are under
-    "Note" and in every trial, and which trials break a constraint.
+    Only browsers of this machine reach it that have the token in the URL. A study's page shows its front under "Graph",
+    what its plans are under "Note" and in every trial, and which trials break a constraint.
 
     \b
     Examples:
@@ -26,4 +27,4 @@ def dashboard(storage: str, port: int, study: str | None) -> None:
     """
     from jointopt.search.studies.dashboard import serve
 
-    serve(storage, port, study, lambda name, url: click.echo(f"{name}\n  {url}\nCtrl-C ends it."))
+    serve(storage, port, study, lambda name, url: click.echo(f"{name}\n  {url}\nCtrl-C ends it."), edit)

@@ -13,12 +13,13 @@ from jointopt.cli import common
 @click.command(short_help="Compare predictions with a table of measurements.")
 @click.argument("table", type=common.PATH)
 @common.model_options("measurements that count as measured runs", default="none")
+@click.option("--groups", is_flag=True, help="Print every group of comparable runs.")
 @common.as_json
-def evaluate(table: Path, basis: dict[str, Any], as_json: bool) -> None:
-    """Compare predictions with the measurements in TABLE, per group of comparable runs.
+def evaluate(table: Path, basis: dict[str, Any], groups: bool, as_json: bool) -> None:
+    """Compare predictions with the measurements in TABLE, by source and GPU, or per group of comparable runs.
 
-    Median and mean error of iteration time, Kendall's tau, top-1 regret, out-of-memory precision and recall, and the
-    share of rows that the 90 % intervals cover.
+    Bias (+: predicted slower than measured), median and mean error of iteration time, the share of rows that the 90 %
+    intervals cover, out-of-memory precision and recall; of groups also Kendall's tau and top-1 regret.
 
     \b
     Example:
@@ -27,4 +28,4 @@ def evaluate(table: Path, basis: dict[str, Any], as_json: bool) -> None:
     from jointopt.runs.table import read_table
     from jointopt.workflows.evaluate import evaluate as evaluate_on
 
-    common.answer(evaluate_on(read_table(table), **basis), as_json)
+    common.answer(evaluate_on(read_table(table), **basis), as_json, groups=groups)

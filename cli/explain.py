@@ -13,9 +13,12 @@ from jointopt.cli import common
 @click.argument("job")
 @click.option("--plan", required=True, help="Words such as dp=4 tp=2, or a JSON mapping.")
 @common.pue
+@common.job_changes
 @common.model_options()
 @common.as_json
-def explain(job: str, plan: str, pue: float | None, basis: dict[str, Any], as_json: bool) -> None:
+def explain(
+    job: str, plan: str, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
+) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
     A row of the table that propose prints is a plan too, with its short names: mbs, sp, rc, ZeRO, clock=1800x7,1860.
@@ -26,4 +29,4 @@ def explain(job: str, plan: str, pue: float | None, basis: dict[str, Any], as_js
     """
     from jointopt.workflows.explain import explain as explained
 
-    common.answer(explained(common.job_of(job, pue=pue), plan, **basis), as_json)
+    common.answer(explained(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis), as_json)

@@ -78,6 +78,9 @@ def optional_launcher(command: F) -> F:
 
 def begin(launcher: str, options: Mapping[str, Any]) -> None:
     """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
+    from jointopt.measure.devices.clocks import NOT_PUT_BACK
+
+    NOT_PUT_BACK.clear()
     common.offer_restore()
     heed_sigterm(_THERE if options.get("by") == _THERE else launcher)
 
@@ -101,9 +104,12 @@ def heed_sigterm(launcher: str) -> None:
 def end(ctx: click.Context, stopped: str, fault: str) -> None:
     """Ends a command whose result is printed, with an exit code.
 
-    130 after an interrupt, 1 where ``fault`` says why nothing was found, or where it ``stopped`` before its time.
+    130 after an interrupt, 1 where ``fault`` says why nothing was found, where it ``stopped`` before its time, or where
+    clocks could not be put back.
     """
-    if fault:
+    from jointopt.measure.devices.clocks import NOT_PUT_BACK
+
+    if fault := fault or "; ".join(NOT_PUT_BACK):
         common.remark(f"Error: {fault}")
     ctx.exit(_INTERRUPTED if stopped == "interrupted" else _FAILED if fault or stopped == "failed" else 0)
 

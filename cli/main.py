@@ -14,10 +14,12 @@ import click
 from jointopt import __version__
 from jointopt.cli import common
 from jointopt.core.errors import JointOptError
+from jointopt.core.secrets import masked
 
 COMMANDS = (
-    "propose", "select", "explain", "compare", "polish", "predict", "evaluate", "ingest", "retrain", "validate", "tune",
-    "script", "import", "export", "work", "dashboard", "exec", "clocks", "doctor", "calibrate", "catalog",
+    "check", "propose", "report", "select", "explain", "compare", "scale", "polish", "predict", "evaluate", "ingest",
+    "store", "retrain", "validate", "tune", "script", "import", "export", "work", "dashboard", "exec", "clocks",
+    "doctor", "calibrate", "catalog", "completion",
 )  # fmt: skip
 
 
@@ -47,9 +49,13 @@ class Commands(click.Group):
             if error.errno == errno.EPIPE:  # the reader went away, as `head` does; click ends quietly
                 raise
             message, exit_code = f"{error.filename or 'A file'}: {error.strerror or error}.", 2
+        except MemoryError:
+            message, exit_code = "There is not enough memory for this; give it fewer rows or plans, or more memory.", 1
+        except RecursionError:
+            message, exit_code = "The input is nested too deeply to be read; expected a few levels.", 2
         except KeyboardInterrupt:
             message, exit_code = "interrupted.", 130
-        click.echo(f"Error: {' '.join(message.split())}", err=True)
+        click.echo(f"Error: {masked(' '.join(message.split()))}", err=True)
         ctx.exit(exit_code)
 
 

@@ -19,14 +19,20 @@ from jointopt.cli import common
 )
 @common.seed("Of the search.")
 @common.pue
+@common.job_changes
 @common.model_options("studies and measurements, an Optuna storage")
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
+@click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
+@click.option("--report", type=common.PATH, help="One HTML file with figures, which needs no network.")
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
+@click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
+@click.option("--layouts", type=click.IntRange(min=1), default=5, show_default=True, help="Print the best N layouts.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int | None, seed: int, pue: float | None,
-    basis: dict[str, Any], study: str | None, out: Path | None, as_json: bool, show_all: bool, **shape: Any,
+    job: str | None, save_job: Path | None, trials: int | None, seed: int, pue: float | None, changes: dict[str, Any],
+    basis: dict[str, Any], study: str | None, baseline: str, out: Path | None, report: Path | None, as_json: bool,
+    show_all: bool, top: int | None, layouts: int, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -44,14 +50,16 @@ def propose(
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
-    the_job = common.job_of(job, shape, pue)
+    the_job = common.job_of(job, shape, pue, changes)
     if save_job:
         common.save(the_job, save_job)
     with common.writing("--out"):
         if out:
             check_folder(out, WRITTEN)
-    found = workflow.propose(the_job, trials=trials, seed=seed, study=study, **basis)
+    found = workflow.propose(the_job, trials=trials, seed=seed, study=study, baseline=baseline, **basis)
     with common.writing("--out"):
         if out:
             found.write(out)
-    common.answer(found, as_json, show_all=show_all)
+    if report:
+        common.write_report(found.report(), report)
+    common.answer(found, as_json, show_all=show_all, top=top, layouts=layouts)

@@ -16,9 +16,11 @@ from jointopt.cli import common
 @common.seed()
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
 @click.option("--force", is_flag=True, help="Replace a better surrogate too.")
+@click.option("--for-others", is_flag=True, help="For clusters not in the tables: learn nothing of single ones.")
 def retrain(
-    tables: tuple[Path, ...], storage: str | None, out: Path, seed: int, licences: tuple[str, ...], force: bool
-) -> None:
+    tables: tuple[Path, ...], storage: str | None, out: Path, seed: int, licences: tuple[str, ...], force: bool,
+    for_others: bool,
+) -> None:  # fmt: skip
     """Train a surrogate on all given measurements and print its error on held-out groups and sources.
 
     \b
@@ -27,5 +29,7 @@ def retrain(
     """
     from jointopt.workflows.retrain import retrain as retrain_on
 
-    found = retrain_on(tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force)
+    found = retrain_on(
+        tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force, for_others=for_others
+    )
     click.echo(found.text())

@@ -5,15 +5,38 @@ The public verbs are imported on first use, so that ``import jointopt`` stays ch
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
+    from jointopt.measure.devices.stage_hook.sitecustomize import report_stage as report_stage
+    from jointopt.spec.jobfile import load_job as load_job
+    from jointopt.spec.sizes import load_jobs as load_jobs
+    from jointopt.workflows.check import check as check
+    from jointopt.workflows.compare import compare as compare
+    from jointopt.workflows.evaluate import evaluate as evaluate
+    from jointopt.workflows.explain import explain as explain
+    from jointopt.workflows.import_ import import_ as import_
+    from jointopt.workflows.page import page as page
+    from jointopt.workflows.polish import polish as polish
+    from jointopt.workflows.predict import predict as predict
+    from jointopt.workflows.propose import propose as propose
+    from jointopt.workflows.retrain import retrain as retrain
+    from jointopt.workflows.scale import scale as scale
+    from jointopt.workflows.select import select as select
+    from jointopt.workflows.tune import tune as tune
+    from jointopt.workflows.validate import validate as validate
 
 __version__ = "0.1.0"
 
 _VERBS = {
     "load_job": "jointopt.spec.jobfile",
+    "load_jobs": "jointopt.spec.sizes",
+    "check": "jointopt.workflows.check",
     "propose": "jointopt.workflows.propose",
+    "page": "jointopt.workflows.page",
     "explain": "jointopt.workflows.explain",
     "compare": "jointopt.workflows.compare",
+    "scale": "jointopt.workflows.scale",
     "polish": "jointopt.workflows.polish",
     "select": "jointopt.workflows.select",
     "predict": "jointopt.workflows.predict",

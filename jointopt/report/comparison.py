@@ -33,6 +33,8 @@ class Compared(Result):
 
     rows = "plans"
     plans: tuple[Explanation, ...]
+    # of the later plans: `surrogate.differences.against` the first, where it is known
+    against_first: tuple[Mapping[str, float], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The documents of all plans, and the differences of the later ones from the first, by breakdown and part."""
@@ -42,9 +44,14 @@ class Compared(Result):
             "plans": [plan.to_dict() for plan in self.plans],
             "differences": [
                 {name: parts_between(getattr(first, name), getattr(other, name)) for _, name, _, _ in _BREAKDOWNS}
-                for other in self.plans[1:]
+                | dict(against)
+                for other, against in zip(self.plans[1:], self._against_first, strict=True)
             ],
         }
+
+    @property
+    def _against_first(self) -> Sequence[Mapping[str, float]]:
+        return self.against_first or [{}] * (len(self.plans) - 1)
 
     def text(self) -> str:
         """The plans, their totals and parts in columns, then a sentence on each difference."""
@@ -60,8 +67,8 @@ class Compared(Result):
         ]
         sentences = [
             f"{name} against A: {sentence}."
-            for name, plan in zip(names[1:], self.plans[1:], strict=True)
-            for sentence in differences(self.plans[0], plan)
+            for name, plan, against in zip(names[1:], self.plans[1:], self._against_first, strict=True)
+            for sentence in differences(self.plans[0], plan, against)
         ]
         title = f"{self.plans[0].job.name}: {len(self.plans)} plans."
         return table.blocks_text(table.paragraphs([title, *heads]), *blocks, table.paragraphs([*sentences, *broken]))
@@ -74,8 +81,11 @@ def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dic
     return dict(sorted(((n, d) for n, d in found.items() if d), key=lambda item: -abs(item[1])))
 
 
-def differences(first: Explanation, other: Explanation) -> list[str]:
-    """A sentence for time, energy and memory of a plan against another: by how much, and which parts make it."""
+def differences(first: Explanation, other: Explanation, against: Mapping[str, float] | None = None) -> list[str]:
+    """A sentence for time, energy and memory of a plan against another: by how much, and which parts make it.
+
+    ``against``: how surely, as `surrogate.differences.against` has it.
+    """
     found = []
     for head, name, total, units in _BREAKDOWNS:
         before, after = getattr(first, total), getattr(other, total)
@@ -87,9 +97,21 @@ def differences(first: Explanation, other: Explanation) -> list[str]:
             for part, d in parts.items()
             if abs(d) >= _SMALL * before
         ]
-        change = f"{head.lower()} {100 * (after / before - 1):+.1f} %"
+        change = f"{head.lower()} {100 * (after / before - 1):+.1f} %{_how_surely(head.lower(), against or {})}"
         found.append(f"{change}{': ' if named else ''}{', '.join(named[:MOST_PARTS])}")
     return found
+
+
+_BETTER = {"time": "faster", "energy": "leaner"}
+
+
+def _how_surely(what: str, against: Mapping[str, float]) -> str:
+    """The 90 % interval of a difference and the probability that it is an improvement; blank where not known."""
+    low, high = (against.get(f"{what}_vs_first_percent{end}", math.nan) for end in ("_low", "_high"))
+    if not math.isfinite(low):
+        return ""
+    likely = against[f"{_BETTER[what]}_probability"]
+    return f" (90 % interval {low:+.1f} to {high:+.1f} %, {_BETTER[what]} with probability {likely:.2f})"
 
 
 def _totals(plans: Sequence[Explanation], names: str) -> list[str]:

@@ -5,6 +5,7 @@ The keys of a document are a contract: add, do not rename. Numbers are in second
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from abc import ABC, abstractmethod
@@ -48,6 +49,27 @@ class Result(ABC):
         import pandas as pd
 
         return pd.json_normalize(self.to_dict()[self.rows])
+
+    def _repr_html_(self) -> str:
+        """The answer as a notebook shows it."""
+        return f"<pre>{html.escape(self.text())}</pre>"
+
+    def markdown(self) -> str:
+        """The rows of the answer as a table in Markdown."""
+        return markdown(self.to_frame())
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A table as Markdown; columns of which nothing is known go, figures have five digits."""
+    known = frame.dropna(axis=1, how="all")
+    rows = [[_cell(value) for value in row] for row in known.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ([*map(str, known.columns)], ["---"] * known.shape[1], *rows))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def pick(item: object, keys: str) -> dict[str, Any]:

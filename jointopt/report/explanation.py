@@ -48,6 +48,20 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """The place of a plan's layout among all feasible layouts by time at the highest clock."""
+
+    rank: int  # 1 is the first
+    of: int
+    behind: float  # share of time behind the first: 0.04 is 4 % slower
+
+    def sentence(self) -> str:
+        """The rank in a sentence."""
+        behind = f", {self.behind:.1%} behind the first" if self.rank > 1 else ""
+        return f"Its layout is rank {self.rank:,} of {self.of:,} at the highest clock{behind}."
+
+
+@dataclass(frozen=True)
 class Explanation(Result):
     """One plan by part: every breakdown adds up to its total.
 
@@ -59,7 +73,7 @@ class Explanation(Result):
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
-        "informed_by"
+        "informed_by learned rank"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -82,8 +96,10 @@ class Explanation(Result):
     doubts: tuple[str, ...] = ()  # why they do not
     surrogate: str = "none"
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
+    learned: tuple[str, ...] = ()  # sentences: what a cluster's own runs move the time by, where there are many
     throughput: Mapping[str, float] = field(default_factory=dict)  # `jointopt.physics.throughput.THROUGHPUT`
     exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
+    rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
 
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
@@ -110,7 +126,8 @@ class Explanation(Result):
             costs = site_table(job, ["this plan"], [time_s], [energy_j]) if has_site_costs(job) else []
             blocks[2:2] = [energy_table(self), site, costs]
             blocks.append(stage_energy_table(self.stages))
-        return table.blocks_text(*blocks, link_lines(self.job.cluster), basis_lines(self.assumed, self.informed_by))
+        basis = [*basis_lines(self.assumed, self.informed_by), *table.paragraphs(self.learned)]
+        return table.blocks_text(*blocks, link_lines(self.job.cluster), basis)
 
 
 _LINKS = {
@@ -157,7 +174,7 @@ def _totals(found: Explanation) -> list[str]:
         f"Plan: {plan_words(plan, plan)}{limits}",
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         rate_words(job, found.throughput),
-        "Feasible." if found.feasible else "Not feasible:",
+        ("Feasible." if found.feasible else "Not feasible:") + (f" {found.rank.sentence()}" if found.rank else ""),
         *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]
     return table.paragraphs(lines)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jointopt.core.facts import Assumption
+from jointopt.core.units import Z_90
 from jointopt.report.beside import beside_lines
 from jointopt.report.documents import Result, known_figures, pick, plan_entries
 from jointopt.report.explanation import Explanation
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROPOSALS = 6
-Z_90 = 1.645
 
 
 @dataclass(frozen=True)

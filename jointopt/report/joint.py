@@ -31,12 +31,16 @@ class Joint:
         }  # fmt: skip
 
     def lines(self) -> list[str]:
+        """The savings in a sentence, as lines."""
+        return paragraphs([self.sentence()])
+
+    def sentence(self) -> str:
         """The savings in a sentence."""
         start = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
         if max(self.energy_saving, self.time_saving) < LITTLE:
-            return paragraphs([f"{start} it saves nothing here; the fastest layout is the best at every clock."])
-        return paragraphs([
+            return f"{start} it saves nothing here; the fastest layout is the best at every clock."
+        return (
             f"{start} at most {self.energy_saving:.1%} less energy in equal time (at "
             f"{result('iteration_time_s', self.at_time_s)}), at most {self.time_saving:.1%} less time at equal energy "
             f"(at {result('energy_j', self.at_energy_j)})."
-        ])  # fmt: skip
+        )

@@ -88,10 +88,13 @@ def _word(value: Any) -> str:
     return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz" if isinstance(value, list | tuple) else str(value)
 
 
-def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable[TextColumn]) -> list[str]:
+def plan_table(
+    plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable[TextColumn], repeated: Collection[int] = ()
+) -> list[str]:
     """Lines of a table of plans (records) between two groups of columns, no wider than the text.
 
     Layout columns in which all plans agree go above the table; on the right, those of which nothing is known go.
+    ``repeated``: rows whose layout is that of the row above, and is not printed again.
     """
     columns, equal, right = [*left], [], table.known(right)
     for name in LAYOUT_COLUMNS:
@@ -100,22 +103,23 @@ def plan_table(plans: Sequence[Row], left: Sequence[TextColumn], right: Iterable
             continue
         if name in _IN_TABLES or len(plans) == 1 or len(set(values)) > 1:
             words = [_CELLS.get(value, value) if isinstance(value, bool | str) else value for value in values]
-            columns.append(TextColumn(_HEADS[name], [str(word) for word in words]))
+            cells = ["" if row in repeated else str(word) for row, word in enumerate(words)]
+            columns.append(TextColumn(_HEADS[name], cells))
         else:
             equal.append(f"{_HEADS[name]}={_word(values[0])}")
-    left_over = table.text_width() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
+    left_over = table.room() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
     right = table.fitting(right, left_over, " ")
-    room = max(_SHORTEST_CLOCKS, table.text_width() - table.table_width([*columns, *right], " ") - 1)
+    room = max(_SHORTEST_CLOCKS, table.room() - table.table_width([*columns, *right], " ") - 1)
     clocks = TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], room) for plan in plans])
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
     return [*table.paragraphs(sentence), *table.lay_out([*columns, clocks, *right], " ")]
 
 
-def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
+def predicted_table(plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = ()) -> list[str]:
     """A table of plans with their predictions, each objective against the first plan, as far as known.
 
-    ``?`` is added to the marks of plans outside of what the prediction was checked against, ``~`` to those that may
-    not fit in memory.
+    ``repeated`` as in `plan_table`. ``?`` is added to the marks of plans outside of what the prediction was checked
+    against, ``~`` to those that may not fit in memory.
     """
     unsure = ["?" * (plan.get("in_domain") is False) + "~" * is_tight(plan) for plan in plans]
     values = {
@@ -137,7 +141,7 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str]) -> list[str]:
         TextColumn("energy\nΔ%", _against_first(energy)),
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
-    return plan_table(plans, [left], columns)
+    return plan_table(plans, [left], columns, repeated)
 
 
 def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:
@@ -202,17 +206,21 @@ def basis_lines(assumed: Sequence[Assumption], informed_by: Mapping[str, int]) -
 
 # --- the site
 
-_SITE_HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "cost"}
-_SITE_HEADS |= {"run_time_s": "run: time"} | {f"run_{name}": head for name, head in _SITE_HEADS.items()}
+_SITE_HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "power\ncost", "gpu_cost": "GPUs\ncost"}
+_SITE_HEADS |= {"run_time_s": "run: time", "run_gpu_hours": "GPU-hours"} | {
+    f"run_{name}": head for name, head in _SITE_HEADS.items()
+}
 _SITE_UNITS = {
     "facility_energy_j": table.ENERGY_UNITS, "run_facility_energy_j": table.RUN_ENERGY_UNITS,
-    "run_time_s": table.RUN_TIME_UNITS, "carbon_kg": table.CARBON_UNITS, "run_carbon_kg": table.CARBON_UNITS,
+    "run_time_s": table.RUN_TIME_UNITS, "run_gpu_hours": table.COUNT_UNITS, "carbon_kg": table.CARBON_UNITS,
+    "run_carbon_kg": table.CARBON_UNITS,
 }  # fmt: skip
 
 
 def has_site_costs(job: Job) -> bool:
     """True where the job states anything that turns energy into what the site pays."""
-    rates = (job.training.run_tokens, job.cluster.carbon_kg_per_kwh, job.cluster.price_per_kwh)
+    cluster = job.cluster
+    rates = (job.training.run_tokens, cluster.carbon_kg_per_kwh, cluster.price_per_kwh, cluster.price_per_gpu_hour)
     return any(rate is not None for rate in rates)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.atomic_write import replacing, write_whole
+from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import Columns, Ints
+from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines
-from jointopt.report.documents import Result, json_text, pick, plan_entries
+from jointopt.report.documents import Result, json_text, markdown, pick, plan_entries
 from jointopt.report.joint import Joint
+from jointopt.report.layouts import Layout, layout_lines
 from jointopt.report.plans import (
     basis_lines,
     doubt_words,
@@ -31,11 +34,17 @@ from jointopt.report.table import blocks_text, paragraphs, study_lines
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_mapping
 from jointopt.spec.plans.parse import PLAN_KEYS
+from jointopt.surrogate.intervals import RESULTS
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
+
+    from jointopt.report.page.made import Reported
+    from jointopt.surrogate.job_model import JobModel
 
 ROWS_FOR_PEOPLE = 20
+LAYOUTS_FOR_PEOPLE = 5
 REASONS_FOR_PEOPLE = 8
 FILES = ("proposal.json", "front.csv", "proposal.txt")
 RECORD = "record.csv.gz"
@@ -62,6 +71,7 @@ class Proposal(Result):
     front: Columns
     reference: Columns
     informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that corrected it, by place
+    baseline: str = ""  # what runs today, where that is the reference, as it was given
     reference_breaks: tuple[str, ...] = ()  # constraints that the reference breaks, one sentence each
     covered_plans: int = 0  # plans of the joint space that the answer speaks for
     evaluated_plans: int = 0  # plans whose time and energy were really computed
@@ -73,6 +83,8 @@ class Proposal(Result):
     beside: tuple[Beside, ...] = ()  # published plans, and the best inside of what people run
     joint: Joint | None = None  # what it buys over two steps; None where energies are not known
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
+    best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
+    model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -82,9 +94,11 @@ class Proposal(Result):
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
             "searched": self.searched,
             "front": front,
+            "layouts": self.best_layouts,
             "joint": self.joint,
             "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
+            "baseline": self.baseline,
             "study": pick(self, "name=study_name storage"),
         }
 
@@ -92,19 +106,78 @@ class Proposal(Result):
         """The front with throughput and what the site pays, columns as in a measurement table."""
         return plan_frame(with_rates(self.job, self.front))
 
-    def text(self, *, show_all: bool = False) -> str:
-        """The table of the front (thinned unless ``show_all``) with its legend, and a summary of the search."""
+    def markdown(self) -> str:
+        """The front as a table in Markdown: the columns of the plan in which its plans differ, and the predictions."""
+        return markdown(self._shown_frame())
+
+    def _shown_frame(self) -> pd.DataFrame:
+        frame = self.to_frame()
+        wanted = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j")
+        telling = {name for name in LAYOUT_COLUMNS if name in frame and frame[name].nunique() > 1} | {*DEGREES}
+        return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in telling)]]
+
+    def _repr_html_(self) -> str:
+        """The front as a notebook shows it: what it is of, and its plans."""
+        frame = self._shown_frame().iloc[spread_along(self.front, ROWS_FOR_PEOPLE)]
+        head = html.escape(" ".join(" ".join(_title(self)).split()))
+        return f"<p>{head}</p>{frame.to_html(index=False, float_format='{:.5g}'.format, border=0)}"
+
+    def plot(self) -> go.Figure:
+        """The front as a Plotly figure: by layout, with the two-step answer and the intervals of chosen plans.
+
+        UsageError where energies are not known, so that the front is one plan.
+        """
+        from jointopt.report.plot import front_plot
+
+        if not np.isfinite(self.front["energy_j"]).all():
+            raise UsageError("Energies of this GPU are not known: the front is one plan, and there is no plot of it.")
+        return front_plot(self.to_dict())
+
+    def text(self, *, show_all: bool = False, top: int | None = None, layouts: int = LAYOUTS_FOR_PEOPLE) -> str:
+        """A table with its legend, and a summary of the search.
+
+        The table has the best ``layouts`` and those of the front, each with its clocks condensed; the ``top`` fastest
+        plans of the front, or all of it.
+        """
+        if not (show_all or top) and self.best_layouts:
+            return self._by_layout(layouts)
         total = len(self.front["pp"])
-        rows = range(total) if show_all else spread_along(self.front, ROWS_FOR_PEOPLE)
+        rows = np.arange(total)[:top] if show_all or top else spread_along(self.front, ROWS_FOR_PEOPLE)
         reference, front = (with_rates(self.job, plans) for plans in (self.reference, self.front))
         first = plan_entries(reference)
         plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
         marks = ["="] * len(first) + [""] * (len(plans) - len(first))
         table = [*predicted_table(plans, marks), *_legend(self, plans)]
         if total > len(rows):
-            table += paragraphs([f"{total - len(rows):,} more plans lie between these: --all or --json has them."])
+            where = "follow" if top else "lie between these"
+            table += paragraphs([f"{total - len(rows):,} more plans {where}: --all or --json has them."])
         table += beside_lines(self.beside, self.feasible_layouts)
         return blocks_text(_title(self), table, _site(self), _summary(self))
+
+    def _by_layout(self, most: int) -> str:
+        """The table of layouts, its legend and the summary."""
+        shown = [layout for layout in self.best_layouts if layout.rank <= most or layout.on_front]
+        reference = plan_entries(with_rates(self.job, self.reference))
+        table, plans = layout_lines(reference, shown)
+        total = len(self.front["pp"])
+        table += _legend(self, plans)
+        table += paragraphs([
+            f"Of each layout: its fastest plan, its knee and its least energy. The front has {total:,} "
+            f"plan{'s' * (total != 1)}: --all prints them, --layouts N more layouts."
+        ])  # fmt: skip
+        table += beside_lines(self.beside, self.feasible_layouts)
+        return blocks_text(_title(self), table, _site(self), _summary(self))
+
+    def report(self) -> Reported:
+        """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
+
+        UsageError for a proposal that was put together without the model that predicts its plans.
+        """
+        from jointopt.report.page.made import report_of
+
+        if self.model is None:
+            raise UsageError("A report needs the model that predicted the proposal; take one that propose returned.")
+        return report_of(self.to_dict(), self.model)
 
     def write(self, folder: Path) -> None:
         """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
@@ -172,9 +245,11 @@ def _title(proposal: Proposal) -> list[str]:
     ])  # fmt: skip
 
 
-def _legend(proposal: Proposal, plans: list[dict[str, Any]]) -> list[str]:
+def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(proposal.reference["pp"]):
-        lines = ["= the fastest plan that fits, at the GPU's maximum clock; Δ% is relative to it."]
+        usual = "the fastest plan that fits, at the GPU's maximum clock"
+        what = f"the baseline, {proposal.baseline}" if proposal.baseline else usual
+        lines = [f"= {what}; Δ% is relative to it."]
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]

@@ -29,6 +29,16 @@ def _table(frame: pd.DataFrame) -> str:
     return frame.round(3).to_string(index=False, na_rep="")
 
 
+def _signed(frame: pd.DataFrame) -> str:
+    """The table with its bias in percent, signs written out."""
+    percent = {name: f"{{:{form}}}".format for name, form in _PERCENT.items()}
+    blank = {name: (lambda v, show=show: "" if v != v else show(v)) for name, show in percent.items()}
+    return frame.to_string(index=False, na_rep="", formatters=blank, float_format=lambda value: f"{value:.3f}")
+
+
+_PERCENT = {"bias": "+.1%", "median_error": ".1%", "mean_error": ".1%", "top1_regret": ".1%", "covered": ".0%"}
+
+
 @dataclass(frozen=True)
 class Evaluation(Result):
     """One row of figures per group, and over all rows; blank where a group has too few runs for one.
@@ -39,16 +49,21 @@ class Evaluation(Result):
     rows = "groups"
     groups: pd.DataFrame
     overall: dict[str, int | float]
+    summary: pd.DataFrame | None = None  # the same figures by source and GPU, the signed error first
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
-        return {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
+        found = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
+        return found | ({} if self.summary is None else {"summary": _rows(self.summary)})
 
-    def text(self) -> str:
-        """The groups as a table, then the figures over all rows."""
+    def text(self, *, groups: bool = True) -> str:
+        """The groups as a table (or the summary by source and GPU), then the figures over all rows."""
         overall = known_figures(self.overall).items()
         words = (f"{n.replace('_', ' ')} {v:{',' if isinstance(v, int) else '.3f'}}" for n, v in overall)
-        return f"{_table(self.groups)}\n\n{', '.join(words)}"
+        if groups or self.summary is None:
+            return f"{_table(self.groups)}\n\n{', '.join(words)}"
+        more = f"{len(self.groups):,} groups: --groups prints each. bias: + is slower than measured."
+        return f"{_signed(self.summary)}\n\n{more}\n{', '.join(words)}"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from itertools import accumulate, groupby, pairwise
 
 from jointopt.core.units import KWH
 
-WIDTH = 100  # of what goes to a file or a pipe, and the most on a terminal
+WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
 _NARROWEST = 60
+_WIDEST = 240  # of tables on a terminal
 
 Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
 TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
@@ -23,6 +24,7 @@ SITE_POWER_UNITS: Units = ((1e3, "kW"), (1e6, "MW"))
 RUN_TIME_UNITS: Units = ((60.0, "min"), (3600.0, "h"), (86400.0, "days"))
 RUN_ENERGY_UNITS: Units = ((KWH, "kWh"), (1e3 * KWH, "MWh"), (1e6 * KWH, "GWh"))
 CARBON_UNITS: Units = ((1e-6, "mg"), (1e-3, "g"), (1.0, "kg"), (1e3, "t"))
+COUNT_UNITS: Units = ((1.0, ""), (1e3, "thousand"), (1e6, "million"))
 RESULT_UNITS = {  # of the result columns, with the short name of each
     "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
     "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
@@ -75,12 +77,17 @@ def table_width(columns: Sequence[TextColumn], gap: str = "  ") -> int:
 
 
 def text_width() -> int:
-    """Characters of a line: those of a terminal up to 100, and 100 where the text goes elsewhere."""
+    """Characters of a line of a sentence: those of a terminal up to 100, and 100 where the text goes elsewhere."""
+    return min(WIDTH, room())
+
+
+def room() -> int:
+    """Characters of a line of a table: those of a terminal, and 100 where the text goes elsewhere."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):  # no terminal
         return WIDTH
-    return min(WIDTH, max(columns, _NARROWEST)) if columns else WIDTH
+    return min(_WIDEST, max(columns, _NARROWEST)) if columns else WIDTH
 
 
 def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.core.units import Z_90
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
 from jointopt.search.fastest import count_faster, fastest
@@ -24,7 +25,6 @@ from jointopt.surrogate.memory import cost_of_failing
 FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
 DEEPEST_PLAIN = 16  # stages of a pipeline without interleaving; MT-NLG's 35 are the exception
 MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
-Z_90 = 1.645
 
 
 def beside(

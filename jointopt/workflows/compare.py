@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jointopt.core.errors import UsageError
+from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report.comparison import Compared
+from jointopt.report.explanation import Explanation
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
 
 if TYPE_CHECKING:
@@ -24,14 +31,35 @@ FEWEST, MOST = 2, 8
 def compare(
     job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None,
+    storage: str | None = None, machine: Machine | None = None, baseline: str = "",
 ) -> Compared:  # fmt: skip
     """Plans of one job by part of time, energy and memory, each against the first; two to eight of them.
 
+    ``baseline``: the first of them, as `baseline_plan` takes it: a plan, or the file of a run.
     ``surrogate`` and what follows as in `JobModel.of`. Raises UsageError for another number of plans, and what
     `explain` raises of any of them.
     """
+    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    return Compared(tuple(explain(model, plan) for plan in plans))
+    explained = tuple(explain(model, plan) for plan in plans)
+    return Compared(explained, tuple(against_first(model, explained)))
+
+
+def against_first(model: JobModel, plans: Sequence[Explanation]) -> list[dict[str, float]]:
+    """Each later plan against the first, as `surrogate.differences.against` has it; nothing of plans under a limit.
+
+    How far a power limit holds the clocks down is not known as clocks that are set are.
+    """
+    if any(name in plan.plan for plan in plans for name in ("power_limit_w", "stage_power_limit_w")):
+        return [{} for _ in plans[1:]]
+    parsed = [parse_plan(plan.plan, model.job) for plan in plans]
+    columns = {name: np.concatenate([one.layouts[name] for one in parsed]) for name in LAYOUT_COLUMNS}
+    columns |= {name: np.array([getattr(plan, name) for plan in plans]) for name in RESULTS}
+    deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
+    columns["stage_clock_mhz"] = np.full((len(plans), deepest), np.nan)
+    for row, one in zip(columns["stage_clock_mhz"], parsed, strict=True):
+        row[: one.stage_clock_mhz.shape[1]] = one.stage_clock_mhz[0]
+    found = model.differences(columns, 0)
+    return [{name: float(values[row]) for name, values in found.items()} for row in range(1, len(plans))]

@@ -196,7 +196,7 @@ def _database(url: str) -> Feature:
 def _count(url: str) -> int:
     from jointopt.runs.store import Store
 
-    return len(Store(url).read())
+    return Store(url).count()
 
 
 def _disk() -> Feature:

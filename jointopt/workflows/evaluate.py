@@ -46,7 +46,24 @@ def evaluate(
     for sentence in _doubts(judged):
         _log.warning("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
-    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False))
+    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged))
+
+
+def _summary(judged: pd.DataFrame) -> pd.DataFrame | None:
+    """Figures by source and GPU, those with the largest signed error first; None where the table names neither."""
+    keys = [name for name in ("source", "gpu") if name in judged]
+    if not keys:
+        return None
+    by = judged.groupby(keys, sort=False, dropna=False)
+    rows = [dict(zip(keys, key, strict=True)) | _bias(some) | _figures(some, ranked=False) for key, some in by]
+    found = pd.DataFrame(rows).drop(columns=["kendall_tau", "top1_regret"])
+    return found.sort_values("bias", key=lambda bias: -bias.abs(), kind="stable")
+
+
+def _bias(rows: pd.DataFrame) -> dict[str, float]:
+    """The median of predicted over measured time, less one: its sign says whether predictions are too slow."""
+    ran = rows[(rows["status"] == "ok") & (rows["iteration_time_s"] > 0)]
+    return {"bias": float((ran["predicted_iteration_time_s"] / ran["iteration_time_s"] - 1.0).median())}
 
 
 def _doubts(judged: pd.DataFrame) -> list[str]:

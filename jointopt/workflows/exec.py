@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import DeviceError, PlanError, UsageError
-from jointopt.core.schema import DEGREES, Ints, num_gpus
+from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, ranks_of_node
 from jointopt.measure.devices.meter import Gpus, metered
+from jointopt.measure.devices.occupancy import occupants
 from jointopt.measure.devices.rank_check import (
     UNSET,
     WAIT_S,
@@ -25,9 +25,12 @@ from jointopt.measure.devices.rank_check import (
     stated_by,
 )
 from jointopt.measure.devices.reading import Reading
+from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.process import run_in_foreground
+from jointopt.spec.check import shown
 from jointopt.spec.plans.ranks import DEFAULT_ORDER, check_order
 
+_MOST_GPUS = 1_000_000
 _log = logging.getLogger(__name__)
 
 
@@ -62,26 +65,23 @@ def execute(
     check_stated(plan, order, stated, by_stage)
     _log.info(_setting_words(settings, len(ranks)) if settings else "Clocks are left to the driver.")
     waits = by_stage and check_s > 0 and starts_ranks(command, Path.cwd())
-    with metered(range(len(ranks))) as meter, locked(settings, at_once=not waits) as held, _reports() as folder:
+    with metered(range(len(ranks))) as meter, locked(settings, at_once=not waits) as held, scratch_folder() as folder:
         check = RankCheck(plan, order, ranks, folder, check_s)
+        meter.also = held.look
+        for one in occupants(range(len(ranks)), patience_s=0.0):
+            _log.warning("%s.", one)
         watched = (reporting(command, Path.cwd(), folder), _Watch(check, held, not waits).look) if by_stage else ()
         start = meter.now()
         code = run_in_foreground(command, grace_s, *watched)
         end = meter.now()
-    troubles = [held.trouble, *([UNSET] if waits and not held.set_once else [])]
+    troubles = [held.trouble, *held.changed.values(), *([UNSET] if waits and not held.set_once else [])]
+    code = code or int(bool(held.trouble))  # GPUs that are not as they were are a failure too
     try:
         if series is not None:
             meter.series().write(series)
     except OSError as error:  # which must not hide how the program ended
         troubles.append(f"{series} with the meter's samples cannot be written: {error.strerror}")
     return Executed(code, meter.reading(start, end), "; ".join(filter(None, troubles)))
-
-
-@contextmanager
-def _reports() -> Iterator[Path]:
-    """A folder in which ranks report their stages."""
-    with tempfile.TemporaryDirectory(prefix="jointopt-stages-") as name:
-        yield Path(name)
 
 
 class _Watch:
@@ -101,8 +101,12 @@ class _Watch:
 def _used_gpus(plan: Mapping[str, Any]) -> int:
     for name in DEGREES:
         value = plan[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PlanError(f"The {name} of a plan must be a whole number from 1; got {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COLUMNS[name].high:
+            raise PlanError(
+                f"The {name} of a plan must be a whole number from 1 to {COLUMNS[name].high:,}; got {shown(value)}."
+            )
+    if (used := math.prod(plan[name] for name in DEGREES)) > _MOST_GPUS:
+        raise PlanError(f"The plan uses {used:,} GPUs; expected at most {_MOST_GPUS:,}.")
     return int(num_gpus(plan))
 
 

@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import PlanError
-from jointopt.core.facts import Assumption
-from jointopt.core.schema import Columns, num_gpus
+from jointopt.core.schema import Columns
 from jointopt.core.units import GIB
-from jointopt.physics import cooling
 from jointopt.physics.breakdown import Breakdown, breakdown
-from jointopt.physics.cost_model import CostModel
 from jointopt.physics.throughput import throughput
-from jointopt.report.explanation import Explanation, Stage
+from jointopt.report.explanation import Explanation, Rank, Stage
 from jointopt.spec.calibration import Calibration
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.cluster import MEASURED
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.intervals import DOUBTS, RESULTS, doubts
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.answers import answered, assumptions, check_priceable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,18 +30,19 @@ if TYPE_CHECKING:
 def explain(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None,
+    storage: str | None = None, machine: Machine | None = None, ranked: bool = False,
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
-    ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already.
+    ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already. ``ranked``: say which rank the
+    layout has among all, for which they are enumerated.
     Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     parsed = parse_plan(plan, model.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     broken = check_plan(model.job, record)
-    _check_priceable(model.job, record, broken)
+    check_priceable(model.job, record, broken)
     physics = model.cost_model(parsed.layouts)
     only, clocks = np.zeros(1, np.int64), parsed.stage_clock_mhz
     values = physics.evaluate(only, clocks)
@@ -66,8 +62,15 @@ def explain(
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
         fit_probability=float(model.fit_probability(physics)[0]),
-        surrogate=model.name, informed_by=model.evidence.counts,
+        surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts),
+        rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
     )  # fmt: skip
+
+
+def _rank(model: JobModel, layout: Columns) -> Rank:
+    from jointopt.workflows.ranking import rank_of  # imports the search
+
+    return rank_of(model, layout)
 
 
 def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:
@@ -75,39 +78,6 @@ def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:
     found = doubts(model.job, answer)
     own = model.evidence.runs is not None
     return tuple(DOUBTS[name] for name, of in found.items() if of[0] and (name == "clock" or not own))
-
-
-def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
-    """Plan and prediction columns of chosen plans of ``physics``, with heat and intervals.
-
-    ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
-    """
-    layout = plans["layout_index"]
-    columns = {name: values[layout] for name, values in physics.layouts.items()}
-    columns |= {name: plans[name] for name in (*RESULTS, "fit_probability") if name in plans}
-    columns |= physics.heat(layout, plans["stage_clock_mhz"])
-    columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
-    return model.intervals(columns)
-
-
-def assumptions(job: Job) -> tuple[Assumption, ...]:
-    """Assumptions that stand in for values of the job's cluster and GPU that no source states."""
-    gpu = job.cluster.gpu
-    power = gpu.power.assumed if gpu.power else ()
-    if job.training.dtype == "fp32" and not job.training.framework.tf32:
-        reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
-        power = (*power, Assumption("dtype", "fp32", reason))
-    kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
-    return (*job.cluster.assumed, *power, *kernels, cooling.ASSUMED)
-
-
-_MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node_gbytes_per_s"}
-
-
-def _measured(job: Job) -> set[str]:
-    """Keys of assumptions about kernels in whose place the machine's own figures stand."""
-    found = {key for key, figure in _MEASURED_BY.items() if job.cluster.origin(figure) == MEASURED}
-    return found | ({"gemm"} if job.training.dtype in job.cluster.gpu.product_time_factor else set())
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:
@@ -127,10 +97,3 @@ def _stages(parts: Breakdown) -> tuple[Stage, ...]:
             zip(*(c.tolist() for c in columns), strict=True)
         )
     )  # fmt: skip
-
-
-def _check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
-    """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
-    batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
-    if broken and (num_gpus(record) != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
-        raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from jointopt.core.errors import TableError
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.store import Store
-from jointopt.runs.table import doubtful_lines, problem_lines, read_measurements
+from jointopt.runs.table import doubtful_lines, problem_lines, read_measurements, refused_rows
 from jointopt.runs.unused import unused_lines
 from jointopt.surrogate.dataset import with_results
+from jointopt.surrogate.evidence import log_time_ratio
 from jointopt.surrogate.measurements import Measurements
+
+_UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1 / 3600}  # over seconds
+_NEAR = 0.5  # decades about such a factor in which predicted times err
 
 
 @dataclass(frozen=True)
@@ -28,14 +35,16 @@ def ingest(table: Path, storage: str) -> Ingested:
     Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
     """
     good, problems = read_measurements(table, MEASUREMENT_RULES)
-    doubts = [] if good.empty else Measurements(with_results(good)).doubts
-    added = Store(storage).add(good, origin=str(table.resolve()))
+    doubts = [] if good.empty else _doubts(Measurements(with_results(good)))
+    store = Store(storage)
+    store.take_in()
+    added = store.add(good, origin=str(table.resolve()))
     if not good.empty:
         doubts = [*doubtful_lines(good), *doubts]
     lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:
         remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")
-    text = f"{added.new:,} rows added, {added.known:,} known already, {len(lines):,} refused."
+    text = f"{added.new:,} rows added, {added.known:,} known already, {refused_rows(problems):,} refused."
     return Ingested(text, (*lines, *remarks), bool(lines))
 
 
@@ -46,9 +55,20 @@ def retract(table: Path, storage: str) -> Ingested:
     """
     rows, problems = read_measurements(table, rules=())
     done = Store(storage).retract(rows, origin=str(table.resolve()))
-    absent = done.absent + len(problem_lines(problems))
+    absent = done.absent + refused_rows(problems)
     text = f"{done.new:,} rows retracted, {done.known:,} retracted already, {absent:,} not in the store."
     remarks = problem_lines(problems)
     if done.absent:
         remarks.append(f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included.")
     return Ingested(text, tuple(remarks), bool(absent))
+
+
+def _doubts(runs: Measurements) -> list[str]:
+    """Sentences on sources whose times are doubtful; TableError for another unit, with how many rows look like it."""
+    try:
+        return runs.doubts
+    except TableError as error:
+        factor = np.exp(log_time_ratio(runs.table, runs.priced))
+        found = {unit: int((np.abs(np.log10(factor / times)) < _NEAR).sum()) for unit, times in _UNITS.items()}
+        kinds = [f"{count:,} rows look like {unit}" for unit, count in found.items() if count]
+        raise TableError(f"{', '.join(kinds)}: {error}" if kinds else str(error)) from error

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import UsageError
+from jointopt.core.input_files import regular_bytes
 from jointopt.core.schema import DEGREES
 from jointopt.spec.plans.parse import PLAN_KEYS
+
+_MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
 
 
 def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
@@ -18,7 +21,7 @@ def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
     Raises UsageError for another file, or a proposal of several plans without ``row``.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}.") from error
     found = _plan_in(document, path, row)

@@ -64,8 +64,8 @@ def polish(
     factor = float(moved.time_factor[0])
 
     def energy_j(point_j: float, point_s: float) -> float:
-        gpus = moved.power_offset_w * job.cluster.num_gpus
-        return factor * (moved.power_factor * point_j + gpus * point_s)
+        gpus = float(moved.power_offset_w[0]) * job.cluster.num_gpus
+        return factor * (float(moved.power_factor[0]) * point_j + gpus * point_s)
 
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
@@ -95,7 +95,7 @@ class Schedule:
         pp, vpp, batches = costs.depth, int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
         passes = instruction_costs(physics, 0, grid)
-        self._waiting_w = physics.energy_slope_w
+        self._waiting_w = float(physics.energy_slope_w[0])
         options = _options(passes, vpp, stage_clock_mhz, self._waiting_w / pp)
         self.problem = Problem(schedule_graph(pp, vpp, batches), options)
         self.shortest_s = min(float(o.duration_s[0]) for o in self.problem.options)

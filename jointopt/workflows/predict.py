@@ -168,8 +168,10 @@ def _answered(
     batch: Sequence[Part], surrogate: Surrogate | None, evidence: Mapping[str, Evidence]
 ) -> Iterator[_Answer]:
     """The answers for parts of one source."""
-    source, fitted = batch[0].source, batch[0].work.job.training.framework.fitted
-    correction = None if surrogate is None else Correction(surrogate, source, fitted, with_kin(evidence, source))
+    named, fitted = batch[0].source, batch[0].work.job.training.framework.fitted
+    source = named if surrogate is None else surrogate.speaker(named)
+    known = with_kin(evidence, named).of_source(named, source)
+    correction = None if surrogate is None else Correction(surrogate, source, fitted, known)
     priced: list[tuple[Part, PricedPlans]] = []
     for part in batch:
         job = part.work.job if correction is None else correction.moved(part.work.job)
@@ -179,7 +181,8 @@ def _answered(
             yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
     moves: Sequence[Move | None] = [None] * len(priced)
     if correction is not None and priced:
-        moves = correction.moves([found.runs(source, correction.by) for _, found in priced])
+        runs = [found.runs(source, correction.by) for _, found in priced]
+        moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
     for (part, found), move in zip(priced, moves, strict=True):
         yield _Answer(part, _columns(found, move), found.plan_of_row)
 

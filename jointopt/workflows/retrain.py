@@ -26,7 +26,8 @@ from jointopt.runs.database import without_password
 from jointopt.runs.table import checked_results, read_table
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
-from jointopt.surrogate.model import CARD, Surrogate, load, save
+from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, Use, train
 
 HELD_OUT = "held_out.npz"
@@ -36,18 +37,21 @@ _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointop
 
 def retrain(
     *, tables: Sequence[Path] = (), storage: str | None = None, out: Path, seed: int = 0,
-    licences: Sequence[str] = (), force: bool = False,
+    licences: Sequence[str] = (), force: bool = False, for_others: bool = False,
 ) -> Retrained:  # fmt: skip
     """Train on tables and store, write the surrogate into ``out``, and return its held-out errors.
 
+    Of every source with many rows what is its own is learned too: the process's hyperparameters, boosted trees of time
+    and power, each as far as it helps on models left out. ``for_others``: not so, for a surrogate that is to serve
+    clusters that are not in the tables.
     Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on the rows that both were judged on, or
-    that shares too few of them to tell, unless ``force``. Both errors are of predictions made without the row's group,
-    by kernels that never saw its source. Raises TableError where there is too little to train on.
+    that shares too few of them to tell, unless ``force``. Both errors are of predictions made without the row's group
+    (model, for a source alone). Raises TableError where there is too little to train on.
     """
     _check_folder(out)
     old = _before(out, force)
     data, remarks = checked_results(_gathered(tables, storage))
-    surrogate, scores = train(data, seed)
+    surrogate, scores = train(data, seed, load_surrogate("default"), for_others)
     judged = _judged(scores.attrs.get("rows", {}))
     compared, forgotten = None, tuple[str, ...]()
     if old is not None:
@@ -60,9 +64,12 @@ def retrain(
     card = _card(data, tables, scores, seed, licences, storage, out)
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
+    card["own"] = {own.source: own.to_text() for own in surrogate.own}
+    card["rebuild"] += " --for-others" * for_others
     _written(replace(surrogate, card=card), judged, out)
     load_surrogate.cache_clear()
-    return Retrained((*remarks, *(use.to_text() for use in used)), scores, compared, forgotten, out)
+    lines = (*remarks, *(use.to_text() for use in used), *(own.to_text() for own in surrogate.own))
+    return Retrained(lines, scores, compared, forgotten, out)
 
 
 def _check_folder(out: Path) -> None:

@@ -27,16 +27,16 @@ LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
 
 
 class Stopwatch:
-    """Wall seconds by phase, and a line of progress about each as it starts."""
+    """Wall seconds by phase, and a line of progress about each as it starts, unless it is ``quiet``."""
 
-    def __init__(self, text: str = "{:,} of {:,} plans, {:,} on the front ...") -> None:
+    def __init__(self, text: str = "{:,} of {:,} plans, {:,} on the front ...", *, quiet: bool = False) -> None:
         self.seconds: dict[str, float] = {}
-        self._text, self._logged = text, -np.inf
+        self._text, self._logged, self._level = text, -np.inf, logging.DEBUG if quiet else logging.INFO
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
         """Time a phase, whose ``text`` is logged."""
-        _log.info("%s ...", text)
+        _log.log(self._level, "%s ...", text)
         self._logged = start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)

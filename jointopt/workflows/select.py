@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
-from jointopt.search.pareto import take
+from jointopt.search.pareto import below_chord, take
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.workflows.stored_plans import StoredPlans, stored_plans
 
@@ -138,21 +137,7 @@ class _Choice:
 
 def _score(objective: str, time_s: Floats, energy_j: Floats) -> Floats:
     scores = {"time": time_s, "energy": energy_j, "edp": time_s * energy_j}
-    return scores[objective] if objective in scores else -_bend(time_s, energy_j)
-
-
-def _bend(time_s: Floats, energy_j: Floats) -> Floats:
-    """Distance of each plan below the chord from the fastest plan to that of least energy, in logarithms, (n,).
-
-    Both axes are scaled to the chord's span, as in Satopaa et al., Finding a "Kneedle" in a Haystack (2011).
-    """
-    fast, least = np.lexsort((energy_j, time_s))[0], np.lexsort((time_s, energy_j))[0]
-    spans = time_s[least] / time_s[fast], energy_j[fast] / energy_j[least]
-    if min(spans) <= 1.0:
-        return np.asarray(-np.log(time_s * energy_j))  # one plan is best in both
-    x = np.log(time_s / time_s[fast]) / math.log(spans[0])
-    y = np.log(energy_j / energy_j[least]) / math.log(spans[1])
-    return np.asarray(1.0 - x - y)
+    return scores[objective] if objective in scores else -below_chord(time_s, energy_j)
 
 
 def _column(stored: StoredPlans, name: str) -> Floats:

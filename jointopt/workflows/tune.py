@@ -31,7 +31,7 @@ from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcom
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Expected, Outlook, held_to
-from jointopt.workflows.campaign.record import Queued
+from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import why_none
 
 _log = logging.getLogger(__name__)
@@ -92,6 +92,10 @@ class _Loop(Campaign):
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
         self._lost: list[str] = []  # objectives that are left out
+        self._retry_failed = retry_failed
+        self._keys = plan_keys(candidates.record(index) for index in range(candidates.size))
+        self._elsewhere: set[str] = set()  # keys of plans that are left to other processes
+        self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
         earlier = self.earlier(candidates.rows)
@@ -118,6 +122,7 @@ class _Loop(Campaign):
     def _rounds(self, budget: Budget, batch: int) -> str:
         first = True
         while True:
+            self._meet_others()
             spare = budget.runs_left(self.spent)
             left = self._left()
             self._note_unknown()
@@ -126,6 +131,8 @@ class _Loop(Campaign):
             if not spare:
                 return "budget"
             if posterior is None:
+                if self.record.freed():
+                    continue
                 return "exhausted"
             going_on = self._left_over(left) if first else np.empty(0, np.int64)
             first = False
@@ -134,6 +141,23 @@ class _Loop(Campaign):
                 return "converged"
             if not self._run(best, posterior.columns, budget, begun=bool(len(going_on))):
                 return "failed"
+
+    def _meet_others(self) -> None:
+        """Leave alone what other processes run or have just run, and learn from the latter."""
+        others = self.record.others()
+        fatal = frozenset() if self._retry_failed else others.fatal
+        self._elsewhere = {*others.running, *others.ended, *fatal}
+        if fatal:
+            self._note_once(
+                f"{count(len(fatal), 'plan')} of this job ended the process that ran it twice, and will not run "
+                "without --retry-failed."
+            )
+        if others.ended != self._learned:
+            self._learned = others.ended
+            earlier = self.earlier(self.candidates.rows)
+            for index, row in zip(earlier.index, earlier.rows, strict=True):
+                if index not in self._index and self._keys[index] in others.ended:
+                    self._add(index, row, len(self.runs), 0, {}, float("nan"))
 
     def _left_over(self, left: Bools) -> Ints:
         """Candidates whose runs a killed tune had begun: on a cluster they may go on, and are collected."""
@@ -250,6 +274,9 @@ class _Loop(Campaign):
             for index in indices.tolist():
                 if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
+                if not self.record.reserve(self.candidates.record(index), begun or self._retry_failed):
+                    self._elsewhere.add(self._keys[index])
+                    continue
                 order.append(index)
                 plan = self.candidates.record(index)
                 words, spent = plan_words(plan, self._differing), budget.words(self.spent)
@@ -321,6 +348,7 @@ class _Loop(Campaign):
         """Candidates that have not run and that physics can price."""
         left = np.ones(self.candidates.size, bool)
         left[self._index] = False
+        left &= [key not in self._elsewhere for key in self._keys]
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left

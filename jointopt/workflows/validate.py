@@ -106,7 +106,7 @@ class _Bench(Campaign):
             _log.info("run %d of %d: measured before, not run again", index + 1, len(self.plans.rows))
             self._add(index, row, earlier=True)
         left = [index for index in range(len(self.plans.rows)) if index not in known]
-        return self.until_the_end(lambda: self._run(left), lambda: bool(self._runs))
+        return self.until_the_end(lambda: self._run(left, again), lambda: bool(self._runs))
 
     def _objectives(self) -> tuple[str, ...]:
         known = [name for name in self.job.objectives if np.isfinite(self.plans.columns[name]).any()]
@@ -124,12 +124,17 @@ class _Bench(Campaign):
                 "measured since moved the choice."
             )
 
-    def _run(self, indices: list[int]) -> str:
+    def _run(self, indices: list[int], again: bool) -> str:
+        order: list[int] = []  # of those that have begun
         apart = differing(self._plan(index) for index in range(len(self.plans.rows)))
 
         def queue() -> Iterator[Queued]:
             for index in indices:
                 plan = self._plan(index)
+                if not self.record.reserve(plan, again):
+                    self.note(f"run {index + 1} is left out: another process runs this plan, or has just run it.")
+                    continue
+                order.append(index)
                 total, words = len(self.plans.rows), plan_words(plan, apart)
                 _log.info("run %d of %d: %s ...", index + 1, total, words)
                 question = {str(name): value for name, value in self.plans.rows.iloc[index].items()}
@@ -137,12 +142,12 @@ class _Bench(Campaign):
                 yield Queued(question, plan, self._predicted(index), 1, attributes)
 
         def name(place: int) -> str:
-            return f"run {indices[place] + 1}"
+            return f"run {order[place] + 1}"
 
         with closing(self.run_all(queue(), name)) as runs:
             for place, done in runs:
-                self._add(indices[place], done.row, earlier=False)
-                _log.info("%s: %s", name(place), outcome(self._runs[indices[place]]))
+                self._add(order[place], done.row, earlier=False)
+                _log.info("%s: %s", name(place), outcome(self._runs[order[place]]))
                 self.judge(done, "The run")
         return "failed" if self.reason else "done"
 

@@ -27,7 +27,8 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.propose import CONSTRAINED, priced_problem
+from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
 
 if TYPE_CHECKING:

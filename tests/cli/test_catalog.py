@@ -4,6 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
+from jointopt.spec.catalog.gpus import gpu_ids
 
 
 @pytest.mark.parametrize("what", ["gpus", "models", "frameworks", "clusters", "jobs"])
@@ -17,6 +18,11 @@ def test_the_table_of_gpus_has_names_and_figures() -> None:
     result = CliRunner().invoke(jointopt, ["catalog", "gpus"])
     assert "h100-sxm5-80gb" in result.stdout
     assert "TFLOP/s" in result.stdout
+
+
+def test_every_gpu_is_in_the_table() -> None:
+    lines = CliRunner().invoke(jointopt, ["catalog", "gpus"]).stdout.splitlines()
+    assert {*gpu_ids()} <= {line.split()[0] for line in lines if line.strip()}
 
 
 def test_published_plans_are_listed_by_model() -> None:

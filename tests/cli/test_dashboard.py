@@ -1,10 +1,12 @@
 """What a person sees of a stored study, in a real browser."""
 
+import http.client
 import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +68,39 @@ def page(served):
 def test_the_newest_study_is_pointed_to(served):
     name, url = served
     assert name == "tiny-01234567"
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard/studies/2", url)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard/studies/2\?token=[\w-]{43}", url)
+
+
+def asked(url: str, path: str = "", method: str = "GET", **headers: str) -> int:
+    """The status of a request to the dashboard; with its token where ``path`` or a header has it."""
+    place = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return connection.getresponse().status
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "token"),
+    [
+        ("GET", {}, False), ("DELETE", {}, False), ("GET", {"Cookie": "jointopt=guessed"}, False),
+        ("GET", {"Host": "evil.example.com"}, True), ("DELETE", {"Host": "evil.example.com"}, True),
+        ("GET", {"Origin": "http://evil.example.com"}, True), ("DELETE", {}, True), ("POST", {}, True),
+    ],
+)  # fmt: skip
+def test_a_foreign_host_or_origin_a_missing_token_and_every_change_are_refused(served, storage, method, headers, token):
+    before = optuna.get_all_study_names(storage)
+    query = served[1].partition("?")[2] if token else ""
+    assert asked(served[1], f"/api/studies/1?{query}", method, **headers) == 403
+    assert optuna.get_all_study_names(storage) == before
+
+
+def test_with_the_token_a_study_is_read_and_the_cookie_holds_it_afterwards(served):
+    token = served[1].partition("=")[2]
+    port = urllib.parse.urlsplit(served[1]).port
+    assert asked(served[1], f"/dashboard/studies/2?token={token}") == 303
+    cookie = {"Cookie": f"jointopt-{port}={token}"}
+    assert asked(served[1], "/api/studies/2", **cookie) == 200
+    assert asked(served[1], "/api/studies/2", "DELETE", **cookie) == 403
 
 
 def drawn(page, plot, trace):
@@ -90,12 +124,13 @@ def test_trials_that_break_a_constraint_are_known_as_infeasible(served, page, st
 
 
 def test_the_notes_say_what_the_front_and_its_plans_are(served, page, storage):
-    page.goto(served[1] + "/note")
+    page.goto(served[1])
+    page.goto(served[1].partition("?")[0] + "/note")
     page.get_by_text("A tiny job").first.wait_for()
     page.get_by_text(re.compile("plans that no other one beats in both time and energy")).first.wait_for()
     trials = optuna.load_study(study_name=served[0], storage=storage).trials
     kept = [trial for trial in trials if trial.system_attrs["constraints"][0] <= 0]
-    page.goto(f"{served[1]}/trials?numbers={min(kept, key=lambda trial: trial.values[0]).number}")
+    page.goto(f"{served[1].partition('?')[0]}/trials?numbers={min(kept, key=lambda trial: trial.values[0]).number}")
     page.get_by_text(re.compile("On the front: time .0.0%")).first.wait_for()
 
 

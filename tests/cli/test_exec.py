@@ -6,8 +6,10 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -36,8 +38,8 @@ def here(*words: str) -> Result:
 
 
 def test_samples_that_cannot_be_written_do_not_hide_how_the_program_ended(driver, plan: str) -> None:
-    ran = jointopt(driver, "exec", "--plan", plan, "--reading", "/dev/full", "--", "sh", "-c", "exit 7")
-    assert ran.returncode == 7
+    ran = here("exec", "--plan", plan, "--reading", "/dev/full", "--", "sh", "-c", "exit 7")
+    assert ran.exit_code == 7
     assert "/dev/full with the meter's samples cannot be written: No space left on device" in ran.stderr
 
 
@@ -78,27 +80,29 @@ def test_a_file_that_holds_no_plan_is_bad_usage(driver, tmp_path: Path, text: st
     assert (ran.exit_code, ran.stderr.count("\n"), driver.calls()) == (2, 1, [])
 
 
-def test_every_node_takes_its_stages_and_their_readings_add_up(driver, tmp_path: Path) -> None:
+def test_every_node_takes_its_stages_and_their_readings_add_up(driver, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_NODEID", "1")
     (tmp_path / "p.json").write_text(json.dumps(PLAN | {"dp": 4}))
     words = ("exec", "--plan", str(tmp_path / "p.json"))
-    assert "say with --node which of its nodes" in here(*words, "true").stderr
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv("SLURM_NODEID")
+        assert "say with --node which of its nodes" in here(*words, "true").stderr
     for node, option in enumerate((("--node", "0"), ())):
         file = str(tmp_path / f"node{node}.json")
-        done = jointopt(driver, *words, *option, "--reading", file, "sleep", "2.5", SLURM_NODEID="1")
-        assert done.returncode == 0
+        assert here(*words, *option, "--reading", file, "sleep", "2.5").exit_code == 0
     assert [c for c in driver.calls() if "lock 3" in c] == ["lock 3 1410", "lock 3 1200"]
     both = together([Series.read(tmp_path / f"node{node}.json").between() for node in range(2)])
     assert both.gpus == 8
     assert both.reason == ""
 
 
-def test_without_rights_nothing_starts_and_default_clocks_goes_on(driver, plan: str) -> None:
+def test_without_rights_nothing_starts_and_default_clocks_goes_on(driver, plan: str, capfd) -> None:
     driver.disturb("no-permission")
-    refused = jointopt(driver, "exec", "--plan", plan, "echo", "started")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    refused = here("exec", "--plan", plan, "echo", "started")
+    assert (refused.exit_code, capfd.readouterr().out) == (1, "")
     assert "needs root, or Zeus' daemon" in refused.stderr
-    went_on = jointopt(driver, "exec", "--plan", plan, "--default-clocks", "echo", "started")
-    assert (went_on.returncode, went_on.stdout) == (0, "started\n")
+    went_on = here("exec", "--plan", plan, "--default-clocks", "echo", "started")
+    assert (went_on.exit_code, capfd.readouterr().out) == (0, "started\n")
 
 
 def test_without_a_gpu_the_program_runs_only_at_default_clocks(driver, plan: str) -> None:
@@ -134,15 +138,47 @@ def test_a_signal_ends_the_program_first_and_then_puts_clocks_back(driver, plan:
     assert driver.held() == {}
 
 
-def test_after_sigkill_the_program_is_gone_and_restore_is_offered_and_works(driver, plan: str) -> None:
-    command = [sys.executable, "-m", "jointopt", "exec", "--plan", plan, "--", "sh", "-c", "echo up; sleep 600"]
+def killed_mid_run(driver, plan: str, with_guardians: bool) -> tuple[int, int]:
+    """SIGKILL to the command while its program runs, and to its guardians; pids of the command and the program."""
+    shell = ["sh", "-c", "trap '' TERM; echo $$; while true; do sleep 1; done"]
+    command = [sys.executable, "-m", "jointopt", "exec", "--plan", plan, "--", *shell]
     program = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, text=True)
-    program.stdout.readline()
+    pid = int(program.stdout.readline())
+    guardians = psutil.Process(program.pid).children() if with_guardians else []
     program.kill()
+    for one in guardians:
+        one.kill()
     program.wait()
-    offer = jointopt(driver, "exec", "--plan", plan, "--default-clocks", "true").stderr
+    return program.pid, pid
+
+
+def test_after_sigkill_the_program_is_gone_and_the_clocks_are_back(driver, plan: str) -> None:
+    tool, pid = killed_mid_run(driver, plan, with_guardians=False)
+    until = time.monotonic() + 60
+    while (psutil.pid_exists(pid) or driver.held()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (psutil.pid_exists(pid), driver.held()) == (False, {})
+    assert f"A run of process {tool} (" in here("exec", "--plan", plan, "--default-clocks", "true").stderr
+
+
+def test_where_guardians_are_killed_too_restore_is_offered_and_works(driver, plan: str) -> None:
+    _, pid = killed_mid_run(driver, plan, with_guardians=True)
+    offer = here("exec", "--plan", plan, "--default-clocks", "true").stderr
     assert "put them back with: jointopt clocks restore" in offer
-    restored = jointopt(driver, "clocks", "restore")
-    assert (restored.returncode, restored.stdout.count("is the driver's again")) == (0, 4)
+    assert not psutil.pid_exists(pid)
+    restored = here("clocks", "restore")
+    assert (restored.exit_code, restored.stdout.count("is the driver's again")) == (0, 4)
     assert driver.held() == {}
-    assert jointopt(driver, "clocks", "restore").stdout == "Nothing to put back.\n"
+    assert here("clocks", "restore").stdout == "Nothing to put back.\n"
+
+
+def test_clocks_that_cannot_be_put_back_are_an_exit_code_above_0(driver, plan: str) -> None:
+    lose = f"touch {driver.folder / 'lost-1'}"
+    ran = here("exec", "--plan", plan, "--", "sh", "-c", lose)
+    assert ran.exit_code == 1
+    assert "Warning: the clock of GPU 1 was not put back" in ran.stderr
+
+
+def test_memory_that_others_hold_is_said_before_the_program_starts(driver, plan: str) -> None:
+    (driver.folder / "holds-3").write_text(f"1 {60 * 2**30}\n")
+    assert "60.0 GiB of GPU 3 taken by process 1 (" in here("exec", "--plan", plan, "true").stderr

@@ -74,6 +74,7 @@ def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
     [
         (("--to", "megatrn"), "--to must be one of megatron, "),
         (("--version", "newest"), "--version must be a version such as 0.16.1, or development; got 'newest'."),
+        (("--version", "0.3.0\ntouch x"), "or development; got '0.3.0\\ntouch x'."),
         (("--plan", "dp=3"), "dp*tp*pp*cp is 6; it must be the cluster's 8 GPUs."),
         (
             ("--plan", '{"front": []}'),

@@ -106,3 +106,11 @@ def test_a_row_that_the_rules_of_today_refuse_is_taken_back_too(folder: Path) ->
     Store("sqlite:///jointopt.db").add(pd.DataFrame([{"gpu": "a40", "num_gpus": 1, "peak_memory_gib": 500.0}]), "old")
     assert ingest(text, "--retract").stdout.startswith("1 rows retracted")
     assert Store("sqlite:///jointopt.db").read().empty
+
+
+def test_a_table_in_milliseconds_is_called_so(make_runs, tmp_path: Path) -> None:
+    runs = make_runs()
+    runs.assign(iteration_time_s=runs["iteration_time_s"] * 250).to_csv(tmp_path / "ms.csv", index=False)
+    found = CliRunner().invoke(jointopt, ["ingest", str(tmp_path / "ms.csv"), "--storage", "sqlite://"])
+    assert found.exit_code == 2
+    assert "5 rows look like milliseconds: " in found.stderr

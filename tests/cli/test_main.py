@@ -84,3 +84,18 @@ def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "jointopt", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("jointopt, version")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [(MemoryError, 1, "There is not enough memory for this"), (RecursionError, 2, "nested too deeply to be read")],
+)
+def test_want_of_memory_and_of_depth_are_a_sentence(
+    monkeypatch, error: type[Exception], code: int, sentence: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jointopt.spec.jobfile.load_job", fail)
+    found = CliRunner().invoke(jointopt, ["explain", "job.yaml", "--plan", "dp=1"])
+    assert (found.exit_code, sentence in found.stderr, "Traceback" in found.output) == (code, True, False)

@@ -23,7 +23,7 @@ def test_it_prints_the_saving_of_a_plan() -> None:
 
 
 def test_lowtime_is_the_solver_unless_another_is_asked_for() -> None:
-    result = run("--json")
+    result = run("--json", "--seconds", "0.5")
     assert json.loads(result.stdout)["solver"] == "lowtime"
     assert "in units of" in result.stderr
 

@@ -55,6 +55,7 @@ def test_options_reach_the_search(asked: dict[str, Any]) -> None:
         "seed": 3,
         "storage": None,
         "study": "mine",
+        "baseline": "",
         "surrogate": "default",
         "measured": None,
         "calibration": None,

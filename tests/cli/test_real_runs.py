@@ -134,7 +134,7 @@ def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder:
     assert ("Ended by a signal: runs that had ended are kept" in told) == (number == signal.SIGTERM)
     assert tool.returncode == (143 if number == signal.SIGTERM else -number)
     eventually(lambda: not belonging_to(driver))
-    assert (len(driver.held()), len(clocks.leftovers())) == ((2, 1) if number == signal.SIGKILL else (0, 0))
+    assert (driver.held(), clocks.leftovers()) == ({}, [])
     assert list(Store(URL).read()["energy_j"].notna()) == [True]
     again = run("tune", "job.yaml", *FEW, "--budget", "2")
     assert again.exit_code == 0, again.stderr

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
-from jointopt.surrogate.model import load
+from jointopt.surrogate.files import load
 from jointopt.workflows import retrain as retraining
 
 
@@ -24,7 +24,7 @@ def test_it_prints_held_out_errors_before_and_after_and_writes_the_folder(traine
     for name in ("a100", "h100", "titan", "mean", "physics", "group out", "+3 runs"):
         assert name in result.stdout
     assert f"written to {out}" in result.stdout
-    assert {path.name for path in out.iterdir()} == {"card.json", "trees.ubj", "support.npz", "held_out.npz"}
+    assert {path.name for path in out.iterdir()} == {"card.json", "trees.json", "support.npz", "held_out.npz"}
     card = json.loads((out / "card.json").read_text())
     assert card["licences"] == ["a100: mine"]
     assert card["seed"] == 3
@@ -32,7 +32,7 @@ def test_it_prints_held_out_errors_before_and_after_and_writes_the_folder(traine
 
 def test_a_worse_surrogate_is_refused_with_exit_code_1_and_forced_with_0(trained, tmp_path, monkeypatch):
     surrogate, scores = load(trained), pd.DataFrame([{"source": "mean", "physics": 0.2, "group out": 0.1}])
-    monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
+    monkeypatch.setattr(retraining, "train", lambda *_: (surrogate, scores))
     arguments = ("--table", trained.parent / "runs.csv", "--out", tmp_path / "mine")
     for error, force, code in ((0.0, (), 0), (0.1, (), 1), (0.1, ("--force",), 0)):
         scores.attrs["rows"] = {"a100": [("tiny", 0.01 * i, 0.01 * i + error) for i in range(20)]}

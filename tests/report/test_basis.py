@@ -6,7 +6,7 @@ from jointopt.core.facts import Assumption
 from jointopt.report.documents import plain
 from jointopt.report.plans import MOST_LINES, basis_lines
 from jointopt.spec.jobfile import shipped_job
-from jointopt.workflows.explain import assumptions
+from jointopt.workflows.answers import assumptions
 
 
 def test_assumptions_of_one_topic_share_a_line_and_others_have_their_own() -> None:

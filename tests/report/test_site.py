@@ -25,7 +25,7 @@ def test_a_table_names_the_site_and_has_the_run_beside_the_iteration(priced: Job
     lines = site_table(priced, ["=", "fastest"], [1.0, 2.0], [9000.0, 8000.0])
     assert "GPUs and hosts (2 x 1,500 W) times PUE 1.2" in lines[0]
     assert "(1,000 iterations)" in " ".join(lines[:2])
-    cells = "= 14.400 14.40 1.600 0.00100 16.67 4.000 1.600 1.000"
+    cells = "= 14.400 14.40 1.600 0.00100 16.67 2.222 4.000 1.600 1.000"
     assert lines[-2].split() == cells.split()
     assert max(map(len, lines)) <= 100
 

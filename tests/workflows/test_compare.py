@@ -70,3 +70,18 @@ def test_the_command_prints_one_document():
     result = CliRunner().invoke(command, ["compare", JOB, *words, "--json"])
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout).keys() == {"job", "plans", "differences"}
+
+
+def test_differences_come_with_an_interval_and_the_probability_of_an_improvement(compared):
+    later = compared.to_dict()["differences"]
+    for one, plan in zip(later, compared.plans[1:], strict=True):
+        change = 100 * (plan.iteration_time_s / compared.plans[0].iteration_time_s - 1)
+        assert one["time_vs_first_percent"] == pytest.approx(change)
+        assert one["time_vs_first_percent_low"] < change < one["time_vs_first_percent_high"]
+        assert 0.0 < one["faster_probability"] < 1.0
+    assert "faster with probability" in compared.text()
+
+
+def test_plans_under_a_power_limit_have_no_interval_of_differences():
+    found = jointopt.compare(shipped_job(JOB), ("dp=8 zero_stage=3", "dp=8 zero_stage=3 power_limit_w=400"))
+    assert "faster_probability" not in found.to_dict()["differences"][0]

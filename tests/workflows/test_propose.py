@@ -18,7 +18,8 @@ from jointopt.search.studies.saving import FRONT_SHARE, MAX_TRIALS
 from jointopt.spec.jobfile import job_from_options
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.explain import explain
-from jointopt.workflows.propose import NEEDLESS, NO_MEMORY, priced_problem, propose
+from jointopt.workflows.problem import NEEDLESS, NO_MEMORY, priced_problem
+from jointopt.workflows.propose import propose
 from tests.places import DATA
 
 JOB = "opt-350m-2x4-a100"

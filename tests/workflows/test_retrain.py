@@ -13,7 +13,7 @@ import pytest
 
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.runs.store import Store
-from jointopt.surrogate.model import load
+from jointopt.surrogate.files import load
 from jointopt.surrogate.training import Scores, score_table
 from jointopt.workflows import retrain as retraining
 from jointopt.workflows.retrain import retrain
@@ -46,7 +46,7 @@ def retrained(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def replaced(rows: Rows, force: bool = False) -> str:
         scores.attrs["rows"] = rows
-        monkeypatch.setattr(retraining, "train", lambda table, seed: (surrogate, scores))
+        monkeypatch.setattr(retraining, "train", lambda *_: (surrogate, scores))
         return retrain(tables=[trained.parent / "runs.csv"], out=folder, force=force).text()
 
     return replaced
@@ -88,7 +88,7 @@ def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
     ).text()
     again = tmp_path / "surrogate"
     assert f"written to {again}" in report
-    assert (again / "trees.ubj").read_bytes() == (trained / "trees.ubj").read_bytes()
+    assert (again / "trees.json").read_bytes() == (trained / "trees.json").read_bytes()
     with np.load(again / "support.npz") as one, np.load(trained / "support.npz") as two:
         assert one.files == two.files
         assert all((one[name] == two[name]).all() for name in one.files)
@@ -179,7 +179,7 @@ def test_sources_that_the_new_one_forgets_are_named(folder, trained, retrained):
 
 
 def test_a_damaged_surrogate_is_replaced_by_force_alone(folder, retrained):
-    (folder / "trees.ubj").write_bytes(b"")
+    (folder / "trees.json").write_bytes(b"")
     with pytest.raises(TableError, match="holds no surrogate"):
         retrained(held_out(0.01))
     retrained(held_out(0.01), force=True)

@@ -33,6 +33,7 @@ SMALL = {
     "model": "llama-3-8b",
     "training": {"seq_length": 4096, "global_batch_size": 32},
     "cluster": {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8},
+    "search": {"micro_batch_size": [1, 2], "recompute": ["none", "full"], "cp": [1], "zero_stage": [1]},
 }
 
 

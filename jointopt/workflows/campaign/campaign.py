@@ -51,7 +51,7 @@ class Campaign:
 
     def earlier(self, candidates: pd.DataFrame) -> Earlier:
         """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster."""
-        tables = [*self._given, *([] if self.record.store is None else [self.record.store.read()])]
+        tables = [*self._given, *([] if self.record.store is None else [self.record.related(candidates)])]
         known = [table for table in tables if len(table)]
         if not known:
             return Earlier()

@@ -20,7 +20,7 @@ from jointopt.spec.plans.clocks import stage_clocks_to_text
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
-from jointopt.workflows.propose import priced_problem
+from jointopt.workflows.problem import priced_problem
 
 MOST = 500  # plans of a job that are kept as candidates, the best by its model
 _PREDICTED = (*OBJECTIVES, "avg_power_w")

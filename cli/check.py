@@ -1,0 +1,27 @@
+"""``jointopt check``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Read a job file and say what it stands for.")
+@click.argument("job")
+@common.job_changes
+@common.as_json
+def check(job: str, changes: dict[str, Any], as_json: bool) -> None:
+    """Read JOB and say what it stands for: model, GPUs, layouts that fit, and what is assumed; nothing is searched.
+
+    A job file that makes no sense is one sentence that names the key.
+
+    \b
+    Example:
+      jointopt check job.yaml --set cluster.nodes=4
+    """
+    from jointopt.workflows.check import check as checked
+
+    common.answer(checked(common.job_of(job, changes=changes)), as_json)

@@ -1,0 +1,34 @@
+"""``jointopt report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jointopt.cli import common
+
+
+@click.command(short_help="Write a proposal as one HTML file.")
+@click.argument("out_or_study")
+@click.option("--out", type=common.PATH, required=True, help="The HTML file.")
+@click.option("--trace", type=common.PATH, help="Passes of the chosen plans for Perfetto (ui.perfetto.dev).")
+@click.option("--studies", help="Optuna storage URL of the study; sqlite:///jointopt.db where no such file exists.")
+@common.model_options(surrogate=None)
+def report(out_or_study: str, out: Path, trace: Path | None, studies: str | None, basis: dict[str, Any]) -> None:
+    """Write what propose found as one HTML file that needs no network.
+
+    It shows the front with the two-step answer, the parts of time, energy and memory, every pass of an iteration, heat,
+    what was assumed and dropped, and what starts each chosen plan. OUT_OR_STUDY is a folder of `propose --out`, its
+    proposal.json, the name of a stored study, or - for what `propose --json` prints into a pipe.
+
+    \b
+    Examples:
+      jointopt propose opt-350m-2x4-a100 --out out
+      jointopt report out --out report.html --trace trace.json
+    """
+    from jointopt.workflows.page import page
+
+    made = page(out_or_study, studies=studies, **basis)
+    common.write_report(made, out, trace, option="--out")

@@ -1,0 +1,84 @@
+"""The answer of ``export``: what starts one plan in a framework or on a batch system."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jointopt.core.errors import PlanError, UsageError
+from jointopt.measure.exports.command import folded, node_words
+from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
+from jointopt.measure.exports.targets import target_named
+from jointopt.spec.job import Job
+from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
+from jointopt.spec.plans.rules import check_plan
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export and the node that its command is for."""
+
+    export: Export
+    nodes: int
+    gpus_per_node: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document: words, environment, world size, and the files."""
+        return self.export.to_dict()
+
+    def text(self) -> str:
+        """The script of a batch system alone; else every file, and the command."""
+        files = list(self.export.files.items())
+        if not self.export.program:
+            return "\n".join(text for _, text in files[:1])
+        parts = [f"# {name}\n{text}" for name, text in files]
+        return "\n".join([*parts, self.command()])
+
+    def command(self) -> str:
+        """Lines of shell that start it on one node of ``NNODES``, told apart by ``NODE_RANK``."""
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in self.export.environment.items()]
+        return (
+            "\n".join(["#!/bin/bash", *lines, folded(node_words(self.export, self.nodes, self.gpus_per_node))]) + "\n"
+        )
+
+
+def exported(
+    job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
+    program: str = "", arguments: str = "",
+) -> Exported:  # fmt: skip
+    """The words and files that start ``plan`` in ``target``, its notes among them; as `workflows.export.export`."""
+    found = target_named(target)
+    parsed = parse_plan(_plan_alone(plan), job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    if broken := check_plan(job, record):
+        raise PlanError(" ".join(broken))
+    try:
+        own = shlex.split(arguments)
+    except ValueError as error:
+        raise UsageError(f"--arguments cannot be split into words: {error}; got {arguments!r:.200}.") from error
+    made = found.export(intent_of(job, record, purpose, arguments=own), version, program)
+    if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
+        made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
+    return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node)
+
+
+def _plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """The plan in an entry of a front, or in a document with one; else what was given."""
+    if isinstance(plan, str):
+        if not plan.lstrip().startswith("{"):
+            return plan
+        try:
+            document = json.loads(plan)
+        except ValueError:
+            return plan  # `parse_plan` says what is wrong
+        return _plan_alone(document) if isinstance(document, dict) else plan
+    if isinstance(plan.get("plan"), Mapping):
+        return _plan_alone(plan["plan"])
+    if "iteration_time_s" in plan:  # predictions stand beside the plan
+        return {key: value for key, value in plan.items() if key in PLAN_KEYS}
+    if "front" in plan:
+        raise UsageError("--plan is a whole proposal; give its file with --row, or one entry of its front.")
+    return plan

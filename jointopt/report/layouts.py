@@ -1,0 +1,106 @@
+"""The best layouts of a proposal, each with its clocks condensed, and the steps from one to the next in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.report import table
+from jointopt.report.plans import predicted_table
+
+MOST_PARTS = 3  # that a step names
+_ALIKE = 1e-3
+SMALL = 0.002  # of the time: parts that differ by less are not named
+PARTS = {
+    "tp_comm": "tensor-parallel traffic", "cp_comm": "context-parallel traffic", "ep_comm": "all-to-alls of experts",
+    "pp_comm": "sends between stages", "zero_comm": "gathers of weights", "dp_comm": "gradient traffic",
+    "host": "host time", "bubble": "bubble", "optimizer": "optimizer step",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One split of the GPUs: its best layout's fastest plan, its knee and its plan of least energy, as entries."""
+
+    rank: int  # by the time of its fastest plan, among splits; 1 is the first
+    plans: tuple[Mapping[str, Any], ...]  # by time, one to three
+    time_s: Mapping[str, float]  # part -> seconds of the fastest of them
+    on_front: int  # plans of the front that it has
+    near: int  # more layouts of the same degrees, within `NEAR` of its time
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return {
+            "rank": self.rank, "plans": list(self.plans), "time_s": dict(self.time_s), "on_front": self.on_front,
+            "near": self.near,
+        }  # fmt: skip
+
+
+NEAR = 0.01  # of the time
+
+
+def steps(layouts: Sequence[Layout]) -> list[str]:
+    """The difference of each layout's fastest plan from the one before in words; blank for the first."""
+    return [""] + [step(before, after) for before, after in pairwise(layouts)]
+
+
+def step(before: Layout, after: Layout) -> str:
+    """Which parts of the time make the difference between two layouts: ``less bubble, 2.1 s; more compute, 0.4 s``."""
+    names = dict.fromkeys((*before.time_s, *after.time_s))
+    change = {name: after.time_s.get(name, 0.0) - before.time_s.get(name, 0.0) for name in names}
+    least = SMALL * sum(before.time_s.values())
+    largest = sorted((name for name in change if abs(change[name]) >= least), key=lambda name: -abs(change[name]))
+    words = [
+        f"{'more' if change[name] > 0 else 'less'} {PARTS.get(name, name)}, "
+        f"{table.quantity(abs(change[name]), table.TIME_UNITS)}"
+        for name in largest[:MOST_PARTS]
+    ]
+    return "; ".join(words) or "the same parts of time, within 0.2 %"
+
+
+def layout_lines(
+    reference: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]
+) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """(lines of the table of layouts, the plans in it): the reference first, then up to three plans of each layout.
+
+    Where the reference is the fastest plan of the first layout it stands once.
+    """
+    same = "=" if reference and layouts and _alike(reference[0], layouts[0].plans[0]) else ""
+    if same:
+        layouts = [replace(layouts[0], plans=(reference[0], *layouts[0].plans[1:])), *layouts[1:]]
+        reference = []
+    plans, marks, repeated, ends = list(reference), ["="] * len(reference), set[int](), list[int]()
+    for layout in layouts:
+        first = len(plans)
+        plans += layout.plans
+        marks += [f"{same if not first else ''}{layout.rank}", *[""] * (len(layout.plans) - 1)]
+        repeated |= set(range(first + 1, len(plans)))
+        ends.append(len(plans))
+    lines = predicted_table(plans, marks, repeated)
+    head, rows = lines[: -len(plans)], lines[-len(plans) :]
+    out, words = [*head, *rows[: len(reference)]], steps(layouts)
+    for layout, text, stop in zip(layouts, words, ends, strict=True):
+        out += rows[stop - len(layout.plans) : stop]
+        out += table.paragraphs(_remarks(layout, text), "       ")
+    return out, plans
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two plans of one layout differ in clocks that hardly matter."""
+    close = (
+        math.isclose(one[name] or 0.0, other[name] or 0.0, rel_tol=_ALIKE) for name in ("iteration_time_s", "energy_j")
+    )
+    return all(one.get(name) == other.get(name) for name in LAYOUT_COLUMNS) and all(close)
+
+
+def _remarks(layout: Layout, text: str) -> list[str]:
+    remarks = [f"than the one above: {text}"] if text else []
+    if layout.near:
+        remarks.append(f"{layout.near} more of these degrees within {NEAR:.0%}")
+    if not layout.on_front:
+        remarks.append("none of it on the front")
+    return [f"     {'; '.join(remarks)}."] if remarks else []

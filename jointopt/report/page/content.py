@@ -1,0 +1,336 @@
+"""The words and tables of a report, from the document of a proposal and its chosen plans taken apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.physics.cooling import THROTTLE_C, Cooler
+from jointopt.report import table
+from jointopt.report.beside import Beside
+from jointopt.report.joint import Joint
+from jointopt.report.layouts import NEAR, Layout, steps
+from jointopt.report.page import figures
+from jointopt.report.page.choice import Entry
+from jointopt.report.page.pictured import Pictured, encoded
+from jointopt.report.plans import differing, has_site_costs, plan_words, rate_words, short_clocks
+from jointopt.spec.job import Job
+
+Cells = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page: its head, its rows, and what it is about in words for a screen reader."""
+
+    caption: str
+    head: Cells
+    rows: Sequence[Cells]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that the template shows, and the figures that the page draws."""
+
+    title: str
+    lead: str
+    cards: Sequence[tuple[str, str, str]]
+    plans: Table
+    layouts: Table
+    costs: Table | None  # of the site; None where the job states no price
+    rates: str
+    joint: str
+    beside: Sequence[str]
+    exports: Sequence[Mapping[str, Any]]
+    nodes: Sequence[Mapping[str, Any]]
+    assumed: Sequence[str]
+    dropped: Table
+    space: str
+    provenance: Sequence[tuple[str, str]]
+    job_file: str
+    notes: Sequence[str]
+    data: Mapping[str, Any]
+
+
+def content(
+    job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cooler: Cooler, job_file: str, drift: float
+) -> Content:
+    """The report of a proposal's document; ``drift``: by how much parts priced now differ from the totals stored."""
+    front: list[Entry] = document["front"]
+    return Content(
+        title=str(document["job"]), lead=_lead(job, front, document), cards=_cards(front, document),
+        plans=_plan_table(plans), layouts=_layout_table(document), costs=_cost_table(job, plans),
+        rates=rate_words(job, plans[0].chosen.entry),
+        joint=_joint(document.get("joint")), beside=_beside(document), exports=[_export(plan) for plan in plans],
+        nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
+        dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}),
+        provenance=_provenance(job, document), job_file=job_file, notes=_notes(plans, drift),
+        data=_data(job, document, plans, cooler),
+    )  # fmt: skip
+
+
+def _lead(job: Job, front: Sequence[Entry], document: Mapping[str, Any]) -> str:
+    training, cluster = job.training, job.cluster
+    layouts = len(figures.by_layout(front))
+    return (
+        f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
+        f"{training.dtype} with {training.framework.name}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
+        f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
+        f"layout{'s' * (layouts != 1)} that no other plan beats in {' and '.join(job.objectives)}."
+    )
+
+
+def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    first = front[0]
+    cards = [("Fastest plan", table.result("iteration_time_s", first["iteration_time_s"]), _interval(first))]
+    if first.get("mfu") is not None:
+        cards.append(("MFU", f"{first['mfu']:.1%}", f"{first['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"))
+    if first.get("energy_j") is None:
+        return cards
+    cards.append(("Energy of its iteration", table.result("energy_j", first["energy_j"]),
+                  f"{first['avg_power_w']:.0f} W per GPU"))  # fmt: skip
+    last = front[-1]
+    less, more = (1.0 - last["energy_j"] / first["energy_j"]), last["iteration_time_s"] / first["iteration_time_s"] - 1
+    cards.append(("Least energy", f"{-less:+.1%}", f"for {more:+.1%} of time"))
+    if joint := document.get("joint"):
+        cards.append(("Joint search saves", f"{joint['largest_energy_saving']:.1%}",
+                      "of energy at equal time, at most, against two steps"))  # fmt: skip
+    return cards
+
+
+def _interval(entry: Entry) -> str:
+    low, high = entry.get("iteration_time_s_low"), entry.get("iteration_time_s_high")
+    if not low or not high:
+        return ""
+    return f"90 %: {table.result('iteration_time_s', low)} to {table.result('iteration_time_s', high)}"
+
+
+_PLAN_HEADS = (
+    "", "plan", "layout", "clock, MHz", "time", "90 %", "Δ", "energy", "Δ", "W/GPU", "memory", "fits",
+    "tok/s /GPU", "MFU",
+)  # fmt: skip
+
+
+def _plan_table(plans: Sequence[Pictured]) -> Table:
+    entries = [plan.chosen.entry for plan in plans]
+    varied = differing(entries) - {"stage_clock_mhz"}
+    first = entries[0]
+    rows = [
+        [
+            plan.letter, plan.chosen.name, _layout_words(e, varied), short_clocks(e["stage_clock_mhz"], 10),
+            _result(e, "iteration_time_s"), _ends(e), _against(e, first, "iteration_time_s"), _result(e, "energy_j"),
+            _against(e, first, "energy_j"), _form(e, "avg_power_w", "{:.0f}"), _result(e, "peak_memory_gib"),
+            _form(e, "fit_probability", "{:.2f}"), _form(e, "tokens_per_s_per_gpu", "{:,.0f}"),
+            _form(e, "mfu", "{:.1%}"),
+        ]
+        for plan, e in zip(plans, entries, strict=True)
+    ]  # fmt: skip
+    return Table("Chosen plans; differences are against the first", _PLAN_HEADS, rows)
+
+
+_COSTS: dict[str, tuple[str, table.Units]] = {
+    "facility_energy_j": ("site energy", table.ENERGY_UNITS), "carbon_kg": ("CO2", table.CARBON_UNITS),
+    "cost": ("electricity", ()), "gpu_cost": ("GPUs", ()), "run_time_s": ("run: time", table.RUN_TIME_UNITS),
+    "run_gpu_hours": ("run: GPU-hours", table.COUNT_UNITS),
+    "run_facility_energy_j": ("run: site energy", table.RUN_ENERGY_UNITS),
+    "run_carbon_kg": ("run: CO2", table.CARBON_UNITS), "run_cost": ("run: electricity", ()),
+    "run_gpu_cost": ("run: GPUs", ()),
+}  # fmt: skip
+
+
+def _cost_table(job: Job, plans: Sequence[Pictured]) -> Table | None:
+    """Energy, carbon and money at the site's meter, and of the whole run, per chosen plan."""
+    entries = [plan.chosen.entry for plan in plans]
+    known = [name for name in _COSTS if all(entry.get(name) is not None for entry in entries)]
+    if not has_site_costs(job) or not known:
+        return None
+    currency = job.cluster.currency
+    rows = [
+        [plan.letter, *(_cost(entry[name], _COSTS[name][1], currency) for name in known)]
+        for plan, entry in zip(plans, entries, strict=True)
+    ]
+    caption = f"At the site's meter (PUE {job.cluster.pue:g}), per iteration"
+    if job.training.run_iterations is not None:
+        caption += f", and for a run of {job.training.run_tokens:,} tokens"
+    return Table(caption, ["", *(_COSTS[name][0] for name in known)], rows)
+
+
+def _cost(value: float, units: table.Units, currency: str) -> str:
+    return table.quantity(value, units) if units else f"{table.figure(value)} {currency}".strip()
+
+
+def _layout_words(entry: Entry, varied: frozenset[str] | set[str]) -> str:
+    return plan_words({name: value for name, value in entry.items() if name in LAYOUT_COLUMNS}, varied)
+
+
+def _result(entry: Entry, name: str) -> str:
+    return "-" if entry.get(name) is None else table.result(name, entry[name])
+
+
+def _form(entry: Entry, name: str, form: str) -> str:
+    return "-" if entry.get(name) is None else form.format(entry[name])
+
+
+def _ends(entry: Entry) -> str:
+    low, high = (entry.get(f"iteration_time_s_{end}") for end in ("low", "high"))
+    return f"{_percent(low, entry)}\u2009..\u2009{_percent(high, entry)}" if low and high else "-"
+
+
+def _percent(value: float, entry: Entry) -> str:
+    return f"{100 * (value / entry['iteration_time_s'] - 1):+.0f}%"
+
+
+def _against(entry: Entry, first: Entry, name: str) -> str:
+    if entry.get(name) is None or not first.get(name):
+        return "-"
+    return f"{100 * (entry[name] / first[name] - 1):+.1f}%"
+
+
+def _layout_table(document: Mapping[str, Any]) -> Table:
+    """One row per split of the GPUs: its fastest plan, knee and least energy, and the step from the one above."""
+    layouts = [Layout(**one) for one in document.get("layouts") or []]
+    if not layouts:
+        return _front_layouts(document["front"])
+    varied = differing([layout.plans[0] for layout in layouts]) - {"stage_clock_mhz"}
+    head = ("rank", "layout", "fastest", "knee", "least energy", "than the one above", "on front", "near")
+    rows = []
+    for layout, words in zip(layouts, steps(layouts), strict=True):
+        ends = [_point(plan) for plan in (layout.plans[0], layout.plans[len(layout.plans) // 2], layout.plans[-1])]
+        near = f"{layout.near} within {NEAR:.0%}" if layout.near else "-"
+        name = _layout_words(layout.plans[0], varied)
+        rows.append([str(layout.rank), name, *ends, words or "-", str(layout.on_front or "-"), near])
+    return Table("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", head, rows)
+
+
+def _point(plan: Entry) -> str:
+    parts = [_result(plan, "iteration_time_s"), _result(plan, "energy_j"), short_clocks(plan["stage_clock_mhz"], 10)]
+    return ", ".join(parts) + " MHz"
+
+
+def _front_layouts(front: Sequence[Entry]) -> Table:
+    """One row per layout of the front: where on it the layout is best, and its clocks there."""
+    groups = figures.by_layout(front)
+    varied = differing([group[0] for group in groups]) - {"stage_clock_mhz"}
+    head = ("layout", "plans", "clocks, MHz", "time", "energy", "memory", "fits")
+    rows = []
+    for group in groups:
+        clocks = [clock for entry in group for clock in entry["stage_clock_mhz"]]
+        rows.append([
+            _layout_words(group[0], varied), str(len(group)),
+            table.span(f"{min(clocks):.0f}", f"{max(clocks):.0f}", " to "),
+            _between(group, "iteration_time_s"), _between(group, "energy_j"), _result(group[0], "peak_memory_gib"),
+            _form(group[0], "fit_probability", "{:.2f}"),
+        ])  # fmt: skip
+    return Table("Layouts of the front, by their fastest plan", head, rows)
+
+
+def _between(group: Sequence[Entry], name: str) -> str:
+    return table.span(_result(group[0], name), _result(group[-1], name), " to ")
+
+
+def _joint(joint: Mapping[str, Any] | None) -> str:
+    if not joint:
+        return ""
+    found = Joint(
+        {}, joint["largest_energy_saving"], joint["at_time_s"], joint["largest_time_saving"], joint["at_energy_j"]
+    )
+    return found.sentence()
+
+
+def _beside(document: Mapping[str, Any]) -> list[str]:
+    layouts = (document.get("space") or {}).get("feasible_layouts", 0)
+    return [f"{Beside(**plan).sentence(layouts)}." for plan in document.get("beside") or []]
+
+
+def _export(plan: Pictured) -> dict[str, Any]:
+    return {"letter": plan.letter, "name": plan.chosen.name, "plan": plan.text, **asdict(plan.started)}
+
+
+def _node(job: Job, cooler: Cooler, plan: Pictured) -> dict[str, Any]:
+    """A node whose GPUs all are of the hottest stage: temperature by row, the first row at the inlet."""
+    positions = {name: float(values.max()) for name, values in plan.parts.stage_position_c.items()}
+    per_node, throttle_c = job.cluster.gpus_per_node, job.cluster.gpu.throttle_temperature_c or THROTTLE_C
+    if not all(math.isfinite(value) for value in positions.values()):
+        return {"letter": plan.letter, "rows": []}
+    behind = per_node // 2 if len(positions) > 1 else 0
+    counts = {"inlet": per_node - behind} | ({"exhaust": behind} if behind else {})
+    rows = [
+        {"name": name, "celsius": f"{celsius:.0f}", "count": count, "share": _share(celsius, cooler, throttle_c)}
+        for (name, count), celsius in zip(counts.items(), positions.values(), strict=True)
+    ]
+    stage = int(plan.parts.stage_temperature_c.argmax()) + 1
+    air = f"{cooler.inlet_c:.0f} °C" + (f", {cooler.hottest_inlet_c:.0f} °C behind it" if len(rows) > 1 else "")
+    return {"letter": plan.letter, "rows": rows, "stage": stage, "air": air, "throttle": f"{throttle_c:.0f}"}
+
+
+def _share(celsius: float, cooler: Cooler, throttle_c: float) -> str:
+    """How far a temperature lies between the air and throttling, in percent."""
+    return f"{100 * min(max((celsius - cooler.inlet_c) / (throttle_c - cooler.inlet_c), 0.0), 1.0):.0f}"
+
+
+def _dropped(space: Mapping[str, Any]) -> Table:
+    reasons = sorted((space.get("infeasible") or {}).items(), key=lambda item: -item[1])
+    rows = [[reason, f"{count:,}"] for reason, count in reasons]
+    return Table("Layouts dropped, by the first rule that they break", ("reason", "layouts"), rows)
+
+
+def _space(space: Mapping[str, Any]) -> str:
+    if not space:
+        return ""
+    return (
+        f"{space['considered']:,} combinations were considered, {space['layouts']:,} layouts keep the rules, "
+        f"{space['feasible_layouts']:,} are feasible; {space['covered_plans']:,} plans are covered by the answer, "
+        f"{space['evaluated_plans']:,} were evaluated."
+    )
+
+
+def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    informed = ", ".join(f"{count:,} in {place}" for place, count in (document.get("informed_by") or {}).items())
+    study = document.get("study") or {}
+    seconds = sum((document.get("seconds") or {}).values())
+    rows = [
+        ("jointopt", version("jointopt")), ("surrogate", str(document.get("surrogate"))),
+        ("seed", str(document.get("seed"))),
+        ("measured runs on such a cluster", informed or "none"), ("seconds of the search", f"{seconds:.1f}"),
+        ("PUE", f"{job.cluster.pue:g} ({job.cluster.origin('pue')})"),
+    ]  # fmt: skip
+    if study.get("name"):
+        rows.append(("study", f"{study['name']} in {study['storage']}"))
+    return rows
+
+
+def _notes(plans: Sequence[Pictured], drift: float) -> list[str]:
+    notes = []
+    if drift > 0.005:
+        notes.append(
+            f"Parts, passes and power are priced now, without the measured runs or files that moved the proposal: "
+            f"their totals differ from it by up to {drift:.1%}."
+        )
+    if any(plan.chosen.entry.get("in_domain") is False for plan in plans):
+        notes.append("Intervals of plans that recorded runs do not support are wider; the table shows them.")
+    return notes
+
+
+def _data(job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cooler: Cooler) -> dict[str, Any]:
+    """The figures, by the place where the page draws them; those of one plan by its letter."""
+    front, joint = document["front"], document.get("joint") or {}
+    powered = all(entry.get("energy_j") is not None for entry in front)
+    shown: dict[str, Any] = {"time": figures.part_figure(plans, "time_s", table.TIME_UNITS)}
+    if powered:
+        lettered = [(plan.letter, plan.chosen) for plan in plans]
+        shown["front"] = figures.front_figure(front, lettered, joint.get("two_step_front") or [])
+        shown["energy"] = figures.part_figure(plans, "energy_by_part_j", table.ENERGY_UNITS)
+    shown["memory"] = figures.part_figure(plans, "memory_gib", table.MEMORY_UNITS)
+    throttle_c = job.cluster.gpu.throttle_temperature_c or THROTTLE_C
+    of_plans = {}
+    for plan in plans:
+        of_plans[plan.letter] = {"passes": encoded(plan.timeline)}
+        if powered:
+            of_plans[plan.letter] |= {"stages": figures.stage_figure(plan), "power": figures.power_figure(plan)}
+            heat = figures.heat_figure(plan, cooler, throttle_c)
+            of_plans[plan.letter] |= {"heat": heat} if heat else {}
+    return {"figures": shown, "plans": of_plans}

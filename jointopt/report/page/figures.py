@@ -1,0 +1,241 @@
+"""The figures of a report as Plotly reads them: mappings of data and layout; colours are names of the page's style."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jointopt.physics.cooling import Cooler
+from jointopt.report import table
+from jointopt.report.page.choice import Chosen, Entry, layout_key
+from jointopt.report.page.pictured import Pictured, mean_power_w
+from jointopt.report.plans import differing, plan_words
+
+Figure = dict[str, Any]
+COLOURS = 10
+_ROOM = 0.06  # of the span of an axis, on either side
+_DIGITS = 5
+ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom"}
+
+
+def colour(number: int) -> str:
+    """The name of a colour of the page."""
+    return f"var(--c{number % COLOURS})"
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Values with as many digits as a picture can show."""
+    return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
+
+
+def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
+    """A plan and its predictions, for a hint: lines joined as HTML joins them."""
+    lines = [f"<b>{head}</b>"] if head else []
+    words = plan_words({**entry, "stage_clock_mhz": entry["stage_clock_mhz"]}, frozenset(varied)).split()
+    lines += [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
+    lines += [_predicted(entry, name) for name in table.RESULT_UNITS if entry.get(name) is not None]
+    if (mfu := entry.get("mfu")) is not None:
+        lines.append(f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {mfu:.1%}")
+    if (fits := entry.get("fit_probability")) is not None and fits < 1.0:
+        lines.append(f"fits in memory with probability {fits:.2f}")
+    return "<br>".join(lines)
+
+
+def _predicted(entry: Entry, name: str) -> str:
+    low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
+    between = f" ({table.result(name, low)} to {table.result(name, high)})" if low and high else ""
+    return f"{table.RESULT_UNITS[name][0]} {table.result(name, entry[name])}{between}"
+
+
+class Axes:
+    """Units of time and energy that suit a front."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.time = table.unit_of(min(e["iteration_time_s"] for e in entries), table.TIME_UNITS)
+        self.energy = table.unit_of(min(e["energy_j"] for e in entries), table.ENERGY_UNITS)
+
+    def xy(self, entries: Sequence[Entry], side: str = "") -> tuple[list[float | None], list[float | None]]:
+        """Times and energies in those units."""
+        pairs = (("iteration_time_s", self.time[0]), ("energy_j", self.energy[0]))
+        x, y = (rounded(e[f"{name}{side}"] / unit for e in entries) for name, unit in pairs)
+        return x, y
+
+
+def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, Chosen]], two_step: Sequence[Entry]) -> Figure:
+    """Energy over time: the front by layout, the two-step answer, the chosen plans by letter, their intervals."""
+    axes, varied = Axes(front), differing([*front, *(c.entry for _, c in chosen)])
+    data = [_of_layout(axes, number, entries, varied) for number, entries in enumerate(by_layout(front))]
+    if two_step:
+        x, y = axes.xy(two_step)
+        hints = [whole_plan(entry, varied, "two steps") for entry in two_step]
+        data.append({
+            "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y, "text": hints,
+            "mode": "lines+markers", "hovertemplate": "%{text}<extra></extra>",
+            "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}, "marker": {"size": 4},
+        })  # fmt: skip
+    data += _marked(axes, chosen, varied)
+    spans = [*front, *(c.entry for _, c in chosen), *two_step]
+    x, y = axes.xy(spans)
+    layout = {
+        "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _range(x)},
+        "yaxis": {"title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _range(y)},
+        "legend": {"orientation": "h", "y": -0.19, "yanchor": "top"}, "height": 560,
+        "margin": {"t": 16, "r": 16, "l": 70, "b": 60},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries that differ in clocks alone, together; layouts in the order of their first entry."""
+    found: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(layout_key(entry), []).append(entry)
+    return list(found.values())
+
+
+def _of_layout(axes: Axes, number: int, entries: Sequence[Entry], varied: frozenset[str]) -> Figure:
+    x, y = axes.xy(entries)
+    layout = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
+    return {
+        "name": plan_words(layout, varied - {"stage_clock_mhz"}),
+        "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
+    }  # fmt: skip
+
+
+def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[str]) -> list[Figure]:
+    entries = [c.entry for _, c in chosen]
+    x, y = axes.xy(entries)
+    hints = [whole_plan(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
+    found: list[Figure] = [{
+        "name": "chosen plans", "x": x, "y": y, "text": [letter for letter, _ in chosen], "customdata": hints,
+        "mode": "markers+text", "textposition": "top center", "hovertemplate": "%{customdata}<extra></extra>",
+        "textfont": {"size": 15, "color": "var(--ink)"},
+        "marker": {"size": 13, "symbol": "circle-open", "color": "var(--ink)", "line": {"width": 2}},
+    }]  # fmt: skip
+    known = [e for e in entries if e.get("iteration_time_s_low") is not None and e.get("energy_j_low") is not None]
+    if known:
+        ends = {side: axes.xy(known, side) for side in ("", "_low", "_high")}
+        errors = {
+            f"error_{axis}": {
+                "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
+                "array": _between(ends[""][i], ends["_high"][i]), "arrayminus": _between(ends["_low"][i], ends[""][i]),
+            }
+            for i, axis in enumerate("xy")
+        }  # fmt: skip
+        found.append({
+            "name": "90 % intervals", "meta": "intervals", "x": ends[""][0], "y": ends[""][1], "mode": "markers",
+            "marker": {"size": 4, "color": "var(--muted)"}, "hoverinfo": "skip", "visible": False, **errors,
+        })  # fmt: skip
+    return found
+
+
+def _between(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
+    return rounded((h or 0.0) - (lo or 0.0) for lo, h in zip(low, high, strict=True))
+
+
+def _range(values: Sequence[float | None]) -> list[float]:
+    known = [v for v in values if v is not None]
+    low, high = min(known), max(known)
+    room = _ROOM * (high - low or high)
+    return [low - room, high + 1.8 * room]  # letters stand above their plans
+
+
+def part_figure(plans: Sequence[Pictured], breakdown: str, units: table.Units) -> Figure:
+    """One breakdown of all plans as bars side by side in one line each, the largest parts first."""
+    parts = {plan.letter: plan.totals[breakdown] for plan in plans}
+    largest = max(sum(each.values()) for each in parts.values())
+    factor, unit = table.unit_of(largest, units)
+    names = dict.fromkeys(name for each in parts.values() for name, value in each.items() if value > 0.0)
+    order = sorted(names, key=lambda name: -max(each.get(name, 0.0) for each in parts.values()))
+    labels = list(parts)[::-1]
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name.replace("_", " "), "y": labels,
+            "x": rounded(max(parts[letter].get(name, 0.0), 0.0) / factor for letter in labels),
+            "marker": {"color": colour(number)},
+            "hovertemplate": f"%{{y}}: %{{x}} {unit}<extra>%{{fullData.name}}</extra>",
+        }
+        for number, name in enumerate(order)
+    ]  # fmt: skip
+    layout = {
+        "barmode": "stack", "height": 120 + 34 * len(labels), "margin": {"t": 8, "r": 16, "l": 34, "b": 44},
+        "xaxis": {"title": {"text": unit}}, "yaxis": {"type": "category"},
+        "legend": {"traceorder": "normal", "font": {"size": 11}},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def stage_figure(plan: Pictured) -> Figure:
+    """Clock of every stage, and what a GPU of it draws while it runs and over the whole iteration."""
+    stages = [str(i + 1) for i in range(len(plan.runs_w))]
+    clock, held = plan.parts.clock_mhz.tolist(), plan.parts.held_by
+    hints = [f"held by {why.replace('_', ' ')}" if why else "" for why in held]
+    data: list[Figure] = [
+        {"name": "clock", "y": stages, "x": rounded(clock), "text": hints, "mode": "markers",
+         "marker": {"color": "var(--c0)", "size": 9}, "hovertemplate": "stage %{y}: %{x} MHz %{text}<extra></extra>"},
+    ]  # fmt: skip
+    watts = {
+        "while it runs": plan.runs_w, "over the iteration": plan.parts.stage_power_w, "while it waits": plan.waits_w,
+    }  # fmt: skip
+    data += [
+        {"name": name, "x": rounded(values.tolist()), "y": stages, "xaxis": "x2", "mode": "markers",
+         "marker": {"color": colour(number + 1), "symbol": number, "size": 8},
+         "hovertemplate": "stage %{y}: %{x} W<extra>%{fullData.name}</extra>"}
+        for number, (name, values) in enumerate(watts.items())
+    ]  # fmt: skip
+    layout = {
+        "height": _height(len(stages)), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
+        "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _range(clock)},
+        "xaxis2": {"domain": [0.53, 1.0], "title": {"text": "W per GPU"}, "rangemode": "tozero"},
+        "yaxis": _stage_axis(stages), "legend": ABOVE,
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _stage_axis(stages: Sequence[str]) -> dict[str, Any]:
+    return {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": list(stages)}
+
+
+def _height(stages: int) -> int:
+    return max(190, min(600, 120 + 20 * stages))
+
+
+def power_figure(plan: Pictured) -> Figure:
+    """Mean power of a GPU over the iteration."""
+    edges, watts = mean_power_w(plan)
+    factor, unit = table.unit_of(plan.timeline.iteration_s, table.TIME_UNITS)
+    data = [{
+        "x": rounded((edges[:-1] / factor).tolist()), "y": rounded(watts.tolist()), "mode": "lines", "fill": "tozeroy",
+        "line": {"color": "var(--c1)", "width": 1, "shape": "hv"},
+        "hovertemplate": f"%{{x}} {unit}: %{{y}} W per GPU<extra></extra>",
+    }]  # fmt: skip
+    layout = {
+        "height": 170, "margin": {"t": 8, "r": 16, "l": 60, "b": 40}, "showlegend": False,
+        "xaxis": {"title": {"text": f"time, {unit}"}, "range": [0.0, plan.timeline.iteration_s / factor]},
+        "yaxis": {"title": {"text": "W per GPU"}, "rangemode": "tozero"},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | None:
+    """Temperature of the GPUs of each stage by where they sit; None for one stage and without a model of heat."""
+    positions: Mapping[str, Any] = plan.parts.stage_position_c
+    stages = list(range(1, len(plan.runs_w) + 1))
+    data: list[Figure] = [
+        {"name": f"{name} GPUs", "x": stages, "y": rounded(values.tolist()), "mode": "lines+markers",
+         "line": {"color": colour(number + 1)}, "hovertemplate": "stage %{x}: %{y} °C<extra>%{fullData.name}</extra>"}
+        for number, (name, values) in enumerate(positions.items())
+    ]  # fmt: skip
+    if len(stages) < 2 or any(value is None or value != value for trace in data for value in trace["y"]):
+        return None
+    ends = [stages[0] - 0.5, stages[-1] + 0.5]
+    data.append({"name": "throttles", "x": ends, "y": [throttle_c] * 2, "mode": "lines",
+                 "line": {"color": "var(--bad)", "dash": "dash"}, "hoverinfo": "name+y"})  # fmt: skip
+    layout = {
+        "height": 280, "margin": {"t": 30, "r": 16, "l": 60, "b": 44}, "legend": ABOVE,
+        "xaxis": {"title": {"text": "stage"}, "range": ends, "dtick": max(1, len(stages) // 16)},
+        "yaxis": {"title": {"text": "°C"}, "range": [cooler.inlet_c, throttle_c + 5.0]},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}

@@ -1,0 +1,89 @@
+"""A report made: the chosen plans of a proposal's document taken apart by the model of its job, and their page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.atomic_write import write_whole
+from jointopt.core.errors import JointOptError
+from jointopt.measure.exports.intent import intent_of
+from jointopt.measure.exports.targets import TARGETS, program_of
+from jointopt.physics.breakdown import breakdown
+from jointopt.physics.cooling import Cooler
+from jointopt.physics.timeline import stage_power_w, timeline
+from jointopt.report.exported import exported
+from jointopt.report.page.choice import Chosen, chosen_plans
+from jointopt.report.page.content import content
+from jointopt.report.page.pictured import Pictured, Started
+from jointopt.report.page.render import Page
+from jointopt.report.trace import trace_text
+from jointopt.spec.jobfile import dump_job
+from jointopt.spec.plans.parse import format_plan, parse_plan
+from jointopt.surrogate.job_model import JobModel
+
+_LETTERS = "ABCDEFGH"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A report: its page, and the passes of its plans for a trace viewer."""
+
+    page: Page
+    plans: Sequence[Pictured]
+
+    def write(self, path: str | Path) -> None:
+        """Writes the page as one HTML file."""
+        self.page.write(Path(path))
+
+    def write_trace(self, path: str | Path) -> None:
+        """Writes the passes of every chosen plan for Perfetto."""
+        write_whole(Path(path), trace_text(self.plans))
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it, in a frame of its own."""
+        return f'<iframe srcdoc="{html.escape(self.page.html())}" width="100%" height="900"></iframe>'
+
+
+def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
+    """The report of a proposal's document, by the model of its job; each chosen plan is priced once."""
+    job = model.job
+    chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
+    plans, cooler = _pictured(model, chosen)
+    drift = max(_drift(plan) for plan in plans)
+    return Reported(Page(content(job, document, plans, cooler, dump_job(job), drift)), plans)
+
+
+def _pictured(model: JobModel, chosen: Sequence[Chosen]) -> tuple[list[Pictured], Cooler]:
+    """The plans taken apart, and the cooler of their GPUs."""
+    found: list[Pictured] = []
+    for letter, one in zip(_LETTERS, chosen, strict=False):
+        parsed = parse_plan(one.plan, model.job)
+        physics = model.cost_model(parsed.layouts)
+        clocks = parsed.stage_clock_mhz[0]
+        parts = breakdown(physics, 0, clocks)
+        runs_w, waits_w = stage_power_w(physics, 0, parts)
+        text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
+        line, started = timeline(physics, 0, clocks), _started(model, one.plan)
+        found.append(Pictured(letter, one, text, parts, line, runs_w, waits_w, started))
+    return found, physics.cooler
+
+
+def _started(model: JobModel, plan: Mapping[str, Any]) -> Started:
+    """The words that start a plan in its job's framework, or why nothing does."""
+    name = ""
+    try:
+        wanted = program_of(intent_of(model.job, plan))
+        name = next(name for name, target in TARGETS.items() if target is wanted)
+        found = exported(model.job, plan, name)
+    except JointOptError as error:
+        return Started(name or model.job.training.framework.name, refused=str(error))
+    return Started(name, found.text(), notes=found.export.notes)
+
+
+def _drift(plan: Pictured) -> float:
+    """Share by which the time priced now differs from the proposal's."""
+    return abs(sum(plan.parts.time_s.values()) / float(plan.chosen.entry["iteration_time_s"]) - 1.0)

@@ -1,0 +1,226 @@
+"use strict";
+(() => {
+  const DATA = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const CONFIG = {displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "toImage"]};
+  const KIND_COLOURS = {
+    "forward": "--c0", "backward": "--c2", "backward of inputs": "--c2", "backward of weights": "--c6",
+  };
+  const TAIL_COLOURS = {gradients: "--c1", optimizer: "--c3", other: "--c9"};
+  const SMALLEST_PX = 2.5;  // passes that would be narrower are drawn as one block with their neighbours
+  const MOST_HINTS = 3000;
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const resolved = (value) => {
+    if (typeof value === "string") {
+      const name = /^var\((--[a-z0-9]+)\)$/.exec(value);
+      return name ? colour(name[1]) : value;
+    }
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolved);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolved(item)]));
+  };
+  const themed = (layout) => {
+    const axis = {gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line")};
+    const found = {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: colour("--ink"), size: 13},
+      hoverlabel: {bgcolor: colour("--panel"), bordercolor: colour("--muted"), font: {color: colour("--ink")}, align: "left"},
+      modebar: {color: colour("--muted"), activecolor: colour("--ink"), bgcolor: "rgba(0,0,0,0)"},
+      ...resolved(layout),
+    };
+    for (const key of Object.keys(found)) if (/^[xy]axis/.test(key)) found[key] = {...axis, ...found[key]};
+    return found;
+  };
+  const draw = (id, figure) => {
+    const place = document.getElementById(`figure-${id}`);
+    if (!place) return Promise.resolve();
+    place.hidden = !figure;
+    return figure ? Plotly.react(place, resolved(figure.data), themed(figure.layout), CONFIG) : Promise.resolve();
+  };
+
+  // --- the passes of one iteration
+
+  const decoded = (plan) => plan.ranks.map((rank) => {
+    const index = Object.fromEntries(plan.letters.map((letter, number) => [letter, number]));
+    const waits = new Map(rank.waits), count = new Map(), passes = [];
+    const listed = new Map();
+    const backward = (kind) => kind.startsWith("backward") && !kind.endsWith("weights") ? "backward" : kind;
+    const key = (number) => `${backward(plan.kinds[number])} ${plan.chunks[number]}`;
+    for (const letter of rank.passes) listed.set(key(index[letter]), (listed.get(key(index[letter])) ?? 0) + 1);
+    let time = 0;
+    [...rank.passes].forEach((letter, place) => {
+      const number = index[letter], name = key(number), before = count.get(name) ?? 0;
+      time += waits.get(place) ?? 0;
+      const left_out = time >= plan.repeated_s[1] * (1 - 1e-9) ? plan.micro_batches - listed.get(name) : 0;
+      passes.push({start: time, end: time += rank.seconds[number], number, batch: before + left_out});
+      count.set(name, before + 1);
+    });
+    return passes;
+  });
+
+  const unitOf = (seconds) => seconds < 1 ? [1e-3, "ms"] : [1, "s"];
+
+  // Rectangles of what lies between two times: passes wide enough to be seen one by one, blocks of the others.
+  const rectangles = (plan, ranks, from, to, width) => {
+    const second = width / (to - from), found = [];
+    const add = (kind, rank, start, end, hint) => found.push({kind, rank, start, end, hint});
+    ranks.forEach((passes, rank) => {
+      let block = null;
+      const flush = () => { if (block) add("passes, too short to tell apart", rank, block.start, block.end, `${block.count} passes`); block = null; };
+      for (const pass of passes) {
+        if (pass.end < from || pass.start > to) continue;
+        if ((pass.end - pass.start) * second >= SMALLEST_PX) {
+          flush();
+          const chunk = plan.ranks.length > 1 && new Set(plan.chunks).size > 1 ? `, chunk ${plan.chunks[pass.number] + 1}` : "";
+          add(plan.kinds[pass.number], rank, pass.start, pass.end, `${plan.kinds[pass.number]} of micro-batch ${pass.batch + 1}${chunk}`);
+        } else {
+          if (block && (pass.start - block.end) * second > 0.75) flush();
+          block = block ? {...block, end: pass.end, count: block.count + 1} : {start: pass.start, end: pass.end, count: 1};
+        }
+      }
+      flush();
+      if (plan.repeated_s[1] > plan.repeated_s[0]) add("more of the same", rank, ...plan.repeated_s, "as before, for the other micro-batches");
+      let at = plan.pipeline_s;
+      for (const [name, seconds] of Object.entries(plan.tail_s)) {
+        if (seconds > 1e-9 * plan.iteration_s) add(name, rank, at, at + seconds, name);
+        at += seconds;
+      }
+    });
+    return found;
+  };
+
+  const traces = (found, [factor, unit]) => {
+    const byKind = new Map();
+    for (const one of found) {
+      if (!byKind.has(one.kind)) byKind.set(one.kind, {x: [], y: []});
+      const {x, y} = byKind.get(one.kind);
+      const [a, b, top, bottom] = [one.start / factor, one.end / factor, one.rank + 0.6, one.rank + 1.4];
+      x.push(a, b, b, a, a, null);
+      y.push(top, top, bottom, bottom, top, null);
+    }
+    const out = [...byKind].map(([kind, {x, y}]) => ({
+      name: kind, x, y, mode: "lines", fill: "toself", line: {width: 0.6, color: colour("--paper"), simplify: false}, hoverinfo: "skip",
+      fillcolor: colour(KIND_COLOURS[kind] ?? TAIL_COLOURS[kind] ?? "--c7"),
+    }));
+    const hints = found.length <= MOST_HINTS ? found : [];
+    if (hints.length) out.push({
+      x: hints.map((one) => (one.start + one.end) / 2 / factor), y: hints.map((one) => one.rank + 1), mode: "markers",
+      marker: {size: 6, opacity: 0}, showlegend: false, hovertemplate: "%{text}<extra></extra>",
+      text: hints.map((one) => `stage ${one.rank + 1}: ${one.hint}<br>${(one.start / factor).toPrecision(5)} to ${(one.end / factor).toPrecision(5)} ${unit}`),
+    });
+    return out;
+  };
+
+  let shown = null;  // the plan that is drawn
+  const drawPasses = (letter, range) => {
+    const place = document.getElementById("figure-passes"), plan = DATA.plans[letter].passes;
+    if (shown?.letter !== letter) shown = {letter, plan, ranks: decoded(plan)};
+    const unit = unitOf(plan.iteration_s), [from, to] = range ?? [0, plan.iteration_s];
+    const width = Math.max(place.clientWidth - 80, 300);
+    const layout = {
+      height: Math.max(190, Math.min(720, 120 + 20 * plan.ranks.length)), margin: {t: 30, r: 16, l: 50, b: 44},
+      xaxis: {title: {text: `time, ${unit[1]}`}, range: [from / unit[0], to / unit[0]], zeroline: false},
+      yaxis: {title: {text: "stage"}, range: [plan.ranks.length + 0.6, 0.4], fixedrange: true, zeroline: false, showgrid: false,
+              dtick: Math.max(1, Math.ceil(plan.ranks.length / 16)), tick0: 1},
+      legend: {orientation: "h", y: 1, yanchor: "bottom"}, dragmode: "zoom", hovermode: "closest",
+    };
+    return Plotly.react(place, traces(rectangles(plan, shown.ranks, from, to, width), unit), themed(layout), CONFIG);
+  };
+  const followZoom = () => document.getElementById("figure-passes").on("plotly_relayout", (change) => {
+    if (!shown) return;
+    const unit = unitOf(shown.plan.iteration_s)[0];
+    if (change["xaxis.autorange"]) drawPasses(shown.letter);
+    else if ("xaxis.range[0]" in change) {
+      const [from, to] = [change["xaxis.range[0]"] * unit, change["xaxis.range[1]"] * unit];
+      drawPasses(shown.letter, [Math.max(from, 0), Math.min(to, shown.plan.iteration_s)]);
+    }
+  });
+
+  for (const button of document.querySelectorAll("button[data-part]")) button.addEventListener("click", () => {
+    const whole = shown.plan.iteration_s, [from, to] = button.dataset.part.split(" ").map((share) => share * whole);
+    drawPasses(shown.letter, [from, to]);
+  });
+
+  const selected = () => document.querySelector("input[name=plan]:checked").value;
+  const drawPlan = async () => {
+    const letter = selected(), plan = DATA.plans[letter];
+    for (const node of document.querySelectorAll(".node")) node.hidden = node.dataset.plan !== letter;
+    await drawPasses(letter);
+    for (const id of ["power", "stages", "heat"]) await draw(id, plan[id]);
+  };
+  const pause = () => new Promise((done) => setTimeout(done));  // the page stays at hand while the rest is drawn
+  const drawAll = async () => {
+    root.dataset.drawn = "no";
+    await draw("front", DATA.figures.front);
+    showIntervals();
+    root.dataset.drawn = "front";
+    for (const id of ["time", "energy", "memory"]) { await pause(); await draw(id, DATA.figures[id]); }
+    await pause();
+    await drawPlan();
+    root.dataset.drawn = "all";
+  };
+
+  // --- controls
+
+  const intervals = document.getElementById("intervals");
+  const showIntervals = () => {
+    if (!intervals) return;
+    const place = document.getElementById("figure-front"), {layout} = DATA.figures.front;
+    const trace = place.data.findIndex((one) => one.meta === "intervals");
+    if (trace < 0) return;
+    const axes = intervals.checked
+      ? {"xaxis.autorange": true, "yaxis.autorange": true}
+      : {"xaxis.range": [...layout.xaxis.range], "yaxis.range": [...layout.yaxis.range]};
+    Plotly.update(place, {visible: intervals.checked}, axes, [trace]);
+  };
+  intervals?.addEventListener("change", showIntervals);
+  for (const radio of document.querySelectorAll("input[name=plan]")) radio.addEventListener("change", drawPlan);
+
+  const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const stored = (action) => { try { return action(localStorage); } catch { return null; } };  // a file may have no storage
+  const before = stored((storage) => storage.getItem("jointopt-theme"));
+  if (before === "dark" || before === "light") root.dataset.theme = before;
+  document.getElementById("theme").addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    stored((storage) => storage.setItem("jointopt-theme", root.dataset.theme));
+    drawAll();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+
+  const copied = async (text) => {
+    if (navigator.clipboard) try { await navigator.clipboard.writeText(text); return true; } catch { /* not allowed: as below */ }
+    const area = Object.assign(document.createElement("textarea"), {value: text});
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  };
+  for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", async () => {
+    const done = await copied(button.parentElement.querySelector("code").textContent);
+    button.textContent = done ? "Copied" : "Select and copy";
+    document.getElementById("spoken").textContent = button.textContent;
+    button.focus();
+  });
+
+  // On paper: light, as wide as the sheet, every export unfolded.
+  const PAPER_PX = 680;
+  let folded = [], theme = null;
+  addEventListener("beforeprint", () => {
+    theme = root.dataset.theme ?? null;
+    root.dataset.theme = "light";
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const one of folded) one.open = true;
+    for (const place of document.querySelectorAll(".figure.js-plotly-plot")) {
+      Plotly.relayout(place, {...themed(place.layout), width: PAPER_PX, autosize: false});
+    }
+  });
+  addEventListener("afterprint", () => {
+    if (theme === null) delete root.dataset.theme; else root.dataset.theme = theme;
+    for (const one of folded) one.open = false;
+    for (const place of document.querySelectorAll(".figure.js-plotly-plot")) Plotly.relayout(place, {width: null, autosize: true});
+    drawAll();
+  });
+
+  drawAll().then(followZoom);
+})();

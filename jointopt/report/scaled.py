@@ -1,0 +1,169 @@
+"""The answer of ``scale``: cluster sizes and kinds side by side, and the one that a deadline, budget or power picks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jointopt.physics.facility import run_costs
+from jointopt.report import table
+from jointopt.report.documents import Result
+from jointopt.report.plans import plan_words
+from jointopt.report.table import TextColumn
+from jointopt.spec.job import Job
+
+_MOST_PARTS = 6
+_BILLION = 10**9
+
+
+@dataclass(frozen=True)
+class Size:
+    """One cluster: its plans by time (entries: fastest, knee, least energy), or why nothing is feasible on it."""
+
+    job: Job
+    plans: tuple[Mapping[str, Any], ...] = ()
+    time_s: Mapping[str, float] | None = None  # part -> seconds of the fastest plan
+    reason: str = ""
+    efficiency: float = math.nan  # tokens/s per GPU over those of the smallest cluster of the kind
+
+    def document(self) -> dict[str, Any]:
+        """The cluster, its plans, and the breakdown of the fastest."""
+        cluster = self.job.cluster
+        return {
+            "gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
+            "num_gpus": cluster.num_gpus, "global_batch_size": self.job.training.global_batch_size,
+            "feasible": bool(self.plans), "reason": self.reason, "efficiency": self.efficiency,
+            "time_s": self.time_s or {}, "plans": list(self.plans),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The plan and the cluster that keep every limit and are best in the objective."""
+
+    size: int  # which of the sizes
+    plan: Mapping[str, Any]
+    objective: str
+    limits: Mapping[str, float]  # deadline_days, budget, site_kw
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return {"size": self.size, "plan": dict(self.plan), "objective": self.objective, "limits": dict(self.limits)}
+
+
+@dataclass(frozen=True)
+class Scaled(Result):
+    """Sizes in the order given; ``front``: (size, entry) of the plans that none beats in time and energy of the run."""
+
+    rows = "sizes"
+    sizes: tuple[Size, ...]
+    front: tuple[tuple[int, Mapping[str, Any]], ...]
+    pick: Pick | None = None
+    weak: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """The sizes, the front over all of them, and the pick."""
+        return {
+            "job": self.sizes[0].job.model.name, "weak": self.weak, "sizes": self.sizes,
+            "front": [{"size": size, **entry} for size, entry in self.front], "pick": self.pick,
+        }  # fmt: skip
+
+    def text(self) -> str:
+        """A line per cluster, the parts of its time, the front over clusters, and the pick."""
+        first, sizes = self.sizes[0].job, [size for size in self.sizes if size.plans]
+        kind = "the batch grows with the GPUs" if self.weak else f"{first.training.global_batch_size:,} sequences"
+        title = [
+            f"{first.model.name}: {len(self.sizes)} clusters, {kind} per iteration of "
+            f"{first.training.seq_length:,} tokens. {_of_what(first)}"
+        ]
+        left_out = [f"{_words(size.job)}: {size.reason}" for size in self.sizes if not size.plans]
+        blocks = [size_table(sizes), part_table(sizes), self._front_lines(), self._pick_lines()]
+        return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
+
+    def _front_lines(self) -> list[str]:
+        used = dict.fromkeys(size for size, _ in self.front)
+        words = ", ".join(_words(self.sizes[size].job) for size in used)
+        return table.paragraphs([f"Plans that no other beats in time and energy, over all clusters: {words}."])
+
+    def _pick_lines(self) -> list[str]:
+        if self.pick is None:
+            return []
+        limits = ", ".join(f"{_LIMITS[name].format(value)}" for name, value in self.pick.limits.items())
+        job, plan = self.sizes[self.pick.size].job, self.pick.plan
+        costs = run_costs(job, plan)
+        bill = [f"{costs['days']:.3g} days" if costs["for_run"] else f"{costs['days'] * 24:.3g} h per billion tokens"]
+        bill += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
+        bill.append(f"{plan['cluster_power_kw']:,.0f} kW")
+        return table.paragraphs([
+            f"Under {limits}, least {self.pick.objective}: {_words(job)}, "
+            f"{plan_words(plan, _SHOWN)}: {', '.join(bill)}, {plan['avg_power_w']:.0f} W per GPU."
+        ])  # fmt: skip
+
+
+_LIMITS = {
+    "deadline_days": "a deadline of {:g} days",
+    "budget": "a budget of {:,.0f}",
+    "site_kw": "{:g} kW of the site",
+}
+_SHOWN = frozenset({"cp", "ep", "vpp", "stage_clock_mhz"})
+
+
+def _of_what(job: Job) -> str:
+    tokens = job.training.run_tokens
+    return f"Of a run of {tokens:,} tokens:" if tokens else "Of a billion tokens:"
+
+
+def _words(job: Job) -> str:
+    return f"{job.cluster.num_gpus:,} x {job.cluster.gpu.id}"
+
+
+def size_table(sizes: Sequence[Size]) -> list[str]:
+    """A line per cluster: its fastest plan, what scaling leaves, what the run takes, and its plan of least energy."""
+    if not sizes:
+        return []
+    first, costs = [size.plans[0] for size in sizes], [run_costs(size.job, size.plans[0]) for size in sizes]
+    least = [size.plans[-1] for size in sizes]
+    columns = [
+        TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
+        TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
+        TextColumn("layout", [_degrees(plan) for plan in first], left=True),
+        table.measured("time", [plan["iteration_time_s"] for plan in first], table.TIME_UNITS),
+        TextColumn("tok/s", table.fixed([plan["tokens_per_s"] for plan in first], ",.0f")),
+        TextColumn("scaling\n%", table.fixed([100 * size.efficiency for size in sizes], ".0f")),
+        TextColumn("MFU\n%", table.fixed([_percent(plan.get("mfu")) for plan in first], ".1f")),
+        TextColumn("site\nkW", table.fixed([plan["cluster_power_kw"] for plan in first], ",.0f")),
+        table.measured("run", [cost["days"] * 86400.0 for cost in costs], table.RUN_TIME_UNITS),
+        table.measured("energy", [cost["energy_j"] for cost in costs], table.RUN_ENERGY_UNITS),
+        TextColumn("cost", table.fixed([cost["money"] for cost in costs], ",.0f")),
+        TextColumn("least\nenergy %", _changes(first, least, "energy_j")),
+        TextColumn("at\ntime %", _changes(first, least, "iteration_time_s")),
+    ]
+    return table.lay_out(table.known(columns))
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100.0 * share
+
+
+def _changes(first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    pairs = zip(first, other, strict=True)
+    return table.fixed([100 * (b[name] / a[name] - 1) if a[name] and b[name] else None for a, b in pairs], "+.1f")
+
+
+def _degrees(plan: Mapping[str, Any]) -> str:
+    names = ("dp", "tp", "pp", "cp", "ep", "vpp")
+    return " ".join(f"{name}{plan[name]}" for name in names if plan[name] > 1) or "1"
+
+
+def part_table(sizes: Sequence[Size]) -> list[str]:
+    """Shares of the time of each cluster's fastest plan by part, in percent: where scaling is lost."""
+    shares = [{n: s / sum(size.time_s.values()) for n, s in size.time_s.items()} for size in sizes if size.time_s]
+    if not shares:
+        return []
+    names = sorted(dict.fromkeys(n for one in shares for n in one), key=lambda n: -max(o.get(n, 0.0) for o in shares))
+    shown = [name for name in names if max(one.get(name, 0.0) for one in shares) >= 0.005][:_MOST_PARTS]
+    columns = [TextColumn("Share of the time, %", [_words(size.job) for size in sizes], left=True)]
+    columns += [TextColumn(n, table.fixed([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
+    return table.lay_out(columns)

@@ -1,0 +1,57 @@
+"""Pieces of the answers of several verbs: chosen plans with intervals, and what was assumed for a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jointopt.core.errors import PlanError
+from jointopt.core.facts import Assumption
+from jointopt.core.schema import Columns, num_gpus
+from jointopt.physics import cooling
+from jointopt.physics.cost_model import CostModel
+from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.cluster import MEASURED
+from jointopt.spec.job import Job
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
+
+
+def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
+    """Plan and prediction columns of chosen plans of ``physics``, with heat and intervals.
+
+    ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
+    """
+    layout = plans["layout_index"]
+    columns = {name: values[layout] for name, values in physics.layouts.items()}
+    columns |= {name: plans[name] for name in (*RESULTS, "fit_probability") if name in plans}
+    columns |= physics.heat(layout, plans["stage_clock_mhz"])
+    columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
+    return model.intervals(columns)
+
+
+def assumptions(job: Job) -> tuple[Assumption, ...]:
+    """Assumptions that stand in for values of the job's cluster and GPU that no source states."""
+    gpu = job.cluster.gpu
+    power = gpu.power.assumed if gpu.power else ()
+    if job.training.dtype == "fp32" and not job.training.framework.tf32:
+        reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
+        power = (*power, Assumption("dtype", "fp32", reason))
+    kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
+    return (*job.cluster.assumed, *power, *kernels, cooling.ASSUMED)
+
+
+_MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node_gbytes_per_s"}
+
+
+def _measured(job: Job) -> set[str]:
+    """Keys of assumptions about kernels in whose place the machine's own figures stand."""
+    found = {key for key, figure in _MEASURED_BY.items() if job.cluster.origin(figure) == MEASURED}
+    return found | ({"gemm"} if job.training.dtype in job.cluster.gpu.product_time_factor else set())
+
+
+def check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
+    """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
+    batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
+    if broken and (num_gpus(record) != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
+        raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")

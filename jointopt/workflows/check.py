@@ -1,0 +1,20 @@
+"""``check``: a job read, and its layouts counted, before anything is searched."""
+
+from __future__ import annotations
+
+from jointopt.report.checked import Checked
+from jointopt.spec.job import Job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.answers import assumptions
+from jointopt.workflows.problem import feasible_layouts
+from jointopt.workflows.search_steps import Stopwatch
+
+
+def check(job: Job | JobModel) -> Checked:
+    """The job as it is read, the layouts that may fit in memory by the physics alone, and what is assumed.
+
+    InfeasibleError with reasons, and the smallest change that would help, where none fits.
+    """
+    model = job if isinstance(job, JobModel) else JobModel(job)
+    space, layouts, _, dropped = feasible_layouts(model, Stopwatch(quiet=True))
+    return Checked(model.job, space.considered, space.size, len(layouts["pp"]), dropped, assumptions(model.job))

@@ -1,0 +1,138 @@
+"""The best splits of a job's GPUs, on the front and behind it, each with its clocks condensed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
+from jointopt.physics.breakdown import time_parts
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.makespan import least_makespan_s
+from jointopt.physics.throughput import with_rates
+from jointopt.report.documents import plan_entries
+from jointopt.report.layouts import NEAR, Layout
+from jointopt.search.fastest import ranked
+from jointopt.search.pareto import below_chord, concat, front_order, take
+from jointopt.search.problem import Problem
+from jointopt.spec.job import Job
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.memory import cost_of_failing
+
+SHOWN = 8  # splits that a proposal keeps, and those of its front
+RANKED = 96  # layouts whose splits are told apart
+CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
+SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that say how the GPUs are split
+
+
+def best_layouts(
+    job: Job, problem: Problem, physics: CostModel, fitting: Floats, answer: Columns, layout_index: Ints
+) -> tuple[Layout, ...]:
+    """The `SHOWN` fastest splits, and those of the front, by the time that the search ranks by.
+
+    ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
+    ``layout_index`` (n,) their layouts. Of a split its best layout stands, on the front if one is; its plans are those
+    of the front, or of one clock on every stage, with or without slack used.
+    """
+    order, time_s = ranked(problem, RANKED)
+    order = np.concatenate([order, np.setdiff1d(layout_index, order)])
+    cells = np.stack([physics.layouts[name][order] for name in SPLIT], axis=1)
+    _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+    group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
+    of_front = _places(order, layout_index, group)
+    kept = np.union1d(np.arange(min(SHOWN, int(group.max()) + 1)), of_front)
+    best = [_best(order, group, number, layout_index) for number in kept.tolist()]
+    curves = _curves(job, _priced(problem, physics, fitting, np.array(best)), np.array(best), answer, layout_index)
+    found = [
+        Layout(
+            rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
+            on_front=int((of_front == number).sum()), near=_near(time_s, group[: len(time_s)] == number),
+        )
+        for row, number in enumerate(kept.tolist())
+        if curves[row]
+    ]  # fmt: skip
+    # what the fastest plans really take differs a little from the bounds that splits are ranked by
+    found.sort(key=lambda layout: (layout.rank > SHOWN, _ranked_s(layout.plans[0])))
+    return tuple(replace(one, rank=place) if one.rank <= SHOWN else one for place, one in enumerate(found, 1))
+
+
+def _ranked_s(plan: Mapping[str, Any]) -> float:
+    """The time that a plan is ranked by: a tight one counts behind its time."""
+    return float(plan["iteration_time_s"] * cost_of_failing(np.array(plan["fit_probability"])))
+
+
+def _places(order: Ints, layouts: Ints, group: Ints) -> Ints:
+    """The group of each of the layouts."""
+    sorter = np.argsort(order)
+    return group[sorter[np.searchsorted(order, layouts, sorter=sorter)]]
+
+
+def _best(order: Ints, group: Ints, number: int, on_front: Ints) -> int:
+    """The fastest layout of a split that is on the front, else its fastest."""
+    own = order[group == number]
+    return int(next((layout for layout in on_front.tolist() if layout in own), own[0]))
+
+
+def _near(time_s: Floats, own: Bools) -> int:
+    times = time_s[own]
+    return int((times <= (1.0 + NEAR) * times.min()).sum()) - 1 if len(times) else 0
+
+
+def _curves(
+    job: Job, sweeps: tuple[Columns, Ints], best: Ints, answer: Columns, layout_index: Ints
+) -> list[tuple[Mapping[str, Any], ...]]:
+    """Of each layout its fastest plan, its knee and that of least energy, as entries; none where none is feasible."""
+    priced, of = sweeps
+    found: list[tuple[Mapping[str, Any], ...]] = []
+    for layout in best.tolist():
+        own = take(answer, np.flatnonzero(layout_index == layout)), take(priced, np.flatnonzero(of == layout))
+        known, rows = len(own[0]["pp"]), _condensed(concat([*own]))
+        entries = [_entries(job, own[0], rows[rows < known]), _entries(job, own[1], rows[rows >= known] - known)]
+        found.append(tuple(sorted((one for part in entries for one in part), key=lambda one: one["iteration_time_s"])))
+    return found
+
+
+def _entries(job: Job, plans: Columns, rows: Ints) -> list[dict[str, Any]]:
+    return plan_entries(with_rates(job, take(plans, rows))) if len(rows) else []
+
+
+def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints) -> tuple[Columns, Ints]:
+    """(plans of layouts at `CLOCKS` clocks with and without slack, their layouts)."""
+    clocks = np.unique(np.linspace(0, problem.num_clocks - 1, CLOCKS).round().astype(np.int64))
+    shares = (0.0, 1.0) if problem.stage_clocks is not None else (0.0,)
+    layout, clock, slack = (axis.reshape(-1) for axis in np.meshgrid(layouts, clocks, shares, indexing="ij"))
+    stage_clocks = problem.decode_clocks(layout, clock, slack)
+    values = physics.evaluate(layout, stage_clocks)
+    feasible = np.flatnonzero(values["violation"] <= 0.0)
+    plans: Columns = {name: physics.layouts[name][layout] for name in LAYOUT_COLUMNS if name in physics.layouts}
+    plans |= {name: values[name] for name in RESULTS} | {
+        "stage_clock_mhz": stage_clocks,
+        "fit_probability": fitting[layout],
+    }
+    return take(plans, feasible), layout[feasible]
+
+
+def _condensed(plans: Columns) -> Ints:
+    """Of plans the fastest, the knee and the one of least energy, by time; the fastest where energy is not known."""
+    time_s, energy_j = plans["iteration_time_s"], plans["energy_j"]
+    if not np.isfinite(energy_j).all():
+        return np.argsort(time_s, kind="stable")[:1]
+    front = front_order(time_s, energy_j)
+    if not len(front):
+        return front
+    knee = int(below_chord(time_s[front], energy_j[front]).argmax())
+    return np.asarray(front[np.unique([0, knee, len(front) - 1])])
+
+
+def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a plan by part, which add up to its time."""
+    g, rows = int(physics.group_of[layout]), physics.row_of[[layout]]
+    stretch = float(physics.time_factor[layout])
+    # the schedule need not be walked through again: its length is what the rest of the known time leaves
+    t = physics.times(g, rows, np.asarray(plan["stage_clock_mhz"])[None], least_makespan_s)
+    total_s = np.array([float(plan["iteration_time_s"]) / stretch])
+    t = replace(t, makespan_s=t.makespan_s + total_s - t.total_s, total_s=total_s)
+    return {name: stretch * float(seconds[0]) for name, seconds in time_parts(physics.groups[g], rows, t).items()}

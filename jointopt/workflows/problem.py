@@ -1,0 +1,149 @@
+"""The search problem of a job: its layouts that fit in memory, priced by its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jointopt.core.errors import InfeasibleError
+from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.units import GIB
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.memory import peak_memory_bytes
+from jointopt.report.remedy import remedy
+from jointopt.search.leanest import leanest
+from jointopt.search.problem import LowerBound, Problem
+from jointopt.spec.job import TIME_ALONE, Job
+from jointopt.spec.plans.space import Space, enumerate_layouts
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import CERTAIN, cost_of_failing
+from jointopt.workflows.search_steps import Stopwatch, times
+
+NO_MEMORY = "does not fit in the GPU's memory"
+PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
+NEEDLESS = "recomputes more than it needs to fit"
+_EVEN = 0.5  # probability of fitting
+
+
+def need_power(job: Job) -> None:
+    """CatalogError where the job wants energies that no source predicts; those of a job of time alone are NaN."""
+    if job.cluster.gpu.power is None and job.objectives != TIME_ALONE:
+        job.cluster.gpu.need("tdp_w", "predict power and energy")
+
+
+def feasible_layouts(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, Floats, dict[str, int]]:
+    """(space, its layouts that may fit in memory, the bytes (n,) that they take by the physics, what was dropped).
+
+    The dropped ones are counted by reason; InfeasibleError where nothing is left.
+
+    Tight ones stay, unless the job states a bound or they are certain not to fit.
+    """
+    job = model.job
+    with watch.phase("enumerate", "enumerating layouts"):
+        space = enumerate_layouts(job)
+    limit_gib, listed = memory_limit_gib(job), space.size
+    with watch.phase("memory", f"fitting {listed:,} layouts into {limit_gib:.0f} GiB"):
+        peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+
+        def fits(some: Columns) -> Floats:
+            peaks.append(peak_memory_bytes(job, some))
+            return _fit_probability(model, peaks[-1])
+
+        layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+        peak_bytes = np.concatenate(peaks)
+    space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
+    dropped, fit = dict(space.dropped), fitting >= CERTAIN
+    for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
+        if count:
+            dropped[reason] = int(count)
+    if not fit.any():
+        raise InfeasibleError(remedy(job, layouts, dropped))
+    kept = fit & needed
+    return space, {name: values[kept] for name, values in layouts.items()}, peak_bytes[kept], dropped
+
+
+def _fit_probability(model: JobModel, peak_bytes: Floats) -> Floats:
+    """Probability (n,) that layouts fit in memory; 0 or 1 where the job states a bound of its own."""
+    load = peak_bytes / (memory_limit_gib(model.job) * GIB)
+    if model.job.constraints.memory_fraction is not None:
+        return np.asarray(model.memory.factor * load <= 1.0, np.float64)
+    return model.memory.fit_probability(np.log(load))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The search problem of a job, what it was made of, and the layouts dropped before, by reason."""
+
+    space: Space
+    layouts: Columns
+    dropped: dict[str, int]
+    physics: CostModel
+    fitting: Floats  # probability that each layout fits
+    problem: Problem
+
+
+def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
+    """The search problem of a job, of many layouts priced as far as is needed; InfeasibleError without any."""
+    space, layouts, peak_bytes, dropped = feasible_layouts(model, watch)
+    with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
+        physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
+        fitting = model.fit_probability(physics)
+        problem = search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
+    return Prepared(space, layouts, dropped, physics, fitting, problem)
+
+
+def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
+    """The search problem of a job: its layouts that fit in memory, priced by its model (of a job: the physics alone).
+
+    Tight plans rank behind their time and energy (`surrogate.memory.cost_of_failing`), or have those of one run
+    (``once``), and then those that are likelier not to fit are infeasible, unless there are no others.
+    Where time is all that the job is about, the GPU's power need not be known: energies are then NaN.
+    """
+    model = job if isinstance(job, JobModel) else JobModel(job)
+    need_power(model.job)
+    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch())
+    physics = model.cost_model(layouts, peak_bytes)
+    fitting = model.fit_probability(physics)
+    if not once:
+        return search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
+    problem = search_problem(model.job, physics, space.clocks_mhz, np.ones(len(fitting)))
+    shortfall = min(_EVEN, fitting.max()) - fitting
+
+    def judged(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        plans = problem.evaluate(index, stage_clock_mhz)
+        return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
+
+    return replace(problem, evaluate=judged)
+
+
+def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
+    """The search problem; a layout counts ``runs`` (n,) times: see `surrogate.memory.cost_of_failing`.
+
+    A factor on time and energy keeps what the problem promises of both.
+    """
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return times(physics.evaluate(index, stage_clock_mhz), runs[index])
+
+    def bound(of_layouts: LowerBound) -> LowerBound:
+        def of_runs(index: Ints) -> tuple[Floats, Floats]:
+            time_s, energy_j = of_layouts(index)
+            return time_s * runs[index], energy_j * runs[index]
+
+        return of_runs
+
+    def least_violation(index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
+        return physics.least_violation(index, time_s / runs[index], energy_j / runs[index], power_w)
+
+    limited = job.constraints.avg_power_w is not None or job.constraints.cluster_power_kw is not None
+    return Problem(
+        layouts=physics.layouts, clocks_mhz=clocks_mhz, evaluate=evaluate, lower_bound=bound(physics.lower_bound),
+        stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
+        energy_slope_w=physics.energy_slope_w, quick_bound=bound(physics.quick_bound),
+        least_time_s=lambda index, clocks: physics.least_time_s(index, clocks) * runs[index],
+        work_j=lambda index, clocks: physics.work_j(index, clocks) * runs[index],
+        least_violation=least_violation,
+        least_power_w=physics.least_power_w if limited else None,
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""``scale``: a job on clusters of many sizes and kinds, and the one that a deadline, a budget or power picks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.physics.facility import run_costs
+from jointopt.physics.throughput import with_rates
+from jointopt.report.documents import plan_entries
+from jointopt.report.scaled import Pick, Scaled, Size
+from jointopt.search.pareto import below_chord, front_order
+from jointopt.spec.calibration import Calibration
+from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.layouts import time_parts_of
+from jointopt.workflows.problem import need_power, prepared
+from jointopt.workflows.search_steps import Stopwatch, exact_step, of_one_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from jointopt.surrogate.measurements import Measurements
+
+
+@dataclass(frozen=True)
+class _Found:
+    """All plans of one cluster's front as entries, and the size as it is shown."""
+
+    size: Size
+    entries: list[dict[str, Any]]
+
+
+def scale(
+    jobs: Sequence[Job], *, weak: bool = False, deadline_days: float | None = None, budget: float | None = None,
+    site_kw: float | None = None, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
+    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+) -> Scaled:  # fmt: skip
+    """The fronts of jobs that differ in their clusters (see `jointopt.spec.sizes.load_jobs`), side by side.
+
+    ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
+    site) pick a plan: the cheapest in time, else the fastest. ``surrogate`` and what follows as in `JobModel.of`.
+    Raises InfeasibleError where no cluster is feasible or keeps the limits, UsageError for a limit without a price.
+    """
+    given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
+    limits = {name: value for name, value in given.items() if value is not None}
+    _check_limits(jobs, limits)
+    watch = Stopwatch()
+    found = []
+    for job in jobs:
+        bounded = _bounded(job, site_kw)
+        with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
+            model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
+            found.append(_searched(model))
+    if not any(one.entries for one in found):
+        raise InfeasibleError(f"No cluster of {len(jobs)} is feasible; the first: {found[0].size.reason}")
+    return Scaled(_compared(found), _front(found), _pick(found, limits) if limits else None, weak)
+
+
+def _bounded(job: Job, site_kw: float | None) -> Job:
+    """The job within that power of its site, with the clocks that this needs."""
+    if site_kw is None:
+        return job
+    power_kw = min(site_kw, job.constraints.cluster_power_kw or math.inf)
+    return replace(job, constraints=replace(job.constraints, cluster_power_kw=power_kw))
+
+
+def _searched(model: JobModel) -> _Found:
+    job, quiet = model.job, Stopwatch(quiet=True)
+    try:
+        need_power(job)
+        ready = prepared(model, quiet)
+        exact = exact_step(job, ready.problem, quiet)
+    except InfeasibleError as error:
+        return _Found(Size(job, reason=str(error)), [])
+    front = of_one_run(exact.front, ready.fitting)
+    if not len(front["iteration_time_s"]):
+        return _Found(Size(job, reason="no plan keeps the constraints at any clock."), [])
+    layout = front["layout_index"]
+    columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
+    columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
+    entries = plan_entries(with_rates(job, columns))
+    rows = _condensed(front)
+    parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
+    return _Found(Size(job, tuple(entries[row] for row in rows), parts), entries)
+
+
+def _condensed(front: Columns) -> list[int]:
+    """Rows of the fastest plan, the knee and the one of least energy; the fastest alone where energy is not known."""
+    time_s, energy_j = front["iteration_time_s"], front["energy_j"]
+    order = front_order(time_s, energy_j)
+    if not len(order):
+        return [int(time_s.argmin())]
+    knee = int(below_chord(time_s[order], energy_j[order]).argmax())
+    return [int(row) for row in order[np.unique([0, knee, len(order) - 1])]]
+
+
+def _compared(found: Sequence[_Found]) -> tuple[Size, ...]:
+    """The sizes, each with its throughput per GPU over that of the smallest of its kind."""
+    smallest: dict[str, Size] = {}
+    for size in sorted((one.size for one in found if one.entries), key=lambda size: size.job.cluster.num_gpus):
+        smallest.setdefault(size.job.cluster.gpu.id, size)
+
+    def efficiency(size: Size) -> float:
+        first = smallest[size.job.cluster.gpu.id]
+        return float(size.plans[0]["tokens_per_s_per_gpu"] / first.plans[0]["tokens_per_s_per_gpu"])
+
+    return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.entries else o.size for o in found)
+
+
+def _every(found: Sequence[_Found]) -> list[tuple[int, Mapping[str, Any], dict[str, Any]]]:
+    """(size, entry, what its run takes) of every plan."""
+    return [(i, entry, run_costs(one.size.job, entry)) for i, one in enumerate(found) for entry in one.entries]
+
+
+def _front(found: Sequence[_Found]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
+    every = _every(found)
+    days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
+    rows = front_order(days, joules) if np.isfinite(joules).any() else days.argsort(kind="stable")[:1]
+    return tuple(every[row][:2] for row in rows.tolist())
+
+
+def _pick(found: Sequence[_Found], limits: Mapping[str, float]) -> Pick:
+    """The cheapest plan (or the one of least energy) within a deadline, else the fastest within budget and power."""
+    every = _every(found)
+    kept = [row for row in every if _excess(row[2], limits) <= 0.0]
+    if not kept:
+        best = min(every, key=lambda row: _excess(row[2], limits))
+        cluster, run = found[best[0]].size.job.cluster, best[2]
+        raise InfeasibleError(
+            f"No plan of {len(found)} clusters keeps every limit; the closest, on {cluster.num_gpus:,} x "
+            f"{cluster.gpu.id}, takes {run['days']:.4g} days" + (f" and {run['money']:,.0f}" if run["money"] else "")
+            + f", {100 * _excess(run, limits):.3g} % too much."
+        )  # fmt: skip
+    priced = all(run["money"] is not None for *_, run in kept)
+    objective = ("money" if priced else "energy_j") if "deadline_days" in limits else "days"
+    size, entry, _ = min(kept, key=lambda row: (row[2][objective], row[2]["days"]))
+    return Pick(size, entry, {"days": "time", "energy_j": "energy", "money": "money"}[objective], limits)
+
+
+def _excess(run: Mapping[str, Any], limits: Mapping[str, float]) -> float:
+    """By which share the worst limit is exceeded; power is kept by the search."""
+    over = [-1.0]
+    over += [run["days"] / limits["deadline_days"] - 1.0] if "deadline_days" in limits else []
+    over += [run["money"] / limits["budget"] - 1.0] if "budget" in limits else []
+    return max(over)
+
+
+def _check_limits(jobs: Sequence[Job], limits: Mapping[str, float]) -> None:
+    if not jobs:
+        raise UsageError("There is no cluster to compare; give at least one.")
+    for name, value in limits.items():
+        if not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} must be a number above 0; got {value:g}.")
+    whole_run = {"deadline_days", "budget"} & limits.keys()
+    if whole_run and any(job.training.run_tokens is None for job in jobs):
+        raise UsageError("A deadline and a budget are of a whole run: give its tokens, --run-tokens 15e12.")
+    cluster = jobs[0].cluster
+    if "budget" in limits and cluster.price_per_gpu_hour is None and cluster.price_per_kwh is None:
+        raise UsageError("A budget needs a price: give --price-per-gpu-hour, --price-per-kwh or both.")

@@ -1,0 +1,170 @@
+"""`jointopt report`: from folders, studies and pipes, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jointopt.cli.main import jointopt
+
+JOB = "opt-350m-2x4-a100"
+CHROMIUM = next((p for p in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(p).exists()), None)
+
+
+def run(*arguments: object, **options: Any) -> Result:
+    return CliRunner().invoke(jointopt, list(map(str, arguments)), **options)
+
+
+@pytest.fixture(scope="module")
+def proposed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `propose` leaves of a job with a pipeline: out/, studies.db, report.html."""
+    folder = tmp_path_factory.mktemp("proposed")
+    job = folder / "job.yaml"
+    job.write_text("model: opt-350m\ntraining: {seq_length: 2048, global_batch_size: 256}\n"
+                   "cluster: {gpu: a100-sxm4-40gb, nodes: 2, gpus_per_node: 4}\nsearch: {pp: [2, 4]}\n")  # fmt: skip
+    words = ("--out", folder / "out", "--storage", f"sqlite:///{folder}/studies.db", "--report", folder / "report.html")
+    result = run("propose", job, *words, "--study", "kept")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def without_study(page: Path) -> str:
+    return re.sub(r"<div><dt>(study|seconds of the search)</dt>.*?</div>", "", page.read_text(encoding="utf-8"))
+
+
+def test_a_folder_a_study_and_a_pipe_give_the_page_that_propose_writes(proposed: Path, tmp_path: Path) -> None:
+    study = ("kept", "--studies", f"sqlite:///{proposed}/studies.db")
+    text = (proposed / "out" / "proposal.json").read_text(encoding="utf-8")
+    for number, words in enumerate(((proposed / "out",), (proposed / "out" / "proposal.json",), study, ("-",))):
+        out = tmp_path / f"{number}.html"
+        result = run("report", *words, "--out", out, "--storage", "none", input=text)
+        assert result.exit_code == 0, result.output
+        assert without_study(out) == without_study(proposed / "report.html")
+
+
+def test_the_trace_has_every_pass_as_an_event(proposed: Path, tmp_path: Path) -> None:
+    run("report", proposed / "out", "--out", tmp_path / "report.html", "--trace", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    forward = [event for event in events if event["name"] == "forward" and event["pid"] == 1]
+    plan = json.loads((proposed / "out" / "proposal.json").read_text(encoding="utf-8"))["front"][0]
+    batches = 256 // (plan["dp"] * plan["micro_batch_size"])
+    assert len(forward) == plan["pp"] * plan["vpp"] * batches
+    assert max(e["ts"] + e.get("dur", 0) for e in events if e["ph"] == "X" and e["pid"] == 1) == pytest.approx(
+        1e6 * plan["iteration_time_s"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("no json", "cannot be read as JSON"),
+        ('{"front": []}', "holds no proposal, for it has no job and no job_file and no front"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_no_proposal_is_one_sentence(tmp_path: Path, content: str | None, reason: str) -> None:
+    file = tmp_path / "proposal.json"
+    if content is not None:
+        file.write_text(content)
+    result = run("report", file, "--out", tmp_path / "report.html")
+    assert (result.exit_code, "Traceback" in result.output) == (2, False)
+    assert reason in result.output
+
+
+def test_a_study_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    result = run("report", "none-such", "--out", tmp_path / "r.html", "--studies", f"sqlite:///{tmp_path}/none.db")
+    assert result.exit_code == 2
+    assert "There is no study 'none-such'" in result.output
+
+
+# --- in a browser
+
+
+@pytest.fixture
+def page(proposed: Path) -> Iterator[Any]:
+    """The report in a browser that can reach no network, all plots drawn; its messages in ``page.messages``."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True, color_scheme="light")
+        page = context.new_page()
+        page.messages = []
+        page.on("console", lambda message: page.messages.append(message.text))
+        page.on("pageerror", lambda error: page.messages.append(str(error)))
+        page.goto(f"file://{shutil.copy(proposed / 'report.html', proposed / 'seen.html')}")
+        drawn(page)
+        yield page
+        browser.close()
+
+
+def drawn(page: Any) -> None:
+    page.wait_for_function("document.documentElement.dataset.drawn === 'all'")
+
+
+def test_every_plot_is_drawn_without_a_message(page: Any) -> None:
+    undrawn = "[...document.querySelectorAll('.figure:not([hidden])')].filter(f => !f.querySelector('.main-svg'))"
+    assert page.evaluate(f"{undrawn}.map(f => f.id)") == []
+    assert page.locator("#figure-passes .trace").count() >= 3
+    assert page.messages == []
+
+
+def test_another_plan_is_chosen_by_the_keyboard(page: Any) -> None:
+    before = page.locator("#figure-passes").inner_html()
+    page.locator("input[name=plan]").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("b => document.getElementById('figure-passes').innerHTML !== b", arg=before)
+    assert page.locator(".node:visible").get_attribute("data-plan") == "B"
+
+
+def test_a_closer_look_shows_passes_one_by_one(page: Any) -> None:
+    page.get_by_role("button", name="Its start").click()
+    low, high = page.evaluate("document.getElementById('figure-passes').layout.xaxis.range")
+    whole = page.evaluate("JSON.parse(document.getElementById('data').textContent).plans.A.passes.iteration_s")
+    assert (low, high) == (0, pytest.approx(0.15 * whole))
+
+
+LUMINANCE = """
+(element) => {
+  const bytes = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = (rgb) => rgb.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  let ground = element;
+  while (getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)') ground = ground.parentElement;
+  const [a, b] = [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor].map(bytes).map(light);
+  return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+}
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_words_stand_out_from_their_ground_as_wcag_aa_wants(page: Any, theme: str) -> None:
+    if theme == "dark":
+        page.get_by_role("button", name="Switch between light and dark").click()
+        drawn(page)
+    for words in ("p.lead", ".label", ".note", "nav a", "td", "caption", "button", ".hint", "dt", "code"):
+        assert page.locator(words).first.evaluate(LUMINANCE) >= 4.5, words
+
+
+def test_a_plan_is_copied_by_its_button(page: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy").first.click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("dp=")
+
+
+def test_on_paper_it_is_light_and_nothing_is_folded(page: Any) -> None:
+    page.get_by_role("button", name="Switch between light and dark").click()
+    drawn(page)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.locator("details:not([open])").count() == 0
+    assert len(page.pdf()) > 50_000

@@ -1,0 +1,142 @@
+"""A surrogate of one cluster's own runs: trained from one source, used by every verb, and no more than it helps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
+from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.files import load
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.explain import explain
+from jointopt.workflows.predict import predict
+from jointopt.workflows.propose import propose
+from jointopt.workflows.retrain import retrain
+
+TOP_MHZ = 1410.0
+
+
+def with_truth(table: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Times and powers of code paths that the physics does not know, at clocks of all kinds."""
+    rng = np.random.default_rng(seed)
+    table = table.drop(columns="iteration_time_s").assign(clock_mhz=rng.choice([900.0, 1110.0, TOP_MHZ], len(table)))
+    physics = predict(table)
+    slow = 1.2 * np.where(table["tp"] >= 2, 1.15, 1.0) * np.where(table["pp"] >= 2, 1.1, 1.0)
+    noise = np.exp(0.01 * rng.standard_normal((2, len(table))))
+    power = physics["predicted_avg_power_w"] * np.where(table["pp"] >= 2, 1.15, 1.05)
+    return table.assign(
+        iteration_time_s=physics["predicted_iteration_time_s"] * slow * noise[0], avg_power_w=power * noise[1]
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(synthetic_runs) -> pd.DataFrame:
+    return with_truth(synthetic_runs("my cluster", rows=40, groups=(64, 128, 256, 512)), 1)
+
+
+@pytest.fixture(scope="module")
+def folder(runs: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("own")
+    runs.to_csv(out / "runs.csv", index=False)
+    (out / "said.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
+    return out / "surrogate"
+
+
+@pytest.fixture(scope="module")
+def new(synthetic_runs) -> pd.DataFrame:
+    return with_truth(synthetic_runs("my cluster", rows=40, groups=(1024,), seed=5), 2)
+
+
+def error(table: pd.DataFrame, of: str = "iteration_time_s", **options: object) -> float:
+    found = predict(table.drop(columns=["iteration_time_s", "avg_power_w"]), **options)
+    return float((found[f"predicted_{of}"] / table[of] - 1.0).abs().median())
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    job = shipped_job("opt-350m-2x4-a100")
+    return replace(job, training=replace(job.training, framework=load_framework("megatron-lm")))
+
+
+def test_the_line_of_a_source_says_what_helped_on_groups_left_out(folder: Path) -> None:
+    lines = (folder.parent / "said.txt").read_text().splitlines()
+    line = next(line for line in lines if "left out:" in line and "time" in line)
+    named = Source.parse("my cluster|megatron-lm|a100-sxm4-40gb|4")
+    assert line.startswith(f"{named.to_text()}: on groups left out: ")
+    assert "power" in line
+    assert json.loads((folder / "card.json").read_text())["own"] == {str(named): line}
+
+
+def test_new_runs_of_the_cluster_are_predicted_close_to_their_noise(folder: Path, new: pd.DataFrame) -> None:
+    assert error(new) > 0.1
+    assert error(new, surrogate=str(folder)) < 0.025
+    assert error(new, "avg_power_w") > 0.04
+    assert error(new, "avg_power_w", surrogate=str(folder)) < 0.02
+
+
+def test_a_table_that_names_the_cluster_otherwise_or_not_at_all_is_of_it(folder: Path, new: pd.DataFrame) -> None:
+    for table in (new.drop(columns="source"), new.assign(source="production")):
+        assert error(table, surrogate=str(folder)) == pytest.approx(error(new, surrogate=str(folder)))
+
+
+def test_what_is_loaded_has_power_and_trees_of_its_own(folder: Path) -> None:
+    (own,) = load(folder).own
+    assert own.knows_power
+    assert own.clocks[0] == pytest.approx(900 / TOP_MHZ)
+    assert own.errors["time"] <= own.errors["process"]
+
+
+def test_predicted_time_falls_and_power_rises_with_the_clock(folder: Path, job: Job) -> None:
+    model = JobModel.of(job, str(folder))
+    layouts = {name: values[::40] for name, values in enumerate_layouts(job).layouts.items()}
+    physics, index = model.cost_model(layouts), np.arange(len(layouts["pp"]))
+    found = [physics.evaluate(index, uniform_stage_clocks(layouts["pp"], mhz)) for mhz in np.linspace(700, TOP_MHZ, 12)]
+    time_s, power_w = (np.stack([plans[name] for plans in found]) for name in ("iteration_time_s", "avg_power_w"))
+    assert (np.diff(time_s, axis=0) <= 1e-9).all()
+    assert (np.diff(power_w, axis=0) >= -1e-9).all()
+
+
+def test_propose_and_explain_answer_alike_and_not_as_the_physics_alone(folder: Path, job: Job) -> None:
+    front = [propose(job, surrogate=name).to_dict()["front"][0] for name in (str(folder), "none")]
+    plan = {name: value for name, value in front[0].items() if name in (*LAYOUT_COLUMNS, "stage_clock_mhz")}
+    found = explain(job, plan, surrogate=str(folder)).to_dict()
+    for name in ("iteration_time_s", "energy_j"):
+        assert found[name] == pytest.approx(front[0][name], rel=1e-3)
+    assert front[1]["iteration_time_s"] < 0.95 * front[0]["iteration_time_s"]
+
+
+def test_explain_names_the_features_that_trees_move_a_plan_by(folder: Path, job: Job) -> None:
+    plan = "dp=1 tp=2 pp=4 micro_batch_size=2"
+    found = explain(job, plan, surrogate=str(folder))
+    (own,) = load(folder).own
+    assert len(found.learned) == 1
+    assert found.learned[0].startswith("The cluster's own runs: time +")
+    assert ("trees: " in found.learned[0]) == (own.time.weight > 0)
+    assert found.learned[0][:40] in " ".join(found.text().split())
+    assert explain(job, plan, surrogate="none").learned == ()
+
+
+def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.DataFrame, tmp_path: Path) -> None:
+    runs.head(30).to_csv(tmp_path / "few.csv", index=False)
+    retrain(tables=[tmp_path / "few.csv"], out=tmp_path / "out")
+    few = load(tmp_path / "out")
+    assert few.own == ()
+    assert len(few.support) == 30
+
+
+def test_for_others_nothing_of_single_clusters_is_learned(runs: pd.DataFrame, tmp_path: Path) -> None:
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(TableError, match="of two sources"):
+        retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out", for_others=True)

@@ -1,0 +1,120 @@
+"""Clusters side by side: what scaling leaves, and the size that a limit picks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from jointopt.cli.main import jointopt
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.report.scaled import Scaled
+from jointopt.spec.plans.parse import PLAN_KEYS
+from jointopt.spec.sizes import load_jobs
+from jointopt.workflows.explain import explain
+from jointopt.workflows.scale import scale
+
+JOB, SIZES = "opt-350m-2x4-a100", (4, 8, 16)
+PRICED = {"training.run_tokens": 10**12, "cluster.price_per_gpu_hour": 2.0, "cluster.price_per_kwh": 0.1}
+
+
+def found(changes: dict[str, Any] = PRICED, **limits: Any) -> Scaled:
+    weak = limits.get("weak", False)
+    return scale(load_jobs(JOB, SIZES, changes, weak=weak), surrogate="none", **limits)
+
+
+@pytest.fixture(scope="module")
+def scaled() -> Scaled:
+    return found()
+
+
+def days(size: Any, row: int) -> float:
+    return size.plans[row]["run_time_s"] / 86400.0
+
+
+def test_more_gpus_are_faster_and_each_does_less(scaled: Scaled) -> None:
+    times = [days(size, 0) for size in scaled.sizes]
+    assert times == sorted(times, reverse=True)
+    assert scaled.sizes[0].efficiency == 1.0
+    assert scaled.sizes[2].efficiency < 1.0
+
+
+def test_figures_are_those_of_explain(scaled: Scaled) -> None:
+    for size in scaled.sizes:
+        plan = {name: size.plans[0][name] for name in PLAN_KEYS if name in size.plans[0]}
+        alone = explain(size.job, plan, surrogate="none")
+        assert size.plans[0]["iteration_time_s"] == pytest.approx(alone.iteration_time_s)
+        assert sum(size.time_s.values()) == pytest.approx(alone.iteration_time_s)
+
+
+def test_the_front_over_clusters_has_no_plan_that_another_beats(scaled: Scaled) -> None:
+    values = [(entry["run_time_s"], entry["run_facility_energy_j"]) for _, entry in scaled.front]
+    assert values == sorted(values)
+    assert [energy for _, energy in values] == sorted((energy for _, energy in values), reverse=True)
+    assert {size for size, _ in scaled.front} <= {0, 1, 2}
+
+
+def test_a_deadline_picks_the_cheapest_plan_that_ends_in_time(scaled: Scaled) -> None:
+    deadline = 0.9 * days(scaled.sizes[1], 0)  # 8 GPUs are too slow
+    pick = found(deadline_days=deadline).pick
+    assert (pick.size, pick.objective) == (2, "money")
+    assert pick.plan["run_time_s"] <= 86400 * deadline
+    assert pick.plan["run_cost"] + pick.plan["run_gpu_cost"] <= sum(
+        scaled.sizes[2].plans[0][name] for name in ("run_cost", "run_gpu_cost")
+    )
+
+
+def test_a_budget_picks_the_fastest_plan_that_it_pays_for(scaled: Scaled) -> None:
+    costs = [size.plans[0]["run_cost"] + size.plans[0]["run_gpu_cost"] for size in scaled.sizes]
+    pick = found(budget=1.001 * costs[1]).pick
+    assert pick.objective == "time"
+    assert pick.plan["run_cost"] + pick.plan["run_gpu_cost"] <= 1.001 * costs[1]
+    assert pick.plan["run_time_s"] <= scaled.sizes[1].plans[0]["run_time_s"]
+
+
+def test_site_power_is_kept_by_lower_clocks_on_more_gpus(scaled: Scaled) -> None:
+    power = 0.9 * scaled.sizes[2].plans[0]["cluster_power_kw"]
+    pick = found(site_kw=power).pick
+    assert pick.size == 2
+    assert pick.plan["cluster_power_kw"] <= power * (1 + 1e-9)
+    assert max(pick.plan["stage_clock_mhz"]) < max(scaled.sizes[2].plans[0]["stage_clock_mhz"])
+
+
+def test_a_cluster_that_is_too_small_says_why_and_others_stand() -> None:
+    few = scale(load_jobs("llama-3-70b-4x8-h200", (4, 8)), surrogate="none")
+    assert not few.sizes[0].plans
+    assert "memory" in few.sizes[0].reason
+    assert few.sizes[1].plans
+    assert "4 x h200-sxm-141gb: " in few.text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "error", "reason"),
+    [
+        (
+            PRICED,
+            {"deadline_days": 1e-6},
+            InfeasibleError,
+            "No plan of 3 clusters keeps every limit; the closest, on 16",
+        ),
+        (PRICED, {"budget": -1.0}, UsageError, "--budget must be a number above 0"),
+        ({}, {"deadline_days": 1.0}, UsageError, "give its tokens, --run-tokens"),
+        ({"training.run_tokens": 10**9}, {"budget": 1.0}, UsageError, "A budget needs a price"),
+        (PRICED, {"site_kw": 0.1}, InfeasibleError, "No cluster of 3 is feasible"),
+    ],
+)
+def test_limits_that_nothing_keeps_are_one_sentence(changes: Any, limits: Any, error: Any, reason: str) -> None:
+    with pytest.raises(error, match=reason):
+        found(changes, **limits)
+
+
+def test_the_command_prints_a_line_per_cluster_and_the_pick() -> None:
+    words = ["scale", JOB, "--gpus", "4..16", "--surrogate", "none", "--quiet", "--run-tokens", "1e12"]
+    text = CliRunner().invoke(jointopt, [*words, "--site-kw", "5"]).stdout
+    assert text.count("a100-sxm4-40gb  ") >= 3
+    assert "Under 5 kW of the site, least time: " in text
+    document = json.loads(CliRunner().invoke(jointopt, [*words, "--json", "--gpu", "h200=3"]).stdout)
+    assert [size["num_gpus"] for size in document["sizes"]] == [4, 8, 16]
+    assert {size["gpu"] for size in document["sizes"]} == {"h200-sxm-141gb"}
