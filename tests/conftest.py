@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib
 import os
 import shutil
@@ -33,9 +34,16 @@ from jointopt.workflows.predict import predict
 from tests.slurm_cluster import cluster as cluster
 
 # a busy machine is slow to draw examples, and no test judges seconds; tests that need more examples say so
-settings.register_profile("any machine", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and modules stay to the end: to look for garbage among them takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +59,15 @@ def _no_wait_for_the_disk(connection: Any, _: object) -> None:
     """No database of a test outlives the machine, so that none need be on its disk after each transaction."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous = OFF")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _revisions_are_read_once() -> None:
+    """Optuna reads the files of all its revisions to open a database, which takes longer than what tests do with it."""
+    from optuna.storages._rdb.storage import _VersionManager
+
+    head = _VersionManager.get_head_version
+    _VersionManager.get_head_version = functools.cache(lambda _: head(_))
 
 
 @pytest.fixture(scope="session")
@@ -296,7 +313,8 @@ def driver(driver_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pynvml = importlib.import_module("pynvml")
     folder = tmp_path / "gpus"
     folder.mkdir()
-    own = {"STAND_IN_NVML": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
+    own = {"STAND_IN_NVML": str(folder), "XDG_STATE_HOME": str(tmp_path / "state"),
+           "JOINTOPT_CLOCKS": str(tmp_path / "clocks")}  # fmt: skip
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     for name in ("CUDA_VISIBLE_DEVICES", "ZEUSD_SOCK_PATH", "ZEUSD_HOST_PORT", "SLURM_NODEID"):

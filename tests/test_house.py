@@ -124,10 +124,15 @@ def test_names_are_the_terms_of_the_field() -> None:
 
 def identifiers(tree: ast.AST) -> set[str]:
     """Names that a module gives: of functions, classes, parameters, variables and attributes."""
-    names = {node.name for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)}
-    names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return names | {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return names
 
 
 def test_no_assert_judges_what_a_user_gave() -> None:

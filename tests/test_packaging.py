@@ -42,4 +42,6 @@ def test_every_shipped_job_travels_in_the_wheel() -> None:
 def test_what_is_imported_is_declared() -> None:
     declared = {requirement.split(">")[0].split("<")[0] for requirement in PROJECT["dependencies"]}
     others = {"psutil", "scikit-learn", "xgboost-cpu"}
-    assert declared == {"click", "numpy", "scipy", "pandas", "pyyaml", "optuna", "sqlalchemy"} | others
+    assert (
+        declared == {"click", "jinja2", "numpy", "scipy", "pandas", "plotly", "pyyaml", "optuna", "sqlalchemy"} | others
+    )

@@ -20,7 +20,7 @@ from jointopt.search.nsga2 import search
 from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives
 from jointopt.search.problem import Problem
 from jointopt.spec.jobfile import shipped_job, shipped_jobs
-from jointopt.workflows.propose import priced_problem
+from jointopt.workflows.problem import priced_problem
 from tests.fake_problem import recall
 
 SEEDS = range(5)

@@ -26,7 +26,7 @@ from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, hypervolume, nadir, objectives
 from jointopt.search.problem import Problem
 from jointopt.spec.jobfile import shipped_job
-from jointopt.workflows.propose import priced_problem
+from jointopt.workflows.problem import priced_problem
 
 SEEDS = range(5)
 EVALUATIONS = 520  # whole generations of 40

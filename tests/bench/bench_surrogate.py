@@ -39,16 +39,9 @@ from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
+from jointopt.surrogate.held_out import group_folds, measured_split
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.training import (
-    TrainingSet,
-    fit,
-    group_folds,
-    learn_kernel,
-    measured_split,
-    source_weights,
-    training_set,
-)  # fmt: skip
+from jointopt.surrogate.training import TrainingSet, fit, learn_kernel, source_weights, training_set  # fmt: skip
 from jointopt.workflows.predict import predict
 
 DRAWS = 3

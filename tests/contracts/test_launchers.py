@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.measure.guard.records import MARK
 from jointopt.measure.launchers.base import Launcher, launcher_names, load_launcher, run_all
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.megatron import MegatronLauncher
-from jointopt.measure.launchers.process import MARK
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.slurm import SlurmLauncher

@@ -1,0 +1,230 @@
+"""The leaderboard of docs/accuracy.md: every source judged by a surrogate that never saw it, through `predict`.
+
+    .venv/bin/python tests/bench/bench_leaderboard.py [--write] [--draws N] [DATA_FOLDER] [SOURCE ...]
+
+The default folder is ../shared/data beside the repository; with SOURCE only those are judged. Rows are those that
+bench_accuracy.py calls clean. Of each source the kernel is learned without it, no run of it is remembered, and the
+widths of intervals are calibrated on the other sources; the *own* framework profile was fitted to these same runs but
+for the sources marked *, *generic* is the one of a framework that no profile describes: software known on a cluster
+that is not lies between the two tables.
+
+- raw: nothing measured; 3 runs, 10 runs: so many rows of each kind of GPU given, all others of such a GPU judged, means
+  over the draws; tau, regret: as in bench_accuracy.py, nothing measured;
+- covered, width: share of measured times in the 90 % interval and its mean half-width, as `predict` gives it;
+- differences: pairs of runs of one group; off: 90 % quantile of how far the log of the ratio of their times is off;
+  twins: the same of measured times alone, of pairs that are equal in every column of the plan and the job;
+- called OOM: share of the runs that ran and are predicted not to fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from bench_accuracy import ROOT, clean
+from bench_few import drawn
+from scipy.stats import kendalltau
+from threadpoolctl import threadpool_limits
+
+import jointopt
+from jointopt.core.schema import Ints
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.dataset import price, timed_runs
+from jointopt.surrogate.files import save
+from jointopt.surrogate.held_out import HeldOut, pairs, predict_pairs
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.training import (
+    Scores,
+    TrainingSet,
+    cross_validate,
+    fit,
+    learn_kernel,
+    training_set,
+    with_calibrated_widths,
+)
+
+PAGE, HEADING = ROOT / "docs" / "accuracy.md", "## Leaderboard"
+NOT_FITTED = ("aleph_layouts", "fms_fsdp", "nvidia_nemo_docs")
+COUNTS = (3, 10)
+LEAST_TO_RANK = 12
+NOT_OF_A_PLAN = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w", "notes", "status", "provenance")
+NONE = np.empty(0, np.int64)
+COLUMNS = [
+    "rows", "raw", "3 runs", "10 runs", "tau", "regret", "covered", "width", "covered 3", "width 3", "in domain",
+    "called OOM", "pairs", "off", "twins", "diff covered", "diff width", "diff covered 3", "diff width 3",
+]  # fmt: skip
+
+
+def error(found: pd.DataFrame) -> float:
+    """Median error of time; no answer counts as 100 % off."""
+    predicted = found["predicted_iteration_time_s"].fillna(2.0 * found["iteration_time_s"])
+    return float((predicted / found["iteration_time_s"] - 1.0).abs().median())
+
+
+def held(found: pd.DataFrame, suffix: str = "") -> dict[str, float]:
+    """Coverage and mean half-width of the intervals of time."""
+    time, low, high = (found[name] for name in ("iteration_time_s", *_ENDS))
+    half = (high - low) / (2.0 * found["predicted_iteration_time_s"])
+    return {f"covered{suffix}": float(((time >= low) & (time <= high)).mean()), f"width{suffix}": float(half.mean())}
+
+
+_ENDS = ("predicted_iteration_time_s_low", "predicted_iteration_time_s_high")
+
+
+def ranking(found: pd.DataFrame) -> dict[str, float]:
+    """Kendall's tau and regret within groups of 12 or more plans."""
+    taus, regrets = [], []
+    for _, group in found.groupby("group"):
+        if len(group) >= LEAST_TO_RANK:
+            time, predicted = group["iteration_time_s"], group["predicted_iteration_time_s"]
+            taus.append(float(np.nan_to_num(kendalltau(predicted, time)[0])))
+            regrets.append(time[predicted.idxmin()] / time.min() - 1.0)
+    return {"tau": float(np.mean(taus)), "regret": float(np.median(regrets))} if taus else {}
+
+
+def few(table: pd.DataFrame, folder: str, draws: int) -> dict[str, float]:
+    """Errors, and for three runs intervals, after a few runs of each kind of GPU; means over draws."""
+    lines: list[dict[str, float]] = []
+    for count in COUNTS:
+        for draw in range(draws):
+            if (split := drawn(table["gpu"], count, draw)) is None:
+                break
+            given, judged = split
+            measured, rest = table.iloc[given], table.iloc[judged].reset_index(drop=True)
+            found = jointopt.predict(rest.drop(columns="status"), folder, measured=measured)
+            lines.append({f"{count} runs": error(found)} | (held(found, " 3") if count == 3 else {}))
+    return pd.DataFrame(lines).mean().to_dict() if lines else {}
+
+
+def differences(surrogate: Surrogate, table: pd.DataFrame) -> dict[str, float]:
+    """Intervals of differences between runs of a group, with nothing known and after three runs of each GPU."""
+    priced = price(table)
+    runs, residual = priced.runs, priced.residual(table["iteration_time_s"].to_numpy(float)[priced.rows])
+    fitted, every = bool(priced.fitted.any()), np.arange(len(priced.rows))
+    none = predict_pairs(surrogate, runs, residual, every, NONE, fitted)
+    if none is None:
+        return {}
+    split = drawn(table["gpu"].iloc[priced.rows].reset_index(drop=True), 3, 0)
+    three = split and predict_pairs(surrogate, runs, residual, split[1], split[0], fitted)
+    off = float(np.quantile(np.abs(none.mean - none.truth), 0.9))
+    line = {"pairs": float(len(none.truth)), "off": off, "twins": twins(table, pairs(runs, every), priced.rows)}
+    return line | _of_pairs(none, "") | (_of_pairs(three, " 3") if three else {})
+
+
+def _of_pairs(found: HeldOut, suffix: str) -> dict[str, float]:
+    width = float(np.expm1(found.half_width).mean())
+    return {f"diff covered{suffix}": found.coverage, f"diff width{suffix}": width}
+
+
+def twins(table: pd.DataFrame, of: tuple[Ints, Ints], rows: Ints) -> float:
+    """90 % quantile of |log of the ratio of times| of pairs that differ in no column."""
+    stated = table.drop(columns=[name for name in NOT_OF_A_PLAN if name in table]).astype(str)
+    code = stated.groupby(list(stated)).ngroup().to_numpy()[rows]
+    log_time = np.log(table["iteration_time_s"].to_numpy(float))[rows]
+    first, second = of
+    same = code[first] == code[second]
+    return float(np.quantile(np.abs(log_time[first] - log_time[second])[same], 0.9)) if same.sum() >= 3 else np.nan
+
+
+def judged(surrogate: Surrogate, table: pd.DataFrame, draws: int) -> dict[str, float]:
+    """The line of one source."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(surrogate, Path(folder))
+        found = jointopt.predict(table.drop(columns="status"), folder)
+        line = {"rows": float(len(found)), "raw": error(found), **ranking(found), **held(found)}
+        line |= {"in domain": float((found["in_domain"] == True).mean())}  # noqa: E712  blanks are there too
+        line |= {"called OOM": float((found["predicted_fits"] == False).mean())}  # noqa: E712
+        return line | few(table, folder, draws) | differences(surrogate, table)
+
+
+def without(data: TrainingSet, scores: list[Scores], name: str) -> Surrogate:
+    """A surrogate of all sources but that one, the widths of its intervals too."""
+    rows = data.of(set(data.source.tolist()) - {name})
+    found = fit(data, rows, learn_kernel(data, rows), strength=0.0)
+    return with_calibrated_widths(found, [score for score in scores if score.source != name])
+
+
+def tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """Clean rows of every source."""
+    found = {}
+    for path in sorted(folder.glob("layouts_*.csv")):
+        name = path.stem.removeprefix("layouts_")
+        found[name] = timed_runs(clean(name, pd.read_csv(path))).assign(source=name)
+    return found
+
+
+def experts(folder: Path) -> pd.DataFrame:
+    """Predicted over measured of every recorded mixture of experts, by the shipped surrogate."""
+    lines = []
+    for path in sorted([*folder.glob("layouts_*.csv"), *folder.glob("recipes_*.csv")]):
+        table = pd.read_csv(path)
+        if "published_tokens_per_s_per_gpu" in table:
+            tokens = table["global_batch_size"] * table["seq_length"]
+            table["iteration_time_s"] = tokens / (table["published_tokens_per_s_per_gpu"] * table["num_gpus"])
+        if "num_experts" not in table or "iteration_time_s" not in table:
+            continue
+        table = table[(table["num_experts"].fillna(0) > 0) & (table["iteration_time_s"] > 0)]
+        for gpu, rows in table.groupby("gpu"):
+            found = jointopt.predict(rows.reset_index(drop=True))
+            ratio = found["predicted_iteration_time_s"] / found["iteration_time_s"]
+            lines.append({
+                "source": path.stem.removeprefix("layouts_").removeprefix("recipes_"), "gpu": gpu, "rows": len(rows),
+                "not predicted": int(ratio.isna().sum()), "median error": (ratio - 1.0).abs().median(),
+                "lowest": ratio.min(), "highest": ratio.max(), **held(found),
+            })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def board(folder: Path, names: list[str], draws: int) -> str:
+    """The tables of the leaderboard."""
+    shipped, every = load_surrogate("default"), tables(folder)
+    assert shipped is not None
+    data = training_set(pd.concat([every[name] for name in shipped.card["data"]], ignore_index=True))
+    scores = cross_validate(data, set(data.source.tolist()), 0.0)
+    lines: dict[str, dict[str, Any]] = {"own": {}, "generic": {}}
+    for name in names or list(every):
+        surrogate = without(data, scores, name)
+        lines["own"][f"{name}{'*' * (name in NOT_FITTED)}"] = judged(surrogate, every[name], draws)
+        lines["generic"][name] = judged(surrogate, every[name].assign(framework=""), draws)
+        print(f"judged {name}", file=sys.stderr, flush=True)
+    parts = [f"{profile} profile\n{_text(pd.DataFrame(found).T)}" for profile, found in lines.items()]
+    moe = experts(folder)
+    return "\n\n".join([*parts, f"mixtures of experts, shipped surrogate\n{moe.round(3).to_string(index=False)}"])
+
+
+def _text(found: pd.DataFrame) -> str:
+    found = found.reindex(columns=COLUMNS)
+    found.loc["mean"] = found.mean()
+    whole, plain = ("rows", "pairs"), ("tau",)
+    forms = {name: "{:.0f}" if name in whole else "{:.2f}" if name in plain else "{:.1%}" for name in COLUMNS}
+    shown = pd.DataFrame({n: ["" if v != v else forms[n].format(v) for v in found[n]] for n in COLUMNS}, found.index)
+    first, second = COLUMNS[:12], COLUMNS[12:]
+    return f"{shown[first].to_string()}\n\n{shown[second].to_string()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("source", nargs="*")
+    given = parser.parse_args()
+    if not given.folder.is_dir():
+        sys.exit(f"No recorded runs in {given.folder}: give the folder that holds layouts_*.csv.")
+    with threadpool_limits(1, user_api="blas"):
+        text = board(given.folder, given.source, given.draws)
+    print(text)
+    if given.write:
+        before, rest = PAGE.read_text(encoding="utf-8").split(HEADING)
+        words, table = rest.split("```text\n", 1)
+        text = "\n".join(line.rstrip() for line in text.splitlines())
+        PAGE.write_text(f"{before}{HEADING}{words}```text\n{text}\n```{table.split('```', 1)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The short part of the campaign of faults; `fuzz.py`, `kills.py` and `together.py` are the long one."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.campaign.inputs import inputs, kind_named, outcome
+from tests.campaign.kills import Field
+
+IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "exports")
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_changed_file_is_read_or_refused_in_a_sentence(name: str, data: st.DataObject, tmp_path: Path) -> None:
+    kind = kind_named(name)
+    file = tmp_path / f"input{kind.suffix}"
+    file.write_bytes(data.draw(inputs(kind)))
+    assert outcome(kind, file) in ("read", "refused")
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_every_file_that_is_changed_is_a_good_one_before(name: str, tmp_path: Path) -> None:
+    kind = kind_named(name)
+    file = tmp_path / f"input{kind.suffix}"
+    for seed in kind.seeds[:5]:
+        file.write_bytes(seed)
+        assert outcome(kind, file) in ("read", "refused") if name == "logs" else outcome(kind, file) == "read"
+
+
+def test_a_measuring_command_that_is_killed_loses_and_leaves_nothing(driver_library: Path, tmp_path: Path) -> None:
+    assert Field(tmp_path, random.Random(1)).kill("exec") == ("exec", Counter())
+
+
+def test_eight_tunes_on_one_postgresql_run_no_plan_twice(postgres_url: str) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("together.py")), postgres_url]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
