@@ -59,6 +59,22 @@ def _begin_by_hand(connection: Any, _: object) -> None:
     connection.isolation_level = None
 
 
+@contextmanager
+def in_turn(engine: sqlalchemy.Engine, name: str) -> Iterator[None]:
+    """Run the body alone among the processes that take the turn ``name``; only PostgreSQL, elsewhere nothing waits.
+
+    By an advisory lock, which ends with the process that holds it.
+    """
+    import sqlalchemy
+
+    if engine.dialect.name != "postgresql":
+        yield
+        return
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
+        yield
+
+
 def make_table(engine: sqlalchemy.Engine, table: sqlalchemy.Table) -> None:
     """Makes a table where it is missing; of several processes that do, all win."""
     import sqlalchemy

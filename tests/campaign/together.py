@@ -66,7 +66,8 @@ def main() -> int:
     tunes[0].send_signal(signal.SIGKILL)
     codes = [tune.wait() for tune in tunes]
     begun, ended = plans(folder, "begun"), plans(folder, "ended")
-    print(json.dumps({"codes": codes, "runs": sum(begun.values()), "plans": len(begun),
+    last_words = {seed: _log(folder, seed).strip().splitlines()[-1:] for seed, code in enumerate(codes) if code}
+    print(json.dumps({"codes": codes, "last words": last_words, "runs": sum(begun.values()), "plans": len(begun),
                       "ended twice": [plan for plan, count in ended.items() if count > 1],
                       "begun twice": [plan for plan, count in begun.items() if count > 1],
                       "never ended": [plan for plan in begun if plan not in ended]}, indent=1))  # fmt: skip
@@ -75,7 +76,11 @@ def main() -> int:
 
 def _has_begun(folder: Path, seed: int) -> bool:
     """Whether a tune has a run on its way."""
-    return "run 1: " in (folder / f"log-{seed}").read_text(errors="replace")
+    return "run 1: " in _log(folder, seed)
+
+
+def _log(folder: Path, seed: int) -> str:
+    return (folder / f"log-{seed}").read_text(errors="replace")
 
 
 if __name__ == "__main__":

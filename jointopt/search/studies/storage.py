@@ -8,7 +8,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from uuid import uuid4
 
@@ -17,10 +17,9 @@ import sqlalchemy as sa
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.runs.database import database_errors, open_database, private_file
+from jointopt.runs.database import database_errors, in_turn, open_database, private_file
 
 LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
-ATTEMPTS = 8  # at tables that another process makes at the same moment
 
 
 def prepare_storage(url: str) -> Storage | None:
@@ -137,8 +136,7 @@ class Storage:
             with self.together():
                 yield
             return
-        with self._turns.begin() as connection:
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
+        with in_turn(self._turns, name):
             yield
 
     def rewrite_version(self) -> None:
@@ -157,19 +155,28 @@ class Storage:
 
 def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
-    attempt = 1
     private_file(url)
+    shared = _parsed(url).get_backend_name() == "postgresql"
+    with in_turn(open_database(url), "jointopt-tables") if shared else nullcontext():
+        return _opened(url, engine_kwargs)
+
+
+def _opened(url: str, engine_kwargs: dict[str, Any] | None) -> RDBStorage:
+    """The storage, tried for again while another program (Optuna's dashboard) makes its tables.
+
+    Optuna looks whether a table or its version is there and makes it, which is not one step; on a loaded machine its
+    maker may be seconds between two of them.
+    """
+    until = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             return RDBStorage(url, engine_kwargs)
         except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
-            # Optuna looks whether a table or its version is there and makes it, which is not one step.
             if not _made_meanwhile(error):
                 raise
-            if attempt == ATTEMPTS:
+            if time.monotonic() > until:
                 raise OSError(f"its tables are not complete ({error})") from error
-        time.sleep(random.uniform(0.0, 0.1 * attempt))
-        attempt += 1
+        time.sleep(random.uniform(0.0, 0.5))
 
 
 def made_study(storage: BaseStorage, name: str, objectives: Sequence[str]) -> optuna.Study:
