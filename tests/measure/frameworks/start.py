@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -44,7 +45,18 @@ def rank(script: str, plan: dict[str, object], number: int, port: int) -> None:
 
 
 def run(script: str, plan: dict[str, object]) -> bool:
-    """Whether a process of the plan failed."""
+    """Whether a process of the plan failed; tried once more where another program took the port meanwhile."""
+    if not attempt(script, plan):
+        return False
+    log = Path(str(plan["folder"]), "run.log")
+    if "EADDRINUSE" not in log.read_text(errors="replace"):
+        return True
+    log.unlink()
+    return attempt(script, plan)
+
+
+def attempt(script: str, plan: dict[str, object]) -> bool:
+    """Whether a process of the plan failed; the others are ended then, as torchrun does, for they would wait for it."""
     port, children = free_port(), []
     for number in range(int(str(plan["processes"]))):
         if not (child := os.fork()):
@@ -57,8 +69,16 @@ def run(script: str, plan: dict[str, object]) -> bool:
             sys.stdout.flush()
             os._exit(0)
         children.append(child)
-    ends = [os.waitpid(child, 0)[1] for child in children]
-    return any(ends)
+    for _ in range(len(children)):
+        ended, status = os.wait()
+        children.remove(ended)
+        if status:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            for child in children:
+                os.waitpid(child, 0)
+            return True
+    return False
 
 
 if __name__ == "__main__":
