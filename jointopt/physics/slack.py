@@ -16,6 +16,8 @@ from jointopt.physics.cooling import Cooler
 from jointopt.physics.costs import EnergyTerms, StageCosts
 from jointopt.spec.cluster import PowerConstants
 
+_CELLS = 16_384  # plans times stages per block: what is in between stays in the cache, half the time of all at once
+
 
 def stage_clocks_mhz(
     costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
@@ -26,6 +28,18 @@ def stage_clocks_mhz(
     At slack 1 a stage runs at the lowest grid clock at which it keeps up with the slowest, at 0 at the same clock (the
     intrinsic energy bloat of Perseus, Chung et al., SOSP'24). Snapped up, so that no stage is a new bottleneck.
     """
+    step = max(_CELLS // costs.depth, 1)
+    out = np.empty((len(rows), costs.depth))
+    for some in (slice(start, start + step) for start in range(0, len(rows), step)):
+        genes = rows[some], bottleneck_mhz[some], slack[some]
+        out[some] = _stage_clocks_mhz(costs, ceiling_mhz, *genes, grid_mhz, top_mhz, gather_overlap)
+    return out
+
+
+def _stage_clocks_mhz(
+    costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
+    top_mhz: float, gather_overlap: float,
+) -> Floats:  # fmt: skip
     shared_mhz = bottleneck_mhz[:, None]
     stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz[rows])
     gather = costs.gather_s[rows]  # hides under either pass, up to the overlap

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.report.plans import TIGHT
+from jointopt.report.plans import TIGHT, rank_words
 from jointopt.report.table import paragraphs, result
 
 FAR, MOST_REASONS = 0.05, 3  # behind the first row, from which on a published plan's differences are named
@@ -23,7 +23,8 @@ class Beside:
     energy_j: float
     peak_memory_gib: float
     fit_probability: float
-    rank: int  # among all feasible layouts by time at the highest clock and probability of fitting; 1 is the first
+    # among all feasible layouts by time at the highest clock and probability of fitting; 1 is the first, None is far
+    rank: int | None
     behind: float  # of the front's fastest plan: 0.04 is 4 % slower
     violations: tuple[str, ...] = ()  # why it is no plan of the space
     published_time_s: float | None = None
@@ -40,7 +41,8 @@ class Beside:
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
         time = result("iteration_time_s", self.iteration_time_s)
-        place = f"{time}, rank {self.rank:,} of {layouts:,} layouts, {100 * self.behind:+.1f} % beside the first row"
+        behind = f"{100 * self.behind:+.1f} % beside the first row"
+        place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
         if self.source:
             time_s = self.published_time_s
             published = f"; published {result('iteration_time_s', time_s)}" if time_s else ""

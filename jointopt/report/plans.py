@@ -16,6 +16,7 @@ from jointopt.physics.facility import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
 from jointopt.report.table import TextColumn
+from jointopt.search.fastest import MOST
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
 from jointopt.spec.plans.parse import format_plan
@@ -146,6 +147,11 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str], repeated: Collec
 
 def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:
     return table.fixed([None if plan.get(name) is None else factor * plan[name] for plan in plans], form)
+
+
+def rank_words(rank: int | None, of: int) -> str:
+    """A layout's place among all; None: too far behind to be counted."""
+    return f"rank {rank:,} of {of:,}" if rank is not None else f"beyond rank {MOST:,} of {of:,}"
 
 
 def rate_words(job: Job, rates: Mapping[str, float]) -> str:

@@ -9,6 +9,7 @@ from jointopt.search.boxes import ROUNDING
 from jointopt.search.problem import LowerBound, Problem
 
 FEW = 64  # layouts whose bounds are worked out first
+MOST = 1000  # layouts that a plan is ranked among; those behind are as good as last
 
 
 def fastest(problem: Problem, layouts: Ints) -> int:
@@ -21,23 +22,40 @@ def fastest(problem: Problem, layouts: Ints) -> int:
 
 
 def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
-    """(at most ``most`` layouts, the least lower bound on time first; those bounds). The problem has bounds."""
+    """(at most ``most`` layouts, the least lower bound on time first; those bounds). The problem has bounds.
+
+    They are worked out in the order of the quick ones, twice as many each time, until no other can be among them.
+    """
+    bound, quick_bound = _bounds(problem)
+    quick_s, _ = quick_bound(np.arange(problem.num_layouts))
+    order = np.argsort(quick_s, kind="stable")
+    left, least_s, count = order, np.empty(0), most
+    while len(left):
+        least_s = np.concatenate([least_s, bound(left[:count])[0]])
+        left, count = left[count:], 2 * count
+        if len(least_s) >= most:
+            left = left[quick_s[left] * (1.0 - ROUNDING) <= np.partition(least_s, most - 1)[most - 1]]
+    known = order[: len(least_s)]
+    best = np.lexsort([known, least_s])[:most]
+    return known[best], least_s[best]
+
+
+def count_faster(problem: Problem, time_s: float, most: int = MOST) -> int | None:
+    """How many of all layouts have a lower bound on time below ``time_s``; None where more than ``most``.
+
+    The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first.
+    """
     bound, quick_bound = _bounds(problem)
     layouts = np.arange(problem.num_layouts)
     quick_s, _ = quick_bound(layouts)
-    some = bound(layouts[np.argsort(quick_s, kind="stable")[:most]])[0]
-    left = layouts[quick_s * (1.0 - ROUNDING) <= some.max(initial=0.0)]
-    least_s, _ = bound(left)
-    order = np.argsort(least_s, kind="stable")[:most]
-    return left[order], least_s[order]
-
-
-def count_faster(problem: Problem, time_s: float) -> int:
-    """How many of all layouts have a lower bound on time below ``time_s``. The problem has bounds."""
-    bound, quick_bound = _bounds(problem)
-    layouts = np.arange(problem.num_layouts)
-    left = layouts[quick_bound(layouts)[0] * (1.0 - ROUNDING) < time_s]
-    return int(np.count_nonzero(bound(left)[0] < time_s))
+    left = np.flatnonzero(quick_s * (1.0 - ROUNDING) < time_s)
+    left = left[np.argsort(quick_s[left], kind="stable")]
+    found = 0
+    for start in range(0, len(left), most):
+        found += int(np.count_nonzero(bound(layouts[left[start : start + most]])[0] < time_s))
+        if found > most:
+            return None
+    return found
 
 
 def _bounds(problem: Problem) -> tuple[LowerBound, LowerBound]:

@@ -84,8 +84,9 @@ def _of_recipe(model: JobModel, problem: Problem, answer: Columns, recipe: Recip
 _TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
 
 
-def _rank(problem: Problem, time_s: float, fits: float) -> int:
-    return 1 + count_faster(problem, time_s * float(cost_of_failing(np.array(fits))) * (1.0 - 1e-9))
+def _rank(problem: Problem, time_s: float, fits: float) -> int | None:
+    faster = count_faster(problem, time_s * float(cost_of_failing(np.array(fits))) * (1.0 - 1e-9))
+    return None if faster is None else 1 + faster
 
 
 def _conventional(

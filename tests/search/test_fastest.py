@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.search.exact import exact_front
-from jointopt.search.fastest import count_faster, fastest
+from jointopt.search.fastest import count_faster, fastest, ranked
 from tests.fake_problem import fake_problem
 
 
@@ -27,12 +27,31 @@ def test_the_fastest_of_some_layouts_has_the_least_bound_whatever_the_quick_boun
 
 
 @settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_layouts_are_ranked_by_their_bounds_whatever_the_quick_bound_leaves(seed, most):
+    problem, loose = quick(seed)
+    times, _ = problem.lower_bound(np.arange(problem.num_layouts))
+    order, least_s = ranked(loose, most)
+    assert order.tolist() == np.argsort(times, kind="stable")[:most].tolist()
+    np.testing.assert_array_equal(least_s, times[order])
+
+
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.0, 1.0))
 def test_as_many_layouts_are_faster_as_have_a_lower_bound(seed, share):
     problem, loose = quick(seed)
     times, _ = problem.lower_bound(np.arange(problem.num_layouts))
     limit = float(np.quantile(times, share))
-    assert count_faster(loose, limit) == count_faster(problem, limit) == (times < limit).sum()
+    assert count_faster(loose, limit, 10_000) == count_faster(problem, limit, 10_000) == (times < limit).sum()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.0, 1.0), st.integers(1, 20))
+def test_faster_layouts_are_counted_up_to_a_number_and_then_left(seed, share, most):
+    problem, loose = quick(seed)
+    times, _ = problem.lower_bound(np.arange(problem.num_layouts))
+    faster = int((times < (limit := float(np.quantile(times, share)))).sum())
+    assert count_faster(loose, limit, most) == (faster if faster <= most else None)
 
 
 @settings(max_examples=15, deadline=None)
