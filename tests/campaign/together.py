@@ -26,7 +26,7 @@ RUN = """
 import json, sys, time
 result, log, *plan = sys.argv[1:]
 with open(log, "a") as file: file.write("begun " + " ".join(plan) + "\\n")
-time.sleep(3.0)
+time.sleep(1.5)
 json.dump({"iteration_time_s": 0.5 + hash(tuple(plan)) % 100 / 100}, open(result, "w"))
 with open(log, "a") as file: file.write("ended " + " ".join(plan) + "\\n")
 """
@@ -34,11 +34,11 @@ FIELDS = ("dp", "tp", "pp", "micro_batch_size", "zero_stage", "sequence_parallel
 
 
 def start(folder: Path, url: str, seed: int) -> subprocess.Popen[bytes]:
-    """A tune of its own seed, with a budget of six runs."""
+    """A tune of its own seed, with a budget of four runs."""
     fields = " ".join(f"{{{name}}}" for name in FIELDS)
     program = f"{sys.executable} {folder / 'run.py'} {{result}} {folder / 'plans'} {fields}"
     command = [sys.executable, "-m", "jointopt", "tune", "job.yaml", "--launcher", "command", "--command", program,
-               "--budget", "6", "--seed", str(seed), "--storage", url]  # fmt: skip
+               "--budget", "4", "--seed", str(seed), "--storage", url]  # fmt: skip
     log = (folder / f"log-{seed}").open("wb")
     return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
@@ -62,7 +62,7 @@ def main() -> int:
         time.sleep(0.05)
     while not _has_begun(folder, 0) and tunes[0].poll() is None:
         time.sleep(0.05)
-    time.sleep(1.5)  # so that its program has begun
+    time.sleep(0.7)  # so that its program has begun
     tunes[0].send_signal(signal.SIGKILL)
     codes = [tune.wait() for tune in tunes]
     begun, ended = plans(folder, "begun"), plans(folder, "ended")

@@ -124,16 +124,25 @@ def test_without_rights_nothing_runs_unless_clocks_are_left_to_the_driver(driver
     assert "at default clocks" in row["notes"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_tune_that_is_ended_mid_run_keeps_its_rows_and_goes_on(driver, folder: Path, number: int) -> None:
-    command = [sys.executable, "-m", "jointopt", "tune", "job.yaml", *FEW, "--budget", "2"]
+def ended(driver, number: int, budget: int, runs: int) -> tuple[int, str]:
+    """(exit status, stderr) of a tune that gets a signal in the last of so many runs, whose processes end with it."""
+    command = [sys.executable, "-m", "jointopt", "tune", "job.yaml", *FEW, "--budget", str(budget)]
     tool = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    eventually(lambda: len([call for call in driver.calls() if "lock" in call]) == 4 and training(driver))
+    eventually(lambda: len([call for call in driver.calls() if "lock" in call]) == 2 * runs and training(driver))
     tool.send_signal(number)
-    told = tool.communicate(timeout=60)[1].decode()
-    assert ("Ended by a signal: runs that had ended are kept" in told) == (number == signal.SIGTERM)
-    assert tool.returncode == (143 if number == signal.SIGTERM else -number)
+    message = tool.communicate(timeout=60)[1].decode()
     eventually(lambda: not belonging_to(driver))
+    return tool.returncode, message
+
+
+def test_a_tune_that_is_terminated_says_what_is_kept(driver, folder: Path) -> None:
+    status, message = ended(driver, signal.SIGTERM, budget=1, runs=1)
+    assert (status, "Ended by a signal: runs that had ended are kept" in message) == (143, True)
+    assert (driver.held(), clocks.leftovers(), len(Store(URL).read())) == ({}, [], 0)
+
+
+def test_a_tune_that_is_killed_mid_run_keeps_its_rows_and_goes_on(driver, folder: Path) -> None:
+    assert ended(driver, signal.SIGKILL, budget=2, runs=2)[0] == -signal.SIGKILL
     assert (driver.held(), clocks.leftovers()) == ({}, [])
     assert list(Store(URL).read()["energy_j"].notna()) == [True]
     again = run("tune", "job.yaml", *FEW, "--budget", "2")

@@ -255,6 +255,8 @@ def test_the_hook_reports_what_a_framework_knows(framework: str, tmp_path: Path)
     for name, text in STAND_INS.items():
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_text(text)
+        for folder in Path(name).parents[:-1]:  # regular packages go before installed ones
+            (tmp_path / "lib" / folder / "__init__.py").touch()
     path = f"import sys; sys.path.insert(0, {str(tmp_path / 'lib')!r}); "
     assert python(tmp_path, path + CALLS[framework], RANK="3").returncode == 0
     assert (tmp_path / "rank-3").read_text() == "1"
