@@ -52,6 +52,20 @@ def test_the_parts_add_up_to_the_totals_and_none_is_negative_but_the_leakage_of_
     assert (parts.idle_s >= -1e-9 * whole).all()
 
 
+@settings(max_examples=15, deadline=None)
+@given(drawn=taken_apart())
+def test_what_corrects_the_totals_corrects_the_parts(drawn: tuple[int, int, int], shipped_physics: Physics) -> None:
+    job, layout, seed = drawn
+    physics = shipped_physics(job)
+    factor = np.full(len(physics.layouts["pp"]), 1.2)
+    parts, total = apart(physics.corrected(factor, 1.1, 0.9, 35.0), layout, seed)
+    plain, _ = apart(physics, layout, seed)
+    assert sum(parts.energy_j.values()) == pytest.approx(float(total["energy_j"][0]), rel=1e-9)
+    assert sum(parts.time_s.values()) == pytest.approx(1.2 * sum(plain.time_s.values()), rel=1e-9)
+    assert parts.stage_power_w == pytest.approx(0.9 * plain.stage_power_w + 35.0, rel=1e-9)
+    np.testing.assert_allclose(parts.stage_memory_bytes, 1.1 * plain.stage_memory_bytes)
+
+
 @settings(max_examples=25, deadline=None)
 @given(drawn=taken_apart())
 def test_stages_have_their_own_clock_power_and_layers_and_every_level_of_the_energy_adds_up_to_the_one_above(
