@@ -120,6 +120,13 @@ def test_a_plan_outside_the_search_names_the_key_and_its_values(make_job):
     assert check_plan(job, GOOD) == ["tp 2 is outside the job's search.tp (1, 4)."]
 
 
+def test_a_plan_without_modules_recomputes_attention_where_that_is_what_the_job_lists(make_job):
+    job = make_job(search={"recompute_modules": ("core_attn",)}, attention="unfused")
+    selective = GOOD | {"recompute": "selective"}
+    assert check_plan(job, selective) == []
+    assert "outside the job's search.recompute_modules" in check_plan(job, selective | {"recompute_modules": "mlp"})[0]
+
+
 def test_experts_must_split_over_the_ranks_of_a_stage(make_job, moe):
     job = make_job(model=moe)
     assert check_plan(job, GOOD | {"ep": 4}) == []
