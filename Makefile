@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Every test worker has a core of its own; threads of one would wait for those of another.
 test test-services: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-services test-all golden check lint types layers wheel clean
+.PHONY: demo test test-services test-all golden check lint types layers wheel docs clean
 
 demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
@@ -28,7 +28,7 @@ golden: .venv/.dev-installed
 	$(BIN)/python tests/golden/rewrite.py
 	PYTHONPATH=. $(BIN)/python tests/data/record_accuracy.py
 
-check: lint types layers wheel
+check: lint types layers wheel docs
 
 lint: .venv/.dev-installed
 	$(BIN)/ruff check .
@@ -43,6 +43,10 @@ layers: .venv/.dev-installed
 # What people install is built from the source archive, not from this folder: build it that way and use it elsewhere.
 wheel: .venv/.dev-installed
 	.ci/wheel
+
+# The site, in build/site; a link that leads nowhere, or a page that loads anything from elsewhere, is an error.
+docs: .venv/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf .venv build dist *.egg-info
@@ -60,6 +64,11 @@ clean:
 	@echo "Installing jointopt and its development tools into .venv ..."
 	$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/.run-installed
+
+.venv/.docs-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing jointopt and what builds its documentation into .venv ..."
+	$(INSTALL) -e '.[dev,docs]'
+	@touch $@ .venv/.dev-installed .venv/.run-installed
 
 # PyTorch by pip, whose configuration may name a build for processors: that is a tenth of the one for GPUs, and comes
 # without Triton, which torchtitan imports. It is the oldest that the trainer supports.

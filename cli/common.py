@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from jointopt.cli.bars import Bars
+from jointopt.core.progress import LEVEL as PROGRESS
 from jointopt.core.secrets import masked
 
 if TYPE_CHECKING:
     from jointopt.report.documents import Result
     from jointopt.report.page.made import Reported
+    from jointopt.report.page.render import Page
     from jointopt.spec.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +57,7 @@ def as_json(command: F) -> F:
     return command
 
 
+report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")
 pue = click.option(
     "--pue", type=click.FloatRange(1.0, 10.0),
     help="Power usage effectiveness of the site, in place of the job's: energy at its meter over that of the nodes.",
@@ -310,15 +314,11 @@ def writing(option: str) -> Iterator[None]:
         raise UsageError(f"{option}: {place}{error.strerror or error}.") from error
 
 
-def write_report(made: Reported, out: Path, trace: Path | None = None, option: str = "--report") -> None:
-    """Writes a report, and the passes of its plans where a file is given for them; says where they are."""
+def write_report(made: Reported | Page, out: Path, option: str = "--report") -> None:
+    """Writes a report; says where it is."""
     with writing(option):
         made.write(out)
     remark(f"Written: {out}")
-    if trace is not None:
-        with writing("--trace"):
-            made.write_trace(trace)
-        remark(f"Written: {trace}")
 
 
 def remark(text: str) -> None:
@@ -326,17 +326,28 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
+BARS = Bars()
+
+
 class _OnStderr(logging.Handler):
-    """Prints what the library logs, one line each."""
+    """Prints what the library logs, one line each; on a terminal what can be counted is a bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        remark(masked(record.getMessage()))
+        if log_level() < logging.INFO and (counted := getattr(record, "progress", None)):
+            BARS.step(*counted)
+        elif not BARS.say(text := masked(record.getMessage())):
+            remark(text)
+
+
+def log_level() -> int:
+    """The least level that is shown: a terminal shows how far loops are."""
+    return PROGRESS if sys.stderr.isatty() else logging.INFO
 
 
 def print_log() -> None:
     """Let progress and warnings of the library appear on stderr."""
     log = logging.getLogger("jointopt")
-    log.setLevel(logging.INFO)
+    log.setLevel(log_level())
     if not any(isinstance(handler, _OnStderr) for handler in log.handlers):
         log.addHandler(_OnStderr())
 

@@ -55,6 +55,8 @@ class Commands(click.Group):
             message, exit_code = "The input is nested too deeply to be read; expected a few levels.", 2
         except KeyboardInterrupt:
             message, exit_code = "interrupted.", 130
+        finally:
+            common.BARS.end()
         click.echo(f"Error: {masked(' '.join(message.split()))}", err=True)
         ctx.exit(exit_code)
 

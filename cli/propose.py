@@ -24,7 +24,7 @@ from jointopt.cli import common
 @click.option("--study", help="Name of the stored study; by default the job's name and version.")
 @click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
-@click.option("--report", type=common.PATH, help="One HTML file with figures, which needs no network.")
+@common.report
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")

@@ -31,4 +31,8 @@ def report(out_or_study: str, out: Path, trace: Path | None, studies: str | None
     from jointopt.workflows.page import page
 
     made = page(out_or_study, studies=studies, **basis)
-    common.write_report(made, out, trace, option="--out")
+    common.write_report(made, out, "--out")
+    if trace is not None:
+        with common.writing("--trace"):
+            made.write_trace(trace)
+        common.remark(f"Written: {trace}")

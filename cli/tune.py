@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,11 +31,13 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     help="Plans that failed or timed out before may run again, their cause gone; out of memory stays known.",
 )  # fmt: skip
 @common.model_options("what is measured, and of the study that shows it")
+@common.report
 @common.as_json
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
-    batch: int, seed: int, retry_failed: bool, basis: dict[str, Any], as_json: bool, **options: Any,
+    batch: int, seed: int, retry_failed: bool, basis: dict[str, Any], report: Path | None, as_json: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
 
@@ -58,5 +61,7 @@ def tune(
         common.job_of(job), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
         retry_failed=retry_failed, **basis, **launching.given(options),
     )  # fmt: skip
+    if report:
+        common.write_report(found.report(), report)
     common.answer(found, as_json)
     launching.end(ctx, found.stopped, found.fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,11 +17,12 @@ from jointopt.cli import common, launching
 @common.seed("Of the search.")
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
 @common.model_options("what is measured, and of the study that shows it")
+@common.report
 @common.as_json
 @click.pass_context
 def validate(
     ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool,
-    basis: dict[str, Any], as_json: bool, **options: Any,
+    basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
 
@@ -40,5 +42,7 @@ def validate(
         common.job_of(job), launcher, top, seed=seed, again=again, **basis,
         **launching.given(options),
     )  # fmt: skip
+    if report:
+        common.write_report(found.report(), report)
     common.answer(found, as_json)
     launching.end(ctx, found.stopped, found.fault)

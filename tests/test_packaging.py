@@ -43,5 +43,6 @@ def test_what_is_imported_is_declared() -> None:
     declared = {requirement.split(">")[0].split("<")[0] for requirement in PROJECT["dependencies"]}
     others = {"psutil", "scikit-learn", "xgboost-cpu"}
     assert (
-        declared == {"click", "jinja2", "numpy", "scipy", "pandas", "plotly", "pyyaml", "optuna", "sqlalchemy"} | others
+        declared
+        == {"click", "jinja2", "numpy", "scipy", "pandas", "plotly", "pyyaml", "optuna", "rich", "sqlalchemy"} | others
     )

@@ -1,25 +1,19 @@
-"""The pages of export targets: from an empty folder, every command runs and prints what the page shows.
+"""The pages of export targets: from an empty folder, all commands run and print what the page shows (tests/pages.py).
 
-Blocks of ``sh`` are commands, of ``console`` commands behind ``$`` with their output, in which ``...`` stands for lines
-that are left out. Blocks of ``bash`` need GPUs or the framework and are not run. ``run.log`` is there from the
-beginning, as if the program had been started already.
+``run.log`` is there from the beginning, as if the program had been started already.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from jointopt.cli.main import jointopt
 from jointopt.measure.exports.targets import TARGETS
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
+from tests.pages import followed, steps
 from tests.places import ROOT
 from tests.stand_in import framework
 
@@ -30,59 +24,6 @@ LINES = {
     "megatron": "bridge", "megatron-bridge": "bridge", "torchtitan": "titan", "deepspeed": "deepspeed",
     "nanotron": "nanotron", "slurm": "titan", "kubernetes": "bridge",
 }  # fmt: skip
-
-
-def steps(page: str) -> Iterator[tuple[str, list[str] | None]]:
-    """Commands of a page in order, each with the lines that it is to print; None where the page shows none."""
-    for language, block in re.findall(r"```(sh|console)\n(.*?)```", page, re.DOTALL):
-        if language == "console":
-            for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-                yield command, shown.splitlines()
-        else:
-            yield from ((one, None) for one in re.findall(r"cat >> (?:.*\n)*?END|(?:.*\\\n)*.+", block))
-
-
-@functools.cache
-def proposed(words: tuple[str, ...]) -> tuple[int, str, str]:
-    """Exit code, document and job file of one proposal, which several pages begin with."""
-    result = CliRunner().invoke(jointopt, list(words))
-    return result.exit_code, result.stdout, Path("job.yaml").read_text()
-
-
-def ran(command: str) -> tuple[int, str]:
-    """Exit code and output of one command of a page in the working directory."""
-    if command.startswith("cat >> "):
-        head, *lines, _ = command.split("\n")
-        path = Path(head.split()[2])
-        path.write_text(path.read_text() + "\n".join(lines) + "\n")
-        return 0, ""
-    words, _, target = command.replace("\\\n", " ").partition(" > ")
-    name, *arguments = shlex.split(words, comments=True)
-    found = [str(path) for word in arguments for path in (sorted(Path().glob(word)) if "*" in word else [word])]
-    if name == "cat":
-        return 0, "".join(Path(path).read_text() for path in found)
-    assert name == "jointopt", f"a page runs {name}: make it a block of bash"
-    if found[0] == "propose":
-        code, printed, job = proposed(tuple(found))
-        Path("job.yaml").write_text(job)
-        Path(target.strip()).write_text(printed)
-        return code, ""
-    result = CliRunner().invoke(jointopt, found)
-    if target:
-        Path(target.strip()).write_text(result.stdout)
-    return result.exit_code, result.output
-
-
-def check_shown(output: str, shown: list[str]) -> None:
-    """Every line of the page in order; between them only what ``...`` leaves out."""
-    lines, cut = output.rstrip("\n").split("\n"), False
-    for line in [*shown, None]:  # None: the end
-        if line == "...":
-            cut = True
-            continue
-        at = lines.index(line) if cut and line in lines else 0 if line is not None else len(lines) * cut
-        assert lines[at : at + 1] == ([] if line is None else [line]), f"{line!r} is not what comes of it:\n{output}"
-        lines, cut = lines[at + 1 :], False
 
 
 @pytest.mark.parametrize("target", PAGES)
@@ -97,12 +38,7 @@ def test_the_commands_of_a_page_print_what_it_shows(
     else:
         lines = [getattr(framework, LINES[target])(n, 20, 128, 128 * 8192) for n in range(1, 21)]
     Path("run.log").write_text("\n".join(lines) + "\n")
-    for command, shown in steps(PAGES[target]):
-        code, output = ran(command)
-        refused = shown is not None and shown[0].startswith("Error: ")
-        assert (code != 0) == refused, f"{command}\n{output}"
-        if shown is not None:
-            check_shown(output, shown)
+    followed(PAGES[target])
     rows, problems = read_measurements(Path("runs.csv"), MEASUREMENT_RULES)
     assert (list(rows["status"]), problems) == (["ok"], [])
 

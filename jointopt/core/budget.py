@@ -60,6 +60,11 @@ class Budget:
                 left = min(left, (bound - used) / each + _ROUNDING if each > 0 else math.inf)
         return int(max(0, min(left, 10**9)))
 
+    def done(self, spent: Spent) -> tuple[float, float]:
+        """(spent, bound) in the first unit that is bounded: runs, GPU-hours, minutes."""
+        pairs = ((spent.runs, self.runs), (spent.gpu_hours, self.gpu_hours), (spent.minutes, self.minutes))
+        return next((float(used), float(bound)) for used, bound in pairs if bound is not None)
+
     def words(self, spent: Spent) -> str:
         """The spent share in words: ``3 of 8 runs, 0.2 of 1 GPU-hours``."""
         parts = []

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jointopt.core.budget import Spent
 from jointopt.report import table
@@ -16,6 +16,9 @@ from jointopt.report.plans import plan_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
+
+if TYPE_CHECKING:
+    from jointopt.report.page.render import Page
 
 TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
 STOPPED = {  # why no further plan is run
@@ -54,6 +57,17 @@ class MeasuredRun:
         value = self.row.get(name)
         return math.nan if value is None or self.status != "ok" else float(value)
 
+    def error(self, name: str) -> float:
+        """Prediction minus measurement, as a share of the measurement; NaN where unknown."""
+        value = self.result(name)
+        return (self.predicted.get(name, math.nan) - value) / value if value else math.nan
+
+    def inside(self, name: str) -> bool | None:
+        """True where the measurement lies in the 90 % interval; None where one of them is unknown."""
+        low, high = (self.predicted.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
+        value = self.result(name)
+        return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
+
     def document(self) -> dict[str, Any]:
         """Plan, measurement and prediction under the keys of a measurement table."""
         predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
@@ -78,17 +92,6 @@ class ValidatedRun(MeasuredRun):
     reference: bool  # what a job does without jointopt: the fastest plan at the GPU's own clock
     earlier: bool  # the store had measured it, it was not run again
     keys = "in_domain reference earlier broken notes"
-
-    def error(self, name: str) -> float:
-        """Prediction minus measurement, as a share of the measurement; NaN where unknown."""
-        value = self.result(name)
-        return (self.predicted[name] - value) / value if value else math.nan
-
-    def inside(self, name: str) -> bool | None:
-        """True where the measurement lies in the 90 % interval; None where one of them is unknown."""
-        low, high = self.predicted[f"{name}_low"], self.predicted[f"{name}_high"]
-        value = self.result(name)
-        return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
 
     def document(self) -> dict[str, Any]:
         """As of every run, with the error of each prediction."""
@@ -118,6 +121,12 @@ class MeasuredResult(Result):
         from jointopt.runs.database import without_password  # with SQLAlchemy
 
         return without_password(self.storage) if self.storage else None
+
+    def report(self) -> Page:
+        """The runs as one HTML page: predicted beside measured, and what was learned by round."""
+        from jointopt.report.page.runs import run_page  # Jinja2 and Plotly's program
+
+        return run_page(self)
 
     def document(self) -> dict[str, Any]:
         """All of `keys`, and the fault, null where there is none."""

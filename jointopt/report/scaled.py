@@ -130,6 +130,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", [_degrees(plan) for plan in first], left=True),
         table.measured("time", [plan["iteration_time_s"] for plan in first], table.TIME_UNITS),
+        TextColumn("±\n%", table.fixed([_half_width(plan) for plan in first], ".0f")),
         TextColumn("tok/s", table.fixed([plan["tokens_per_s"] for plan in first], ",.0f")),
         TextColumn("scaling\n%", table.fixed([100 * size.efficiency for size in sizes], ".0f")),
         TextColumn("MFU\n%", table.fixed([_percent(plan.get("mfu")) for plan in first], ".1f")),
@@ -141,6 +142,12 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         TextColumn("at\ntime %", _changes(first, least, "iteration_time_s")),
     ]
     return table.lay_out(table.known(columns))
+
+
+def _half_width(plan: Mapping[str, Any]) -> float | None:
+    """Half of the 90 % interval of the time, in percent of it."""
+    low, high = (plan.get(f"iteration_time_s_{end}") for end in ("low", "high"))
+    return None if low is None or high is None else 50.0 * (high - low) / plan["iteration_time_s"]
 
 
 def _percent(share: float | None) -> float | None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
+from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.describe import CONSTANTS, moved
@@ -123,7 +124,7 @@ def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Clu
     works: list[Workload] = []
     parts: list[Columns] = []
     runs: list[Runs] = []
-    for work in found if cluster is None else [_on(cluster, work) for work in found]:
+    for work in steps(found if cluster is None else [_on(cluster, work) for work in found], "pricing jobs of runs"):
         try:
             plans = PricedPlans.of(work)
         except JointOptError as error:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Source
+from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
@@ -270,7 +271,7 @@ def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0
 def _crossed(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:
     """Answers (n,) for every fold from the runs of the others."""
     out = np.empty(len(fold))
-    for one in np.unique(fold):
+    for one in steps(np.unique(fold).tolist(), "judging on runs left out"):
         at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
         out[at] = answer(rest.astype(np.int64), at.astype(np.int64))
     return out

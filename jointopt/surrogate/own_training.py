@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, learn_own, supporting
@@ -32,7 +33,7 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
     """An `OwnRuns` of each cluster and software stack with at least `LEAST_RUNS` runs."""
     keys, counts = np.unique(data.known.runs.source, return_counts=True)
     found = []
-    for key in keys[counts >= LEAST_RUNS].tolist():
+    for key in steps(keys[counts >= LEAST_RUNS].tolist(), "learning the own of sources"):
         rows = np.flatnonzero(data.known.runs.source == key).astype(np.int64)
         own, mean, half_width = learn_own(str(key), measured(data, rows), shared, seed)
         found.append(LearnedOwn(own, rows, mean, half_width))

@@ -11,6 +11,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from jointopt.core.errors import TableError
+from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import CATEGORY
 from jointopt.surrogate.dataset import Priced, price, timed_runs
@@ -218,7 +219,7 @@ class Scores:
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
     """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
     scores = []
-    for name in np.unique(data.source).tolist():
+    for name in steps(np.unique(data.source).tolist(), "judging on sources left out"):
         rows, others = data.of({name}), data.of(allowed - {name})
         surrogate = fit(data, others, learn_kernel(data, others, seed), seed, strength)
         physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.physics.facility import run_costs
 from jointopt.physics.throughput import with_rates
@@ -55,7 +56,7 @@ def scale(
     _check_limits(jobs, limits)
     watch = Stopwatch()
     found = []
-    for job in jobs:
+    for job in steps(jobs, "clusters"):
         bounded = _bounded(job, site_kw)
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
@@ -87,7 +88,7 @@ def _searched(model: JobModel) -> _Found:
     layout = front["layout_index"]
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
-    entries = plan_entries(with_rates(job, columns))
+    entries = plan_entries(with_rates(job, model.intervals(columns)))
     rows = _condensed(front)
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     return _Found(Size(job, tuple(entries[row] for row in rows), parts), entries)

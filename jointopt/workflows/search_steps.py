@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jointopt.core import progress
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.report.joint import Joint
 from jointopt.search.exact import ExactFront
@@ -23,6 +24,7 @@ from jointopt.surrogate.memory import cost_of_failing
 
 _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_TICKS = 1.0
+BAR = "plans"  # the name of the bar of ticks
 LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
 
 
@@ -40,12 +42,14 @@ class Stopwatch:
         self._logged = start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
+        progress.report(BAR, 1, 1)  # what ticked has ended
 
     def tick(self, *counts: int) -> None:
         """Log how far a search has come, about once a second."""
         if time.perf_counter() - self._logged >= SECONDS_BETWEEN_TICKS:
             self._logged = time.perf_counter()
-            _log.info(self._text.format(*counts))
+            counted = {"progress": (BAR, *counts[:2])} if len(counts) > 2 else None
+            _log.log(self._level, self._text.format(*counts), extra=counted)
 
 
 def exact_step(job: Job, problem: Problem, watch: Stopwatch) -> ExactFront:

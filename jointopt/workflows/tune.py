@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
@@ -38,6 +39,7 @@ _log = logging.getLogger(__name__)
 LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 TIME = ("iteration_time_s",)
+_BAR = "spent of the budget"
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
 
@@ -111,8 +113,10 @@ class _Loop(Campaign):
     def spend(self, budget: Budget, batch: int = 1) -> str:
         """Run plans until a reason to stop, which is returned."""
         self._continue(budget)
+        progress.report(_BAR, *budget.done(self.spent))
         self.record.progress(self._state(budget))
         stopped = self.until_the_end(lambda: self._rounds(budget, batch), lambda: self._count > 0)
+        progress.report(_BAR, 1, 1)
         if stopped in ("interrupted", "failed"):
             self.record.pause(self._state(budget))
         else:
@@ -294,6 +298,7 @@ class _Loop(Campaign):
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
                 self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
                 self.record.progress(self._state(budget))
+                progress.report(_BAR, *budget.done(self.spent))
                 _log.info("%s: %s", name(place), outcome(run))
                 self.judge(done, name(place).capitalize())
         return not self.reason

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Ints, inside
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
@@ -144,11 +145,14 @@ class _Bench(Campaign):
         def name(place: int) -> str:
             return f"run {order[place] + 1}"
 
+        progress.report("runs", len(self._runs), len(self.plans.rows))
         with closing(self.run_all(queue(), name)) as runs:
             for place, done in runs:
                 self._add(order[place], done.row, earlier=False)
+                progress.report("runs", len(self._runs), len(self.plans.rows))
                 _log.info("%s: %s", name(place), outcome(self._runs[order[place]]))
                 self.judge(done, "The run")
+        progress.report("runs", 1, 1)
         return "failed" if self.reason else "done"
 
     def _add(self, index: int, row: dict[str, Any], earlier: bool) -> None:

@@ -6,13 +6,16 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
+from tests.places import ROOT
 
 JOB = "opt-350m-2x4-a100"
 CHROMIUM = next((p for p in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(p).exists()), None)
@@ -87,9 +90,9 @@ def test_a_study_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 # --- in a browser
 
 
-@pytest.fixture
-def page(proposed: Path) -> Iterator[Any]:
-    """The report in a browser that can reach no network, all plots drawn; its messages in ``page.messages``."""
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A page in a browser that can reach no network, all plots drawn; its messages in ``page.messages``."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
@@ -100,19 +103,55 @@ def page(proposed: Path) -> Iterator[Any]:
         page.messages = []
         page.on("console", lambda message: page.messages.append(message.text))
         page.on("pageerror", lambda error: page.messages.append(str(error)))
-        page.goto(f"file://{shutil.copy(proposed / 'report.html', proposed / 'seen.html')}")
+        page.goto(f"file://{path}")
         drawn(page)
         yield page
         browser.close()
+
+
+@pytest.fixture(params=["proposal"])
+def page(request: pytest.FixtureRequest, proposed: Path) -> Iterator[Any]:
+    """The report of a proposal, or of the runs of a tune where a test asks for it."""
+    made = proposed / "report.html" if request.param == "proposal" else tuned(proposed)
+    with opened(Path(shutil.copy(made, proposed / "seen.html"))) as page:
+        yield page
+
+
+def tuned(folder: Path) -> Path:
+    """The page of three runs of a table."""
+    runs = pd.read_csv(ROOT / "tests" / "data" / "recorded_runs.csv").query("source == 'internevo'")
+    runs.to_csv(folder / "runs.csv", index=False)
+    (folder / "tuned.yaml").write_text(
+        "model: {num_layers: 32, hidden_size: 4096, ffn_hidden_size: 11008, num_attention_heads: 32, "
+        "num_query_groups: 32, vocab_size: 103168, gated_mlp: true, tied_embeddings: false}\n"
+        "training: {seq_length: 2048, global_batch_size: 512, framework: internevo}\n"
+        "cluster: {gpu: a100-sxm4-80gb, nodes: 8, gpus_per_node: 8}\n"
+    )
+    words = ("--launcher", "replay", "--table", folder / "runs.csv", "--budget", 3, "--storage", "none")
+    result = run("tune", folder / "tuned.yaml", *words, "--report", folder / "tuned.html")
+    assert result.exit_code == 0, result.output
+    return folder / "tuned.html"
 
 
 def drawn(page: Any) -> None:
     page.wait_for_function("document.documentElement.dataset.drawn === 'all'")
 
 
+UNDRAWN = "[...document.querySelectorAll('.figure:not([hidden])')].filter(f => !f.querySelector('.main-svg'))"
+
+
+@pytest.mark.parametrize("page", ["runs"], indirect=True)
+def test_every_plot_of_a_tune_is_drawn_in_both_colours_without_a_message(page: Any) -> None:
+    assert page.locator(".figure").count() == 3
+    page.get_by_role("button", name="Switch between light and dark").click()
+    drawn(page)
+    assert page.evaluate(f"{UNDRAWN}.map(f => f.id)") == []
+    assert page.locator("#figure-against-iteration_time_s .textpoint").count() >= 2
+    assert page.messages == []
+
+
 def test_every_plot_is_drawn_without_a_message(page: Any) -> None:
-    undrawn = "[...document.querySelectorAll('.figure:not([hidden])')].filter(f => !f.querySelector('.main-svg'))"
-    assert page.evaluate(f"{undrawn}.map(f => f.id)") == []
+    assert page.evaluate(f"{UNDRAWN}.map(f => f.id)") == []
     assert page.locator("#figure-passes .trace").count() >= 3
     assert page.messages == []
 

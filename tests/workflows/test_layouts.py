@@ -80,7 +80,7 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
         "torchrun --nproc-per-node 8 --nnodes 4 pretrain_gpt.py --num-layers 80 --hidden-size 8192 "
         "--ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention --num-query-groups 8 "
         "--seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128 --bf16 --swiglu "
-        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 1 --vocab-size 128256 --use-flash-attn\n"
+        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 1 --use-flash-attn\n"
     )
     found = compare(MODEL, ["dp=4 tp=4 pp=2"], baseline=str(script))
     assert [(plan.plan["tp"], plan.plan["pp"]) for plan in found.plans] == [(8, 1), (4, 2)]

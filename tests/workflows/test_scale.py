@@ -49,6 +49,16 @@ def test_figures_are_those_of_explain(scaled: Scaled) -> None:
         assert sum(size.time_s.values()) == pytest.approx(alone.iteration_time_s)
 
 
+def test_every_plan_has_the_interval_that_explain_gives_it(scaled: Scaled) -> None:
+    for size in scaled.sizes[:2]:
+        for entry in size.plans:
+            plan = {name: entry[name] for name in PLAN_KEYS if name in entry}
+            alone = explain(size.job, plan, surrogate="none").to_dict()
+            for end in ("iteration_time_s_low", "iteration_time_s_high", "energy_j_low"):
+                assert entry[end] == pytest.approx(alone[end]), end
+    assert "±" in scaled.text()
+
+
 def test_the_front_over_clusters_has_no_plan_that_another_beats(scaled: Scaled) -> None:
     values = [(entry["run_time_s"], entry["run_facility_energy_j"]) for _, entry in scaled.front]
     assert values == sorted(values)

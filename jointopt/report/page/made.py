@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +36,15 @@ class Reported:
 
     def write(self, path: str | Path) -> None:
         """Writes the page as one HTML file."""
-        self.page.write(Path(path))
+        self.page.write(path)
 
     def write_trace(self, path: str | Path) -> None:
         """Writes the passes of every chosen plan for Perfetto."""
         write_whole(Path(path), trace_text(self.plans))
 
     def _repr_html_(self) -> str:
-        """The report as a notebook shows it, in a frame of its own."""
-        return f'<iframe srcdoc="{html.escape(self.page.html())}" width="100%" height="900"></iframe>'
+        """The report as a notebook shows it."""
+        return self.page._repr_html_()
 
 
 def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
@@ -54,7 +53,7 @@ def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
     chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
     plans, cooler = _pictured(model, chosen)
     drift = max(_drift(plan) for plan in plans)
-    return Reported(Page(content(job, document, plans, cooler, dump_job(job), drift)), plans)
+    return Reported(Page(content(job, document, plans, cooler, dump_job(job), drift), "proposal"), plans)
 
 
 def _pictured(model: JobModel, chosen: Sequence[Chosen]) -> tuple[list[Pictured], Cooler]:

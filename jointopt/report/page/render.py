@@ -1,36 +1,53 @@
-"""The page as one text: template, style, program, figures and Plotly's program in it, so that it needs no network."""
+"""A page as one text: template, style, programs, figures and Plotly's program in it, so that it needs no network."""
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any, Protocol
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.report.documents import plain
-from jointopt.report.page.content import Content
+
+
+class Shown(Protocol):
+    """The content of a template, with the figures that the page draws."""
+
+    @property
+    def data(self) -> Any:
+        """The figures by their places, under ``figures``, and what else the page's program reads."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A report that is ready to be written."""
+    """A report that is ready to be written, by the template and the program of that name."""
 
-    content: Content
+    content: Shown
+    kind: str
 
     def html(self) -> str:
         """The whole page."""
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string(_file("page.html.j2")).render(
-            page=self.content, style=_file("page.css"), program=_file("page.js"), plotly=_plotly(),
-            data=_embedded(self.content.data),
+        environment = Environment(
+            autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+            loader=FunctionLoader(_file),
+        )  # fmt: skip
+        return environment.get_template(f"{self.kind}.html.j2").render(
+            page=self.content, style=_file("page.css"), programs=[_file("base.js"), _file(f"{self.kind}.js")],
+            plotly=_plotly(), data=_embedded(self.content.data),
         )  # fmt: skip
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """Writes the page to a file."""
-        write_whole(path, self.html())
+        write_whole(Path(path), self.html())
+
+    def _repr_html_(self) -> str:
+        """The page as a notebook shows it, in a frame of its own."""
+        return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="900"></iframe>'
 
 
 def _file(name: str) -> str:

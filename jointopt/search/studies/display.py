@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,24 @@ def front_figure(plans: Columns) -> dict[str, Any]:
     ]
     traces[-1]["text"] = [plan_text(plans, row) for row in front.tolist()]
     titles = ("iteration time (s)", "energy per iteration (J)")
-    axes = {f"{axis}axis": {"title": {"text": title}} for axis, title in zip("xy", titles, strict=True)}
+    values = zip("xy", titles, objectives(plans), strict=True)
+    axes = {f"{name}axis": {"title": {"text": title}} | _shown_part(v, front) for name, title, v in values}
     return {"data": traces, "layout": {"title": {"text": "The front"}, "hovermode": "closest", **axes}}
+
+
+def _shown_part(values: Floats, front: Ints) -> dict[str, Any]:
+    """The range of an axis: the front and its length beyond it, so that no outlier squeezes it; a double click has all.
+
+    A front over more than a decade has a logarithmic axis.
+    """
+    if not len(front):
+        return {}
+    low, high = float(values[front].min()), float(values[front].max())
+    if high > 10.0 * low > 0.0:
+        return {"type": "log", "range": [math.log10(0.8 * low), math.log10(1.25 * high)]}
+    length = max(high - low, 0.1 * high)
+    near = values[values <= high + length]
+    return {"range": [low - 0.08 * length, float(near.max()) + 0.08 * length]}
 
 
 def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_TRIALS = 20  # Optuna takes some 30 SQL statements for each, 8 to 15 ms of CPU on a free core
 FRONT_SHARE = 0.75  # of the trials: at most so many are the front's, evenly along it
+OUTLIER = 1.0  # this much more time or energy than the nearest plan of the front
 NEAR_SHARE = 0.5  # of the trials beyond the front: those nearest to it; the rest is a random sample
 COMPLETE = "complete"  # attribute: a hash of what the study holds, written when all of it is there
 PLANS = "jointopt:plans:"  # study attributes: the plans to choose from, as JSON in pieces
@@ -119,18 +120,23 @@ _LEFT_OUT = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", 
 
 
 def choose(plans: Columns, count: int, seed: int) -> Ints:
-    """Rows of at most ``count`` distinct plans: the front, half of the rest near it, half at random; sorted."""
+    """Rows of at most ``count`` distinct plans: the front, half of the rest near it, half at random; sorted.
+
+    Of the latter those beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
+    """
     rows = _distinct(plans)
     some = take(plans, rows)
     front = front_rows(some)
     others = np.setdiff1d(np.arange(len(rows)), front)
     distance = _distance(objectives(take(some, front)), objectives(take(some, others)))
+    outlying = others[distance > OUTLIER]
     distance[some["violation"][others] > 0.0] = np.inf
     by_distance = others[np.argsort(distance, kind="stable")]
     front = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
     room = count - len(front)
     near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
-    sample = np.random.default_rng(seed).permutation(far)[: room - len(near)]
+    drawn = np.random.default_rng(seed).permutation(far)
+    sample = drawn[np.argsort(np.isin(drawn, outlying), kind="stable")][: room - len(near)]
     return np.sort(rows[np.concatenate([front, near, sample])])
 
 

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from jointopt.core.errors import UsageError
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, is_covered, objectives, take
+from jointopt.search.studies.display import front_figure
 from jointopt.search.studies.reading import read_study
 from jointopt.search.studies.saving import choose, save_study
 from jointopt.search.studies.storage import prepare_storage
@@ -237,6 +238,33 @@ def call(app, path):
     body = b"".join(app(environ, start_response))
     assert answered["status"].startswith("200"), answered
     return json.loads(body, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def outlying(plans, times):
+    """The plans, with one feasible plan that takes so many times the slowest's time."""
+    time_s, _ = objectives(plans)
+    row = int(np.argmax(time_s))
+    violation = np.where(np.arange(len(time_s)) == row, 0.0, plans["violation"])
+    return plans | {"iteration_time_s": np.where(np.arange(len(time_s)) == row, times * time_s, time_s),
+                    "violation": violation}, row  # fmt: skip
+
+
+def test_an_outlier_neither_stretches_the_axes_nor_stands_among_the_trials(plans):
+    table, row = outlying(plans, 100.0)
+    x = front_figure(table)["layout"]["xaxis"]["range"]
+    front = front_of(table)["iteration_time_s"]
+    assert x[0] < front.min() < front.max() < x[1]
+    assert x[1] < table["iteration_time_s"][row] / 10.0
+    assert all(row not in choose(table, len(choose(table, 10_000, 0)) // 2, seed) for seed in range(8))
+
+
+def test_a_front_over_decades_has_a_logarithmic_axis(plans):
+    first, last = np.argsort(plans["iteration_time_s"])[[0, 1]]
+    two = take(plans, np.array([first, last]))
+    two |= {"iteration_time_s": np.array([1.0, 50.0]), "energy_j": np.array([9.0, 1.0]), "violation": np.zeros(2)}
+    layout = front_figure(two)["layout"]
+    assert (layout["xaxis"]["type"], layout["yaxis"].get("type")) == ("log", None)
+    assert layout["xaxis"]["range"][0] < 0.0 < np.log10(50.0) < layout["xaxis"]["range"][1]
 
 
 def test_optuna_dashboard_shows_the_study(shown):

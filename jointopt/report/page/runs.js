@@ -1,0 +1,3 @@
+"use strict";
+// The page of real runs: its figures, one after the other.
+report.start();

@@ -1,0 +1,88 @@
+"""The page of real runs: every run of a tune or a validate, beside its prediction."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+from jointopt.report.results import Tuned, TunedRun, Validated, ValidatedRun
+from jointopt.spec.job import Job
+
+PLAN = {"dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
+        "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [1410.0]}  # fmt: skip
+
+
+def foreseen(time_s: float) -> dict[str, float]:
+    return {"iteration_time_s": time_s, "iteration_time_s_low": 0.9 * time_s, "iteration_time_s_high": 1.1 * time_s}
+
+
+def one(kind: type, mbs: int, predicted: float, measured: float, **fields: Any) -> Any:
+    row = (
+        {"status": "ok", "iteration_time_s": measured} if measured else {"status": "oom", "notes": "20 GiB <too> much"}
+    )
+    return kind(plan=PLAN | {"micro_batch_size": mbs}, row=row, predicted=foreseen(predicted), **fields)
+
+
+@pytest.fixture
+def tuned(job: Job) -> Tuned:
+    runs = [
+        one(TunedRun, 1, 3.0, 3.6, round=1, probability_fits=1.0),
+        one(TunedRun, 2, 3.4, 3.3, round=2, probability_fits=1.0),
+        one(TunedRun, 4, 3.2, 0.0, round=2, probability_fits=0.6),
+    ]  # fmt: skip
+    return Tuned(
+        job=job, launcher="replay", seed=0, candidates=9, runs=tuple(runs), front=(1,), hypervolume=(0.1, 0.2, 0.2),
+        stopped="budget", objectives=("iteration_time_s",),
+    )  # fmt: skip
+
+
+def data(html: str) -> Any:
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    return json.loads(text)["figures"]
+
+
+def test_runs_stand_where_prediction_and_measurement_meet(tuned: Tuned) -> None:
+    runs = data(tuned.report().html())["against-iteration_time_s"]["data"][1]
+    assert (runs["x"], runs["y"], runs["text"]) == ([3.0, 3.4], [3.6, 3.3], ["1", "2"])
+    assert runs["error_x"]["array"] == pytest.approx([0.3, 0.34])
+
+
+def test_the_error_of_each_round_is_that_of_its_predictions(tuned: Tuned) -> None:
+    errors, volume = data(tuned.report().html())["rounds"]["data"]
+    assert errors["x"] == [1, 2]
+    assert errors["y"] == pytest.approx([100 * 0.6 / 3.6, 100 * 0.1 / 3.3], rel=1e-3)
+    assert volume["y"] == [50.0, 100.0]
+
+
+def test_the_best_so_far_never_rises_and_leaves_out_what_failed(tuned: Tuned) -> None:
+    measured, best = data(tuned.report().html())["progress"]["data"]
+    assert (measured["y"], best["y"]) == ([3.6, 3.3, None], [3.6, 3.3, 3.3])
+
+
+def test_the_table_has_every_run_and_escapes_its_notes(tuned: Tuned) -> None:
+    html = tuned.report().html()
+    assert "oom: 20 GiB &lt;too&gt; much" in html
+    assert html.count("<td>3.300 s</td>") == 1
+    assert len(html.encode()) < 6_000_000
+
+
+def test_a_validate_shows_what_it_missed_and_nothing_of_rounds(job: Job) -> None:
+    runs = [one(ValidatedRun, 1, 3.0, 3.6, in_domain=True, reference=True, earlier=False),
+            one(ValidatedRun, 2, 3.0, 3.0, in_domain=True, reference=False, earlier=True)]  # fmt: skip
+    found = Validated(job=job, launcher="replay", runs=tuple(runs), stopped="done", surrogate="none", proposed=5)
+    content: Any = found.report().content
+    assert [one.id for one in content.pictures] == ["against-iteration_time_s"]
+    assert ("Time off by", "16.7%", "median; 0 of 1 in their 90 % interval") in content.cards
+
+
+def test_runs_that_all_failed_make_a_page_without_pictures(tuned: Tuned, job: Job) -> None:
+    failed = one(TunedRun, 4, math.nan, 0.0, round=1, probability_fits=0.6)
+    found = Tuned(job=job, launcher="replay", seed=0, candidates=9, runs=(failed,), front=(), hypervolume=(0.0,),
+                  stopped="failed", objectives=("iteration_time_s",), fault="No run succeeded.")  # fmt: skip
+    html = found.report().html()
+    assert data(html) == {}
+    assert "No run succeeded." in html
