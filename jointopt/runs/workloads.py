@@ -86,11 +86,12 @@ class Workload:
         return replace(self, job=on_machine(self.job, machine), assumed=assumed)
 
 
-def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
+def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
     Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where it names no known GPU, lacks what nothing stands in for, or could not run.
+    ``kin``: another table whose rows say what heads a model has, as those of this one do.
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
@@ -99,7 +100,7 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     if missing:
         hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
         raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
-    runs = _with_heads_of_kin(_with_degrees(runs))
+    runs = _with_heads_of_kin(_with_degrees(runs), kin)
     reasons = _impossible(runs)
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
@@ -148,19 +149,34 @@ def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
     return runs
 
 
-def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
-    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one."""
-    if "num_attention_heads" not in runs or not runs["num_attention_heads"].isna().any():
+def lacks_heads(table: pd.DataFrame) -> bool:
+    """Whether a row of the table does not say how many attention heads its model has."""
+    return "num_attention_heads" not in table or bool(table["num_attention_heads"].isna().any())
+
+
+def _with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None) -> pd.DataFrame:
+    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one.
+
+    Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
+    as different models (bigscience, after three runs: median error 28 % instead of 5 %).
+    """
+    if not lacks_heads(runs) or (others is None and "num_attention_heads" not in runs):
         return runs
-    shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
-    shape = shape.assign(source=shape["source"].astype(object).fillna(""), row=np.arange(len(runs)))
-    known = shape.dropna().drop_duplicates(["source", "hidden_size", "num_layers", "num_attention_heads"])
+    shape = _head_counts(runs).assign(row=np.arange(len(runs)))
+    known = shape if others is None else pd.concat([shape, _head_counts(_with_catalogue_shapes(clean_runs(others)))])
+    known = known.drop(columns="row").dropna().drop_duplicates()
     pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
     pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
     best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
-    heads, filled = runs["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
+    heads, filled = shape["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
     heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
     return runs.assign(num_attention_heads=heads, **{_HEADS_FROM_KIN: filled})
+
+
+def _head_counts(runs: pd.DataFrame) -> pd.DataFrame:
+    """Source, width, depth and heads of every row; a blank source is a source."""
+    shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
+    return shape.assign(source=shape["source"].astype(object).fillna(""))
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
