@@ -109,7 +109,7 @@ class Correction:
     def _log_evidence(self, few: Evidence, slower: float) -> float:
         """How likely runs are on a network that much slower; minus infinity where they cannot be priced on it."""
         there = few.moved(np.where(np.arange(len(CONSTANTS)) == _NETWORK, slower, 0.0)) if slower else few
-        return -np.inf if there is None else self._conditioned(there).posterior.log_evidence
+        return -np.inf if there is None else self._conditioned(there).posterior.log_evidence_near
 
     @property
     def by(self) -> Floats:

@@ -54,6 +54,12 @@ class Posterior:
     log_evidence: float = 0.0  # of what was measured, less what is the same for any kernel
 
     @property
+    def log_evidence_near(self) -> float:
+        """`log_evidence` of a network that is about the one that runs were priced on."""
+        near = self.share[self.squares[:, 1] <= 1.0].sum()
+        return self.log_evidence + float(np.log(max(near, LEAST_WEIGHT)))
+
+    @property
     def constants(self) -> Floats:
         """How far the physics' constants are off, (constants,): the mean of what the runs leave open."""
         count = len(self.kernel.constants)
