@@ -16,8 +16,9 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
+from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import silent_lines
-from jointopt.runs.workloads import lacks_heads, workloads
+from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.spec.machine import Machine, check_machine
 from jointopt.spec.plans.rules import violations
