@@ -13,6 +13,7 @@ import pandas as pd
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
+from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -36,7 +37,6 @@ _WORKLOAD = (
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
-_HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
@@ -86,11 +86,12 @@ class Workload:
         return replace(self, job=on_machine(self.job, machine), assumed=assumed)
 
 
-def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
+def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
     Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where it names no known GPU, lacks what nothing stands in for, or could not run.
+    ``kin``: another table whose rows say what heads a model has, as those of this one do.
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
@@ -99,7 +100,9 @@ def workloads(table: pd.DataFrame) -> tuple[list[Workload], dict[int, str]]:
     if missing:
         hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
         raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
-    runs = _with_heads_of_kin(_with_degrees(runs))
+    runs = _with_degrees(runs)
+    if lacks_heads(runs):
+        runs = with_heads_of_kin(runs, None if kin is None else _with_catalogue_shapes(clean_runs(kin)))
     reasons = _impossible(runs)
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
@@ -146,21 +149,6 @@ def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
         runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape[_SHAPE], 1.0]
     return runs
-
-
-def _with_heads_of_kin(runs: pd.DataFrame) -> pd.DataFrame:
-    """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one."""
-    if "num_attention_heads" not in runs or not runs["num_attention_heads"].isna().any():
-        return runs
-    shape = runs.reindex(columns=["source", "hidden_size", "num_layers", "num_attention_heads"])
-    shape = shape.assign(source=shape["source"].astype(object).fillna(""), row=np.arange(len(runs)))
-    known = shape.dropna().drop_duplicates(["source", "hidden_size", "num_layers", "num_attention_heads"])
-    pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
-    pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
-    best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
-    heads, filled = runs["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
-    heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
-    return runs.assign(num_attention_heads=heads, **{_HEADS_FROM_KIN: filled})
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
@@ -325,7 +313,7 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     experts = experts if experts > 1 else 0  # a single expert is a dense MLP
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
-    assumed += ["num_attention_heads"] * bool(row.get(_HEADS_FROM_KIN))
+    assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_KIN))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
     gated = bool(row.get("gated_mlp", ffn != 4 * hidden))

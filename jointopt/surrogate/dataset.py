@@ -65,7 +65,7 @@ class Priced:
         for work in np.unique(self.work).tolist():
             found = self.works[work].take(self.place[self.work == work])
             parts.append(PricedPlans.of(replace(found, job=moved(found.job, by))))
-        runs = together([plans.runs("", by).take(plans.plan_of_row) for plans in parts]).take(back)
+        runs = together([plans.runs("").take(plans.plan_of_row) for plans in parts]).take(back)
         values = [{name: column[plans.plan_of_row] for name, column in plans.values.items()} for plans in parts]
         physics = {name: np.concatenate([part[name] for part in values])[back] for name in self.physics}
         return replace(self, runs=replace(runs, source=self.runs.source), physics=physics)
@@ -183,9 +183,9 @@ class PricedPlans:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""
         return None if shares is None else watts_at(self.physics, self.layout, shares)
 
-    def runs(self, source: str, by: Floats | None = None) -> Runs:
-        """The plans as runs of the source of that key; ``by``: how far their job's constants were `moved` before."""
-        return runs_of(self.physics, self.plans.stage_clock_mhz, self.layout, source, by)
+    def runs(self, source: str) -> Runs:
+        """The plans as runs of the source of that key."""
+        return runs_of(self.physics, self.plans.stage_clock_mhz, self.layout, source)
 
 
 def _first_rows(codes: Ints) -> Ints:

@@ -93,6 +93,18 @@ class Evidence:
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
         )  # fmt: skip
 
+    def some(self, most: int) -> Evidence:
+        """At most so many of the timed runs, drawn at random, and nothing but these."""
+        if self.runs is None or len(self.runs) <= most:
+            return self
+        drawn = np.sort(np.random.default_rng(0).permutation(len(self.runs))[:most]).astype(np.int64)
+        rows, ends = np.flatnonzero(self.timed)[drawn], np.cumsum([0, *(len(part.rows) for part in self.priced)])
+        priced = (
+            p.take(rows[(rows >= a) & (rows < b)] - a) for p, a, b in zip(self.priced, ends, ends[1:], strict=False)
+        )
+        kept = tuple(part for part in priced if len(part.rows))
+        return Evidence(self.runs.take(drawn), self.residual[drawn], kept, np.ones(len(drawn), bool))
+
     def of_source(self, before: str, after: str) -> Evidence:
         """This evidence, its runs of source ``before`` as those of ``after``."""
         if self.runs is None or before == after:

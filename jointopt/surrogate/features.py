@@ -38,14 +38,11 @@ def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Flo
     return np.stack([physics.evaluate(layout, mhz)["avg_power_w"] for mhz in clocks])
 
 
-def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str, by: Floats | None = None) -> Runs:
-    """Plans of ``layout`` (n,) of the physics at clocks (n, S) as runs of a source, whose key is `Source`'s.
-
-    ``by``: how far the constants of the physics' job were moved before (`describe.moved`).
-    """
+def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str) -> Runs:
+    """Plans of ``layout`` (n,) of the physics at clocks (n, S) as runs of a source, whose key is `Source`'s."""
     features, slopes = described(physics, clocks, layout)
-    count, shift = len(layout), slopes @ by if by is not None and by.any() else None
-    return Runs(slopes, features, np.full(count, source), np.full(count, group_key(physics.job)), shift)
+    count = len(layout)
+    return Runs(slopes, features, np.full(count, source), np.full(count, group_key(physics.job)))
 
 
 def group_key(job: Job) -> str:

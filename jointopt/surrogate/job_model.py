@@ -147,7 +147,7 @@ class JobModel:
         for start in range(0, count, _CHUNK):
             at = slice(start, min(start + _CHUNK, count))
             physics, every = CostModel(self._moved, _rows(layouts, at)), np.arange(at.stop - at.start)
-            runs = self._runs(correction, physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
+            runs = self._runs(physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
             power = correction.power(runs, _watts(correction, physics, every))
             out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
         return out
@@ -160,7 +160,7 @@ class JobModel:
         from jointopt.surrogate.own_words import learned_sentence
 
         physics, first = CostModel(self._moved, _rows(layouts, slice(1))), np.zeros(1, np.int64)
-        runs = self._runs(self._correction, physics, uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz), first)
+        runs = self._runs(physics, uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz), first)
         return (learned_sentence(own.time, float(self._correction.log_factor(runs)[0]), runs),)
 
     def intervals(self, columns: Columns) -> Columns:
@@ -168,7 +168,7 @@ class JobModel:
         if self._correction is None:
             return add_intervals(self.job, columns)
         physics, layout = self._layouts_of(columns)
-        runs = self._runs(self._correction, physics, columns["stage_clock_mhz"], layout)
+        runs = self._runs(physics, columns["stage_clock_mhz"], layout)
         watts = _watts(self._correction, physics, layout)
         return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
 
@@ -178,13 +178,13 @@ class JobModel:
         other = layout != layout[first]
         if self._correction is None:
             return against(self.job, columns, first, Apart(recorded(self.job, columns, first), other))
-        runs = self._runs(self._correction, physics, columns["stage_clock_mhz"], layout)
+        runs = self._runs(physics, columns["stage_clock_mhz"], layout)
         half, lowest = self._correction.apart(self.job, columns, runs, first)
         return against(self.job, columns, first, Apart(half, other, lowest))
 
-    def _runs(self, correction: Correction, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
+    def _runs(self, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
         """Plans of the ``layout`` (n,) each of the physics as moved, as runs of the source."""
-        return runs_of(physics, stage_clock_mhz, layout, self.source, correction.by)
+        return runs_of(physics, stage_clock_mhz, layout, self.source)
 
     def _layouts_of(self, columns: Columns) -> tuple[CostModel, Ints]:
         """The physics of the layouts of plans, each once, and which of them is each plan's, (n,).

@@ -43,6 +43,7 @@ class Measurements:
     warnings: tuple[str, ...] = ()
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
+    kin: pd.DataFrame | None = None  # rows that tell what these leave open of their models, as for `workloads`
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
@@ -78,7 +79,7 @@ class Measurements:
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:
         """Workloads of the rows, and why each other row belongs to none; TableError where no row has one."""
-        found, reasons = workloads(self.table)
+        found, reasons = workloads(self.table, self.kin)
         return [work.on(self.machine) for work in found], reasons
 
     @functools.cached_property

@@ -111,11 +111,6 @@ class Conditioned:
     movable: bool  # all that is known can be priced anew
     own: OwnRuns | None = None  # where many runs of the source were learned from
 
-    @property
-    def constants(self) -> Floats:
-        """How far the physics' constants are off from the catalogue's, (constants,)."""
-        return self.posterior.constants
-
     def mean(self, runs: Runs) -> Floats:
         """The mean of `predict` alone, (n,)."""
         if self.own is not None:

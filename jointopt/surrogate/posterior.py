@@ -51,6 +51,13 @@ class Posterior:
     weights: Floats | None = None  # (scales, runs)
     inverse: Floats | None = None  # (scales, runs, runs), of the covariance of what was measured
     noise_variance: Floats | None = None  # (scales,)
+    log_evidence: float = 0.0  # of what was measured, less what is the same for any kernel
+
+    @property
+    def log_evidence_near(self) -> float:
+        """`log_evidence` of a network that is about the one that runs were priced on."""
+        near = self.share[self.squares[:, 1] <= 1.0].sum()
+        return self.log_evidence + float(np.log(max(near, LEAST_WEIGHT)))
 
     @property
     def constants(self) -> Floats:
@@ -70,7 +77,7 @@ class Posterior:
         out = np.empty(len(runs))
         for at in _pieces(len(runs), 4 * len(self.runs)):
             out[at] = np.einsum("bij,bj->i", terms(self.kernel, runs.take(at), self.runs), each)
-        return out - runs.shifted
+        return out
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats]:
         """Mean and standard deviation (n,) of log(measured / predicted), noise included."""
@@ -86,7 +93,7 @@ class Posterior:
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
-        return mean - runs.shifted, deviation
+        return mean, deviation
 
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.
@@ -144,7 +151,7 @@ def _under(
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
     """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left."""
     squares = np.square(multiples)
-    y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL) + runs.shifted
+    y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
     prior = np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
     noise = squares[:, 4:] * kernel.noise**2
     spread = np.ones((len(squares), len(y)))  # variance of each run's noise over the usual
@@ -161,6 +168,7 @@ def _under(
     share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
     noise_variance = 1.5 * noise[:, 0] * np.median(spread, axis=1)
+    log_evidence = float(np.log(share.sum()) + likely.max())
     found = (squares, share / share[kept].sum(), weights, inverse, noise_variance)
     squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
-    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance)
+    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence)

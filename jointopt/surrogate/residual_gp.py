@@ -39,31 +39,20 @@ NEAR_TURNS = 12  # of learning from hyperparameters that are close
 
 @dataclass(frozen=True)
 class Runs:
-    """Inputs of n runs: sensitivities (n, constants), features by name (n,), and whom they are comparable with.
-
-    ``shift``: what the constants that the runs were priced with account for, sensitivities times how far they were
-    moved from the catalogue's, (n,); None where they were not moved.
-    """
+    """Inputs of n runs: sensitivities (n, constants), features by name (n,), and whom they are comparable with."""
 
     sensitivity: Floats
     features: Columns
     source: npt.NDArray[np.str_]  # one cluster and software stack
     group: npt.NDArray[np.str_]  # within it: same model, GPUs and batch
-    shift: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.sensitivity)
 
-    @property
-    def shifted(self) -> Floats:
-        """``shift``, zeros for none."""
-        return np.zeros(len(self)) if self.shift is None else self.shift
-
     def take(self, rows: npt.NDArray[np.int64]) -> Runs:
         """The runs at positions ``rows``."""
         features = {name: values[rows] for name, values in self.features.items()}
-        shift = None if self.shift is None else self.shift[rows]
-        return Runs(self.sensitivity[rows], features, self.source[rows], self.group[rows], shift)
+        return Runs(self.sensitivity[rows], features, self.source[rows], self.group[rows])
 
     def matrix(self, names: Sequence[str]) -> Floats:
         """Features (n, len(names)); a run that lacks one has 0."""
@@ -76,13 +65,11 @@ def together(parts: Sequence[Runs]) -> Runs:
     if len(parts) == 1:
         return parts[0]
     names = {name: None for runs in parts for name in runs.features}
-    moved = any(runs.shift is not None for runs in parts)
     return Runs(
         np.concatenate([runs.sensitivity for runs in parts]),
         {n: np.concatenate([r.features.get(n, np.zeros(len(r))) for r in parts]) for n in names},
         np.concatenate([runs.source for runs in parts]),
         np.concatenate([runs.group for runs in parts]),
-        np.concatenate([runs.shifted for runs in parts]) if moved else None,
     )
 
 

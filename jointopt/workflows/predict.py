@@ -16,6 +16,7 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
+from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import silent_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
@@ -60,19 +61,20 @@ def predict(
     """
     import pandas as pd
 
-    found, reasons = workloads(table)
-    check_calibrates(calibration, (work.job for work in found))
-    check_machine(machine, (work.job for work in found))
-    found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine) for work in found]
-    found = [replace(work, job=work.job.on_site(pue)) for work in found]
-    runs = _measured(measured, storage)
-    runs = runs if runs is None or machine is None else replace(runs, machine=machine)
-    learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
-    queried = table
+    runs, queried = _measured(measured, storage), table
     if runs is not None and not _share_a_source(runs.table, table):
         # the runs were given for this table: then all rows are taken to be of one source
         queried = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
+    if runs is not None and lacks_heads(runs.table):
+        runs = replace(runs, kin=queried)
+    found, reasons = workloads(queried, None if runs is None else runs.table)
+    check_calibrates(calibration, (work.job for work in found))
+    check_machine(machine, (work.job for work in found))
+    found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine) for work in found]
+    found = [replace(work, job=work.job.on_site(pue)) for work in found]
+    runs = runs if runs is None or machine is None else replace(runs, machine=machine)
+    learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
     parts = parts_by_source(queried, found, _MOST_ROWS)
     evidence = {} if runs is None else _evidence(runs, {part.source for batch in parts for part in batch})
     # batches are independent, and numpy leaves the other cores to other threads while it computes
@@ -181,7 +183,7 @@ def _answered(
             yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
     moves: Sequence[Move | None] = [None] * len(priced)
     if correction is not None and priced:
-        runs = [found.runs(source, correction.by) for _, found in priced]
+        runs = [found.runs(source) for _, found in priced]
         moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
     for (part, found), move in zip(priced, moves, strict=True):
         yield _Answer(part, _columns(found, move), found.plan_of_row)

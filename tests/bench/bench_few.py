@@ -105,7 +105,7 @@ def predicted(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Int
         some = priced.take(judged[at])
         correction = Correction(surrogate, str(source), bool(some.fitted[0]), with_kin(evidence, str(source)))
         again = some.moved(correction.by)
-        move = correction.moves([again.runs])[0]
+        move = correction.moves([again.runs], [None])[0]
         mean[at], half[at] = np.log(again.physics["iteration_time_s"]) + move.mean, move.half_width
     return mean, half
 

@@ -369,6 +369,14 @@ def test_a_blank_head_count_is_that_of_the_same_source_and_width_whose_depth_is_
     assert all("num_attention_heads" in w.assumed[0] for w in found if {2, 3} & set(w.rows))
 
 
+def test_rows_of_another_table_tell_blank_head_counts_too() -> None:
+    kin = table({"source": "a", "num_attention_heads": 16}, {"source": "b", "num_attention_heads": 64})
+    blank = table(*({"source": source, "num_attention_heads": np.nan} for source in ("a", "c")))
+    for rows in (blank, blank.drop(columns="num_attention_heads")):
+        found, _ = workloads(rows, kin)
+        assert {int(row): w.job.model.num_attention_heads for w in found for row in w.rows} == {0: 16, 1: 32}
+
+
 def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
     blank = dict.fromkeys(SHAPE)
     found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))
