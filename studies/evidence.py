@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 from scipy.stats import qmc
@@ -15,6 +16,7 @@ from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import parse_plan
 
+STUDIES = Path(__file__).parent
 SCENARIOS = 32
 _HOST = (
     "host_floor_s", "host_floor_pp_s", "host_floor_pp_tp_s", "expert_host_s", "expert_launch_s",
@@ -71,7 +73,7 @@ def varied(job: Job, constants: Constants) -> Job:
     known |= {name: getattr(profile, name) * constants.host for name in _HOST}
     profile = replace(profile, network_efficiency=profile.network_efficiency * constants.network, **known)
     batch = max(round(job.training.global_batch_size * constants.batch), 1)
-    power = gpu.power and _power(gpu.power, constants)
+    power = gpu.power and varied_power(gpu.power, constants)
     return replace(
         job,
         training=replace(job.training, framework=profile, global_batch_size=batch),
@@ -79,7 +81,8 @@ def varied(job: Job, constants: Constants) -> Job:
     )
 
 
-def _power(k: PowerConstants, constants: Constants) -> PowerConstants:
+def varied_power(k: PowerConstants, constants: Constants) -> PowerConstants:
+    """Power constants of a GPU under other constants than the catalogue's."""
     return replace(
         k, static_w=k.static_w * constants.static, wait_w=k.wait_w * constants.static,
         knee_fraction=min(k.knee_fraction * constants.knee, 0.99),

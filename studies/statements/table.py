@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 from jointopt.studies.evidence import scenarios
-from jointopt.studies.statements import euromlsys26
+from jointopt.studies.statements import euromlsys26, rack_scale
 from jointopt.studies.statements.statement import Finding, Statement
 
-PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26}
+PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26, "Rack scale": rack_scale}
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 
 
