@@ -59,7 +59,7 @@ def scenarios(spans: dict[str, tuple[float, float]], count: int = SCENARIOS) -> 
 
 
 def _constants(draw: dict[str, float]) -> Constants:
-    batch = min((0.25, 0.5, 1.0), key=lambda share: abs(share - draw["batch"]))
+    batch = min((0.25, 0.5, 1.0), key=lambda share: abs(share - draw.get("batch", 1.0)))
     return Constants(**draw | {"batch": batch})
 
 
@@ -101,6 +101,7 @@ class Outcome:
     peak_power_w: float
     temperature_c: float
     peak_memory_gib: float
+    clock_mhz: float  # reached, the mean over the stages
     kernels: float  # share of the time in which compute kernels run
     occupied: float  # or passes wait inside for collectives and the host
     intra_node: float  # share of the link's bandwidth in use, the busiest stage's
@@ -120,9 +121,11 @@ def _outcome(job: Job, plan: str) -> Outcome:
     physics = CostModel(job, parsed.layouts)
     found = physics.evaluate(only, parsed.stage_clock_mhz) | physics.heat(only, parsed.stage_clock_mhz)
     used = utilization(physics, 0, parsed.stage_clock_mhz[0])
+    reached = physics.reached_mhz(int(physics.group_of[0]), physics.row_of[[0]], parsed.stage_clock_mhz)
     return Outcome(
         **{one.name: float(found[one.name][0]) for one in fields(Outcome) if one.name in found},
-        kernels=float(used.kernels.mean()), occupied=float(used.occupied.mean()),
+        clock_mhz=float(np.nanmean(reached)), kernels=float(used.kernels.mean()),
+        occupied=float(used.occupied.mean()),
         **{link: float(share.max()) for link, share in used.links.items()},
         **{f"{link.split('_')[0]}_bytes": float(sent.max()) for link, sent in used.link_bytes.items()},
     )  # fmt: skip

@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"replace the table in {README.name}")
     parser.add_argument("--quick", action="store_true", help="without the shares of constants, in seconds")
     options = parser.parse_args()
-    found = list(table.rows(sensitive=not options.quick))
+    found = table.rows(sensitive=not options.quick)
     if options.write:
         table.write(README, table.markdown(found))
     print(table.summary(found) if options.write else table.markdown(found))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 
 from jointopt.studies.evidence import scenarios
-from jointopt.studies.statements import euromlsys26, rack_scale
+from jointopt.studies.statements import charllm, euromlsys26, rack_scale
 from jointopt.studies.statements.statement import Finding, Statement
 
-PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26, "Rack scale": rack_scale}
+PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26, "CharLLM-PPT": charllm, "Rack scale": rack_scale}
+WORKERS = 2
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 
 
@@ -40,13 +42,21 @@ class Row:
 HEADER = ("", "where", "statement", "paper", "ours, *and why*", "verdict", "holds in")
 
 
-def rows(papers: Iterable[str] = PAPERS, sensitive: bool = True) -> Iterator[tuple[str, Row]]:
-    """(paper, row) of every statement; the shares take most of the time."""
-    for paper in papers:
-        module = PAPERS[paper]
-        draws = scenarios(module.OPEN) if sensitive else []
-        for one in module.STATEMENTS:
-            yield paper, Row(one, one.found(), one.share(draws) if draws else None)
+def rows(sensitive: bool = True) -> list[tuple[str, Row]]:
+    """(paper, row) of every statement; the shares take most of the time, and two processes share the papers."""
+    papers = sorted(PAPERS, key=lambda paper: len(PAPERS[paper].STATEMENTS))
+    if not sensitive:
+        return [pair for paper in PAPERS for pair in paper_rows(paper, sensitive)]
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+        found = dict(zip(papers, pool.map(paper_rows, papers), strict=True))
+    return [pair for paper in PAPERS for pair in found[paper]]
+
+
+def paper_rows(paper: str, sensitive: bool = True) -> list[tuple[str, Row]]:
+    """The rows of one paper."""
+    module = PAPERS[paper]
+    draws = scenarios(module.OPEN) if sensitive else []
+    return [(paper, Row(one, one.found(), one.share(draws) if draws else None)) for one in module.STATEMENTS]
 
 
 def markdown(found: list[tuple[str, Row]]) -> str:
