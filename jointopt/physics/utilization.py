@@ -28,18 +28,18 @@ class Utilization:
 
 
 def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Utilization:
-    """Utilization of layout row ``index`` at one clock per stage (pp,) in MHz; shares are of the uncorrected time."""
+    """Utilization of layout row ``index`` at one clock per stage (pp,) in MHz; what corrects time stretches all of it."""
     g, row = int(physics.group_of[index]), physics.row_of[[index]]
     costs, cluster = physics.groups[g], physics.job.cluster
     t = physics.times(g, row, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
     batches, total = float(costs.num_micro_batches[row[0]]), float(t.total_s[0])
-    step = costs.optimizer_s[row[0]]
+    whole, step = total * float(physics.time_factor[index]), costs.optimizer_s[row[0]]
     sent = _sent_bytes(physics, index)
     speed = {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
     return Utilization(
         kernels=(batches * t.kernel_s[0] + step) / total,
         occupied=(batches * (t.forward_s[0] + t.backward_s[0]) + step) / total,
-        links={link: moved / (speed[link] * GB * total) for link, moved in sent.items()},
+        links={link: moved / (speed[link] * GB * whole) for link, moved in sent.items()},
         link_bytes=sent,
     )
 

@@ -17,6 +17,7 @@ from jointopt.studies.statements.euromlsys26_plans import (
     SIZES,
     at_top,
     dense,
+    every_layout,
     experts,
     falling,
     on_two_nodes,
@@ -298,6 +299,16 @@ def _better_layout(c: Constants) -> Finding:
     return Finding(words, other.iteration_time_s > first.iteration_time_s)
 
 
+def _fastest_is_data_parallel(c: Constants) -> Finding:
+    fastest = every_layout(c)[0]
+    return Finding(f"the fastest of all layouts: {fastest}", "pp=1" in fastest)
+
+
+def _leanest_is_a_pipeline(c: Constants) -> Finding:
+    leanest = every_layout(c)[1]
+    return Finding(f"the least energy of all layouts and clocks: {leanest}", "pp=1" not in leanest)
+
+
 _THIN = (
     "the two valleys lie within 1 % of each other, far inside the model's error; a batch of 256 has it, without "
     "overlap; larger ones have less bubble for B to save in"
@@ -354,6 +365,11 @@ STATEMENTS = (
         "E35", "4.2", "A is the throughput-optimal layout of 8 A100", "A", _better_layout,
         "dp8-pp1-tp1-mbs4 fits in 40 GB, sends nothing within layers and launches an eighth of the micro-batches; the "
         "paper shows four representative layouts, all with tp 2",
+    ),
+    Statement("E37", "4.2", "highest throughput: data parallel at the top clock", "dp", _fastest_is_data_parallel),
+    Statement(
+        "E38", "4.2", "with time to spare, a pipeline at lower clocks takes the least energy", "pp", _leanest_is_a_pipeline,
+        "on this job dp8-pp1-tp1-mbs4 is first at every deadline; on larger models it is so, see euromlsys26-roadmap",
     ),
     Statement(
         "E36", "2.2, 3.1", "memory clocks: one on A100, two on GH200", "1, 2",

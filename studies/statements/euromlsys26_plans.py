@@ -6,10 +6,14 @@ import functools
 import itertools
 from dataclasses import replace
 
+import numpy as np
+
 from jointopt.core.schema import Columns
+from jointopt.physics.cost_model import CostModel
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
-from jointopt.studies.evidence import NOMINAL, Constants, Outcome, clock_sweep, outcomes
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.studies.evidence import NOMINAL, Constants, Outcome, clock_sweep, outcomes, varied
 
 LAYOUTS = ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1", "dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2", "dp=4 pp=2 tp=4", "dp=2 pp=4 tp=4")
 SIZES = (1, 2, 4)
@@ -49,6 +53,22 @@ def on_one_gpu() -> Job:
     """The job of figures 3 and 4."""
     job = on_two_nodes(256)
     return replace(job, cluster=replace(job.cluster, nodes=1, gpus_per_node=1))
+
+
+@functools.cache
+def every_layout(c: Constants) -> tuple[str, str]:
+    """(fastest, least energy at any clock) of all layouts of figure 5's job that fit, waiting stages slowed first."""
+    job = varied(on_two_nodes(256), replace(c, batch=1.0))
+    physics = CostModel(job, enumerate_layouts(job).layouts)
+    grid = np.arange(len(job.search.clock_mhz))[::4]
+    index = np.repeat(np.arange(len(physics.layouts["pp"])), len(grid))
+    clocks = physics.stage_clocks(index, np.tile(grid, len(index) // len(grid)), np.ones(len(index)))
+    found = physics.evaluate(index, clocks)
+    fitting = np.where(found["violation"] <= 0.0, 1.0, np.inf)
+    best = [int(index[(found[name] * fitting).argmin()]) for name in ("iteration_time_s", "energy_j")]
+    names = ("dp", "tp", "pp", "micro_batch_size")
+    fastest, leanest = (" ".join(f"{name}={physics.layouts[name][at]}" for name in names) for at in best)
+    return fastest, leanest
 
 
 @functools.cache
