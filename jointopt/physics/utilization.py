@@ -28,7 +28,7 @@ class Utilization:
 
 
 def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Utilization:
-    """Utilization of layout row ``index`` at one clock per stage (pp,) in MHz; what corrects time stretches all of it."""
+    """Utilization of layout row ``index`` at one clock per stage (pp,) in MHz; corrections of time stretch links."""
     g, row = int(physics.group_of[index]), physics.row_of[[index]]
     costs, cluster = physics.groups[g], physics.job.cluster
     t = physics.times(g, row, np.asarray(stage_clock_mhz, float)[None, : costs.depth])

@@ -368,7 +368,7 @@ STATEMENTS = (
     ),
     Statement("E37", "4.2", "highest throughput: data parallel at the top clock", "dp", _fastest_is_data_parallel),
     Statement(
-        "E38", "4.2", "with time to spare, a pipeline at lower clocks takes the least energy", "pp", _leanest_is_a_pipeline,
+        "E38", "4.2", "with time to spare, a slowed pipeline takes the least energy", "pp", _leanest_is_a_pipeline,
         "on this job dp8-pp1-tp1-mbs4 is first at every deadline; on larger models it is so, see euromlsys26-roadmap",
     ),
     Statement(

@@ -15,6 +15,7 @@ from jointopt.spec.jobfile import load_job, shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.studies.blocks import HIDDEN, INNER, MODES, Priced, machine
 from jointopt.studies.evidence import NOMINAL, SPANS, STUDIES, Constants, outcomes
+from jointopt.studies.statements.rack_training import TRAINING
 from jointopt.studies.statements.statement import Finding, Statement, near
 
 OPEN = {name: span for name, span in SPANS.items() if name in ("batch", "network", "static", "hbm")}
@@ -307,4 +308,5 @@ STATEMENTS = (
         "R31", "II.D", "energy and latency vary 20 times over loop nests", "> 20",
         why="the model has no mapper of loop nests",
     ),
+    *TRAINING,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from jointopt.studies.statements.statement import Finding, Statement
 
 PAPERS: dict[str, ModuleType] = {"EuroMLSys'26": euromlsys26, "CharLLM-PPT": charllm, "Rack scale": rack_scale}
 WORKERS = 2
+CORNER = 0.25  # share of the draws below which a statement holds in a corner only
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 
 
@@ -28,8 +29,10 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words."""
-        return self.statement.verdict(self.found)
+        """The verdict in words; what holds in few of the draws says so."""
+        verdict = self.statement.verdict(self.found)
+        corner = verdict != "contradicted" and self.share is not None and self.share < CORNER
+        return f"{verdict}, in a corner" if corner else verdict
 
     def cells(self) -> tuple[str, ...]:
         """The row's cells as text."""
@@ -70,11 +73,13 @@ def markdown(found: list[tuple[str, Row]]) -> str:
 
 def summary(found: list[tuple[str, Row]]) -> str:
     """How many statements have which verdict, in a sentence."""
-    verdicts = Counter(row.verdict.split(" ")[0] for _, row in found)
+    verdicts = Counter(row.verdict.split(" ")[0].rstrip(",") for _, row in found)
+    corners = sum(row.verdict.endswith("corner") for _, row in found)
     good, bad = verdicts["reproduced"] + verdicts["within"], verdicts["contradicted"]
     return (
         f"Of {len(found)} statements {len(found) - verdicts['cannot']} can be judged: {good} come out "
-        f"({good / max(good + bad, 1):.0%}; {verdicts['within']} of them figures within a stated difference), "
+        f"({good / max(good + bad, 1):.0%}; {verdicts['within']} of them figures within a stated difference, "
+        f"{corners} in a corner of the constants only), "
         f"{bad} are contradicted, {verdicts['cannot']} cannot be told."
     )
 
