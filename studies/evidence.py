@@ -40,6 +40,7 @@ class Constants:
     voltage: float = 1.0  # voltage ratio less one
     static: float = 1.0  # power whatever runs, and while waiting
     hbm: float = 1.0  # energy of a byte of device memory
+    unfused: float = 0.0  # from a half on: attention of separate kernels instead of the job's
 
 
 # Batches are a quarter, a half and the whole of the usual; launches of a fast and of a slow host (GH200 takes 1.7 times
@@ -72,11 +73,12 @@ def varied(job: Job, constants: Constants) -> Job:
     known = {name: value for name, value in overlaps.items() if value is not None}
     known |= {name: getattr(profile, name) * constants.host for name in _HOST}
     profile = replace(profile, network_efficiency=profile.network_efficiency * constants.network, **known)
+    attention = "unfused" if constants.unfused >= 0.5 else job.training.attention
     batch = max(round(job.training.global_batch_size * constants.batch), 1)
     power = gpu.power and varied_power(gpu.power, constants)
     return replace(
         job,
-        training=replace(job.training, framework=profile, global_batch_size=batch),
+        training=replace(job.training, framework=profile, global_batch_size=batch, attention=attention),
         cluster=replace(job.cluster, gpu=replace(gpu, power=power)),
     )
 

@@ -78,6 +78,6 @@ TRAINING = (
         "R34", "IV.C", "a whole training: tp goes on past dp's batch", "goes on", _tensor_goes_on,
         "two all-reduces in every layer cross between domains from 16 GPUs on, over a link of an eighteenth",
     ),
-    Statement("R35", "IV.C", "a whole training: pp+tp has the least communication energy, 16 GPUs", "lowest", _least_comm),
+    Statement("R35", "IV.C", "a whole training, 16 GPUs: pp+tp has the least link energy", "lowest", _least_comm),
     Statement("R36", "IV.A", "communication between racks costs time, pp+tp the least", "slower", _slow_link),
 )  # fmt: skip
