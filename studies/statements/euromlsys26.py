@@ -347,7 +347,7 @@ STATEMENTS = (
     Statement("E15", "2a", "expert parallelism 1 to 4: less energy", "falls", _expert_energy, _SPREAD),
     Statement("E16", "2", "the same within a node (tp 1): less time and energy", "falls", _expert_time_one_rank),
     Statement(
-        "E39", "2", "the same, unfused attention: slightly more power, less time and energy", "slightly", _expert_unfused,
+        "E39", "2", "the same, unfused attention: slight rise of power, less time, energy", "slightly", _expert_unfused,
     ),
     Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization),
     Statement("E18", "Insight 1", "energy tracks time for experts too", "closely", _insight_1),
