@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Every test worker has a core of its own; threads of one would wait for those of another.
 test test-services: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-services test-all golden check lint types layers wheel docs clean
+.PHONY: demo test test-services test-all golden studies study check lint types layers wheel docs clean
 
 demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
@@ -27,6 +27,15 @@ test-all: test test-services
 golden: .venv/.dev-installed
 	$(BIN)/python tests/golden/rewrite.py
 	PYTHONPATH=. $(BIN)/python tests/data/record_accuracy.py
+
+# Studies of figures of papers: `make study NAME=euromlsys26-figure-5` redraws one; `make studies` all of them, and writes
+# the table of studies/README.md.
+study: .venv/.dev-installed
+	$(BIN)/python studies/$(NAME)/study.py
+
+studies: .venv/.dev-installed
+	for study in studies/*/study.py; do $(BIN)/python $$study > /dev/null && echo $$study || exit 1; done
+	$(BIN)/python -m jointopt.studies.statements --write
 
 check: lint types layers wheel docs
 

@@ -18,15 +18,26 @@ from jointopt.workflows.predict import predict
 STUDIES = Path(__file__).parents[1] / "studies"
 
 
-def test_figure_5_of_euromlsys_is_drawn_and_its_front_is_made_of_two_layouts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("study", sorted(path.parent.name for path in STUDIES.glob("*/study.py")))
+def test_a_figure_s_program_writes_its_table_and_plot_as_its_readme_shows_them(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = tmp_path / "figure.png"
-    monkeypatch.setattr(sys, "argv", ["figure_5.py", str(drawn)])
-    runpy.run_path(str(STUDIES / "opt-350m-2x4-a100" / "figure_5.py"), run_name="__main__")
-    front = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("front:"))
-    assert drawn.stat().st_size > 10_000
-    assert [part.split(" of ")[1] for part in front.split(", ")] == ["dp4-pp1-tp2-mbs1", "dp2-pp2-tp2-mbs2"]
+    monkeypatch.setattr(sys, "argv", ["study.py", "--out", str(tmp_path)])
+    runpy.run_path(str(STUDIES / study / "study.py"), run_name="__main__")
+    written = pd.read_csv(tmp_path / "table.csv")
+    assert 10_000 < (tmp_path / "figure.png").stat().st_size < 150_000
+    assert (STUDIES / study / "figure.png").stat().st_size > 10_000
+    readme = (STUDIES / study / "README.md").read_text(encoding="utf-8")
+    header = "| " + " | ".join(written.columns) + " |"
+    assert "(figure.png)" in readme
+    assert header in readme
+    assert f"make study NAME={study}" in readme
+
+
+def test_the_front_of_figure_5_at_a_batch_of_256_is_made_of_two_layouts() -> None:
+    found = pd.read_csv(STUDIES / "euromlsys26-figure-5" / "table.csv")
+    owners = found[(found["batch"] == 256) & found["layout"].str.startswith("A ")]["front"].item()
+    assert owners.split()[::2] == ["A", "B"]
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ class Explanation(Result):
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
-        "informed_by learned rank"
+        "informed_by learned rank utilization"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -107,6 +107,9 @@ class Explanation(Result):
     informed_by: Mapping[str, int] = field(default_factory=dict)  # as in `Proposal`
     learned: tuple[str, ...] = ()  # sentences: what a cluster's own runs move the time by, where there are many
     throughput: Mapping[str, float] = field(default_factory=dict)  # `jointopt.physics.throughput.THROUGHPUT`
+    # shares of the time in which kernels run, and in which passes occupy the GPU (means over the stages); of a link's
+    # bandwidth in use by the GPU that sends most: intra_node, inter_node
+    utilization: Mapping[str, float] = field(default_factory=dict)
     exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
     rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
 
@@ -159,6 +162,16 @@ def link_lines(cluster: Cluster) -> list[str]:
     return table.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
 
 
+def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
+    """How busy GPUs and links are, in a sentence; blank where it is not known."""
+    if not used:
+        return ""
+    words = f"Kernels run {used['kernels']:.0%} of the time; passes and what they wait for take {used['occupied']:.0%}"
+    present = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
+    links = [f"{used[link]:.1%} {_WORDS[link]}" for link, there in present.items() if there]
+    return f"{words}. Of a GPU's links {' and '.join(links)} is in use." if links else f"{words}."
+
+
 def _tight(found: Explanation) -> str:
     return f": fits with probability {found.fit_probability:.2f}" if found.fit_probability < TIGHT else ""
 
@@ -183,6 +196,7 @@ def _totals(found: Explanation) -> list[str]:
         f"Plan: {plan_words(plan, plan)}{limits}",
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         rate_words(job, found.throughput),
+        utilization_words(job.cluster, found.utilization),
         ("Feasible." if found.feasible else "Not feasible:") + (f" {found.rank.sentence()}" if found.rank else ""),
         *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]

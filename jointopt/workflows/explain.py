@@ -11,6 +11,7 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.throughput import throughput
+from jointopt.physics.utilization import utilization
 from jointopt.report.explanation import Explanation, Rank, Stage
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -49,6 +50,7 @@ def explain(
     answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
     exceeded = physics.broken_limits(values)
+    used = utilization(physics, 0, clocks[0])
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded), violations=tuple(broken), exceeded=exceeded,
@@ -57,6 +59,8 @@ def explain(
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
+        utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
+        | {link: float(share.max()) for link, share in used.links.items()},
         throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},

@@ -1,0 +1,64 @@
+"""Figures 4 and 8 of CharLLM-PPT: strategies and options of four models on 32 H200 and 64 H100."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from jointopt.studies.evidence import NOMINAL, fits
+from jointopt.studies.figure import publish
+from jointopt.studies.statements.charllm_plans import CLUSTERS, STRATEGIES, harness_job, name, options
+
+
+def rows() -> pd.DataFrame:
+    """A row for each cluster, model, strategy and option of the harness."""
+    found = []
+    for cluster in CLUSTERS:
+        for model, strategies in STRATEGIES[cluster].items():
+            job = harness_job(model, cluster)
+            for strategy in strategies:
+                for option, one in options(model, strategy, NOMINAL, cluster).items():
+                    rate = job.training.global_batch_size / one.iteration_time_s
+                    found.append(
+                        {
+                            "cluster": cluster, "model": model, "strategy": name(strategy), "option": option,
+                            "time s": one.iteration_time_s, "samples/s": rate, "energy kJ": one.energy_j / 1e3,
+                            "samples/(s MJ)": rate / (one.energy_j / 1e6), "power W": one.avg_power_w,
+                            "peak W": one.peak_power_w, "temperature C": one.temperature_c, "clock MHz": one.clock_mhz,
+                            "kernels %": 100.0 * one.kernels, "NVLink %": 100.0 * one.intra_node,
+                            "network %": 100.0 * one.inter_node, "memory GiB": one.peak_memory_gib,
+                            "fits": fits(job, one),
+                        }
+                    )  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def draw(found: pd.DataFrame, file: Path) -> None:
+    """Draw temperature, power and clock of the strategies on 32 H200 with recomputation, as figure 4."""
+    part = found[(found["cluster"] == "h200") & (found["option"] == "act")].reset_index(drop=True)
+    figure, axes = plt.subplots(3, 1, figsize=(9.0, 7.6), dpi=80, sharex=True)
+    sides = (("temperature C", ""), ("power W", "peak W"), ("clock MHz", ""))
+    for axis, (left, peak) in zip(axes, sides, strict=True):
+        other = axis.twinx()
+        for _, one in part.groupby("model", sort=False):
+            axis.plot(one.index, one[left], "o-", color="tab:blue")
+            if peak:
+                axis.plot(one.index, one[peak], "s-", color="tab:red", ms=4)
+            other.plot(one.index, one["samples/(s MJ)"], "x-", color="tab:green")
+            axis.axvline(one.index[-1] + 0.5, color="grey", lw=0.8)
+        axis.set_ylabel(left, color="tab:blue")
+        other.set_yscale("log")
+        other.set_ylabel("samples/(s MJ)", color="tab:green", fontsize=8)
+        axis.grid(alpha=0.3)
+    for model, one in part.groupby("model", sort=False):
+        middle = one.index.to_numpy().mean()
+        axes[0].text(middle, 1.03, str(model), ha="center", transform=axes[0].get_xaxis_transform())
+    axes[-1].set_xticks(range(len(part)), part["strategy"], rotation=90, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    publish(Path(__file__).parent, rows, draw, "option == 'act'")

@@ -1,0 +1,61 @@
+"""Uneven temperatures of CharLLM-PPT (its heat maps): an exhaust row ever warmer, for four strategies of GPT-3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from jointopt.physics.breakdown import breakdown
+from jointopt.physics.cost_model import CostModel
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.studies.figure import publish
+from jointopt.studies.statements.charllm_plans import PIPELINES, harness_job, name, plan
+
+RISES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)  # K of the exhaust row's air above the inlet's
+INLETS = (22.0, 30.0)
+
+
+def rows() -> pd.DataFrame:
+    """A row for each strategy, micro-batch size, inlet temperature and rise."""
+    found = []
+    for strategy in PIPELINES["gpt3-175b"]:
+        for size in (1, 8):
+            for inlet in INLETS:
+                found += [_row(strategy, size, inlet, rise) for rise in RISES]
+    return pd.DataFrame(found)
+
+
+def _row(strategy: str, size: int, inlet: float, rise: float) -> dict[str, object]:
+    job = harness_job("gpt3-175b", "h200", inlet_temperature_c=inlet, exhaust_rise_k=rise)
+    parsed = parse_plan(plan(strategy, size), job)
+    one = breakdown(CostModel(job, parsed.layouts), 0, parsed.stage_clock_mhz[0])
+    positions = {where: float(values.max()) for where, values in one.stage_position_c.items()}
+    return {
+        "strategy": name(strategy), "micro-batch": size, "inlet C": inlet, "rise K": rise,
+        "time s": sum(one.time_s.values()), "power W": float(one.stage_power_w.mean()),
+        "inlet row C": positions["inlet"], "exhaust row C": positions.get("exhaust", float("nan")),
+        "clock MHz": float(np.mean(one.clock_mhz)), "held by": "/".join(sorted(set(filter(None, one.held_by)))),
+    }  # fmt: skip
+
+
+def draw(found: pd.DataFrame, file: Path) -> None:
+    """Draw time over the rise, and the temperature of either row."""
+    figure, axes = plt.subplots(1, 2, figsize=(10.0, 3.8), dpi=80)
+    for (strategy, size), part in found[found["inlet C"] == INLETS[0]].groupby(["strategy", "micro-batch"], sort=False):
+        label, style = f"{strategy}, micro-batch {size}", "o-" if size == 1 else "s:"
+        axes[0].plot(part["rise K"], part["time s"] / part["time s"].iloc[0], style, label=label)
+        axes[1].plot(part["rise K"], part["exhaust row C"].fillna(part["inlet row C"]), style)
+    axes[0].set(xlabel="exhaust row above the inlet (K)", ylabel="iteration time, even air = 1")
+    axes[1].set(xlabel="exhaust row above the inlet (K)", ylabel="hottest GPU (C)")
+    axes[0].legend(fontsize=7)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    publish(Path(__file__).parent, rows, draw, "`inlet C` == 22 and `rise K` in [0, 15, 30]")

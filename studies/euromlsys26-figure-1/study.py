@@ -1,0 +1,61 @@
+"""Figure 1 of EuroMLSys'26: energy, time, power and utilization of OPT-350M on 32 GH200, at three batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from jointopt.spec.jobfile import shipped_job
+from jointopt.studies.evidence import outcomes
+from jointopt.studies.figure import publish
+from jointopt.studies.statements.euromlsys26_plans import BATCHES, LAYOUTS, SIZES
+
+
+def rows() -> pd.DataFrame:
+    """A row for each batch, layout and micro-batch size."""
+    job, found = shipped_job("opt-350m-8x4-gh200"), []
+    plans = [(layout, size) for layout in LAYOUTS for size in SIZES]
+    for batch in BATCHES:
+        sized = replace(job, training=replace(job.training, global_batch_size=batch))
+        texts = [f"{layout} micro_batch_size={size}" for layout, size in plans]
+        for (layout, size), one in zip(plans, outcomes(sized, texts), strict=True):
+            found.append(
+                {
+                    "batch": batch, "layout": layout, "micro-batch": size, "time s": one.iteration_time_s,
+                    "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
+                    "occupied %": 100.0 * one.occupied,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def draw(found: pd.DataFrame, file: Path) -> None:
+    """Draw the batch of 1,024 as the paper does: energy and time above, power and utilization below."""
+    part = found[found["batch"] == 1024]
+    figure, axes = plt.subplots(2, 1, figsize=(8.4, 6.4), dpi=90, sharex=True)
+    sides = (("energy kJ", "time s", "(a)"), ("power W", "kernels %", "(b)"))
+    for axis, (left, right, letter) in zip(axes, sides, strict=True):
+        place = np.arange(len(part))
+        axis.bar(place, part[left], color="tab:blue", alpha=0.7)
+        axis.set(ylabel=left, title=letter)
+        other = axis.twinx()
+        other.plot(place, part[right], "o-", color="tab:red", ms=4)
+        other.set_ylabel(right, color="tab:red")
+        other.set_ylim(bottom=0)
+    names = [
+        f"{layout.replace('=', '').replace(' ', '-')} mbs{size}"
+        for layout, size in zip(part["layout"], part["micro-batch"], strict=True)
+    ]
+    axes[0].set_ylim(bottom=0)
+    axes[1].axhline(96.0, color="grey", ls="--", lw=1)
+    axes[1].set_xticks(range(len(part)), names, rotation=90, fontsize=7)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    publish(Path(__file__).parent, rows, draw, "batch == 1024")

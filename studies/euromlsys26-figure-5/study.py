@@ -1,0 +1,106 @@
+"""Figure 5 of EuroMLSys'26: energy and time of four layouts as clocks fall, at three batches.
+
+As in the paper, a pipeline's stages with bubbles slow down first, then all stages.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from jointopt.core.schema import Columns, Floats
+from jointopt.physics.cost_model import CostModel
+from jointopt.search.pareto import front_order
+from jointopt.spec.job import Job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.studies.figure import publish
+from jointopt.studies.statements.euromlsys26_plans import BATCHES, FOUR, on_two_nodes
+
+COLOURS = {"A": "tab:blue", "B": "tab:green", "C": "tab:red", "D": "black"}
+LOWEST_MHZ = 780.0  # below it every curve has passed its valley
+OTHER = "dp=8 pp=1 tp=1 micro_batch_size=4"  # not in the paper
+
+
+def falling_clocks(job: Job, plan: str) -> Columns:
+    """Plans of one layout from the top clock down: the slack of its stages is spent first, then all slow down."""
+    layout = parse_plan(plan, job).layouts
+    physics, deep = CostModel(job, layout), int(layout["pp"][0]) > 1
+    grid = np.asarray(job.search.clock_mhz)
+    lower = np.arange(len(grid) - 1, np.searchsorted(grid, LOWEST_MHZ) - 1, -1)
+    share = np.linspace(0.0, 1.0, 12) if deep else np.ones(1)
+    clock = np.concatenate([np.full(len(share), len(grid) - 1), lower[1:]])
+    spent = np.concatenate([share, np.ones(len(lower) - 1)])
+    index = np.zeros(len(clock), np.int64)
+    stages = physics.stage_clocks(index, clock, spent)
+    return physics.evaluate(index, stages) | {"stage_clock_mhz": stages, "clock_mhz": grid[clock]}
+
+
+def curves(batch: int) -> dict[str, Columns]:
+    """The four layouts of the paper at one batch."""
+    return {letter: falling_clocks(on_two_nodes(batch), plan) for letter, plan in FOUR.items()}
+
+
+def crossover_s(first: Columns, second: Columns) -> float:
+    """The iteration time from which ``second`` takes less energy than ``first`` does in that time or less, or NaN."""
+    time, energy = first["iteration_time_s"], np.minimum.accumulate(first["energy_j"])
+    best = np.interp(second["iteration_time_s"], time, energy)
+    cheaper = (second["energy_j"] < best) & (second["iteration_time_s"] >= time[0])
+    return float(second["iteration_time_s"][cheaper].min()) if cheaper.any() else float("nan")
+
+
+def front(found: dict[str, Columns]) -> tuple[Floats, Floats, str]:
+    """Points that no other beats in time and energy, and how many of them are of which layout."""
+    time, energy = (np.concatenate([c[name] for c in found.values()]) for name in ("iteration_time_s", "energy_j"))
+    owner = np.repeat(list(found), [len(c["energy_j"]) for c in found.values()])
+    kept = front_order(time, energy)
+    counts = {letter: int((owner[kept] == letter).sum()) for letter in found}
+    return time[kept], energy[kept], " ".join(f"{letter} {count}" for letter, count in counts.items() if count)
+
+
+def rows() -> pd.DataFrame:
+    """A row for each batch and layout, the one that the paper does not show among them."""
+    found = []
+    for batch in BATCHES:
+        four = curves(batch)
+        from_s, owners = crossover_s(four["A"], four["B"]), front(four)[2]
+        for letter, plans in (four | {"other": falling_clocks(on_two_nodes(batch), OTHER)}).items():
+            low = int(plans["energy_j"].argmin())
+            found.append(
+                {
+                    "batch": batch, "layout": f"{letter} {FOUR.get(letter, OTHER)}".replace("micro_batch_size", "mbs"),
+                    "top clock s": plans["iteration_time_s"][0], "kJ": plans["energy_j"][0] / 1e3,
+                    "least energy s": plans["iteration_time_s"][low], "least kJ": plans["energy_j"][low] / 1e3,
+                    "of A's least %": 100.0 * plans["energy_j"][low] / four["A"]["energy_j"].min(),
+                    "clocks MHz": "/".join(f"{mhz:.0f}" for mhz in plans["stage_clock_mhz"][low] if mhz == mhz),
+                    "E from s": from_s if letter == "B" else float("nan"), "front": owners if letter == "A" else "",
+                }
+            )  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def draw(_: pd.DataFrame, file: Path) -> None:
+    """Draw the curves of each batch with the front of the four."""
+    figure, axes = plt.subplots(1, 3, figsize=(14.0, 4.4), dpi=80)
+    for axis, batch in zip(axes, BATCHES, strict=True):
+        four = curves(batch)
+        for letter, plans in four.items():
+            name = FOUR[letter].replace("=", "").replace("micro_batch_size", "mbs")
+            axis.plot(
+                plans["iteration_time_s"], plans["energy_j"] / 1e3, ".-", color=COLOURS[letter], label=name, ms=4, lw=1
+            )
+            start = plans["iteration_time_s"][0], plans["energy_j"][0] / 1e3
+            axis.annotate(letter, start, (3, 4), textcoords="offset points")
+        time, energy, _owners = front(four)
+        axis.plot(time, energy / 1e3, color="orange", lw=5, alpha=0.45, zorder=0, label="front of all four")
+        axis.set(xlabel="iteration time (s)", ylabel="energy of 8 GPUs (kJ)", title=f"batch {batch}")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    publish(Path(__file__).parent, rows, draw)

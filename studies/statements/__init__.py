@@ -1,0 +1,1 @@
+"""Statements of three papers, each checked against today's predictions; ``python -m jointopt.studies.statements``."""

@@ -1,0 +1,110 @@
+"""Predictions behind the figures of CharLLM-PPT (MICRO'25, arXiv:2509.10371): models, clusters, strategies, options.
+
+Strategies, batch, lengths and options are those of its harness, github.com/sitar-lab/CharLLM-PPT.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import Columns
+from jointopt.physics.cost_model import CostModel
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import load_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, fits, outcomes, varied
+
+CLUSTERS = ("h200", "h100")
+SIZES = (1, 2, 4, 8)
+STRATEGIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "h200": {
+        "gpt3-175b": ("tp=8 pp=4", "tp=4 pp=8", "tp=2 pp=16", "tp=1 pp=32", "tp=8 dp=4 zero_stage=3"),
+        "llama-3-70b": (
+            "tp=8 pp=2 dp=2", "tp=4 pp=4 dp=2", "tp=2 pp=8 dp=2", "tp=1 pp=16 dp=2", "tp=8 dp=4 zero_stage=3"
+        ),
+        "mixtral-8x7b": ("ep=4 tp=2 dp=16", "ep=8 tp=1 dp=32"),
+        "mixtral-8x22b": ("ep=8 tp=1 pp=4 dp=8", "ep=8 tp=2 pp=2 dp=8", "ep=8 tp=4 dp=8"),
+    },
+    "h100": {
+        "gpt3-175b": ("tp=8 pp=8", "tp=4 pp=16", "tp=2 pp=32"),
+        "llama-3-70b": ("tp=8 pp=4 dp=2", "tp=4 pp=8 dp=2", "tp=2 pp=16 dp=2", "tp=1 pp=32 dp=2"),
+        "mixtral-8x7b": ("ep=8 tp=1 pp=2 dp=32", "ep=4 tp=2 pp=2 dp=16"),
+        "mixtral-8x22b": ("ep=8 tp=1 pp=8 dp=8", "ep=8 tp=2 pp=4 dp=8", "ep=8 tp=4 pp=2 dp=8", "ep=8 tp=8 dp=8"),
+    },
+}  # fmt: skip
+MODELS = tuple(STRATEGIES["h200"])
+DENSE = MODELS[:2]
+PIPELINES = {model: tuple(s for s in STRATEGIES["h200"][model] if "pp=" in s) for model in DENSE}
+
+
+def harness_job(model: str, cluster: str, link: float | None = None, overlap: bool = False, **more: Any) -> Job:
+    """A job of the harness: without its option "cc" nothing overlaps; ``link`` in GB/s, ``more`` of the cluster."""
+    job = load_job(STUDIES / "charllm-strategies" / f"{model}-{cluster}.yaml")
+    profile = replace(job.training.framework, grouped_experts=False)
+    if not overlap:
+        profile = replace(profile, tp_overlap=0.0, dp_overlap=0.0)
+    if link is not None:
+        more["inter_node_gbytes_per_s"] = link
+    return replace(
+        job, training=replace(job.training, framework=profile), cluster=replace(job.cluster, **more)
+    )  # fmt: skip
+
+
+def plan(strategy: str, size: int = 1, recompute: str = "full") -> str:
+    """A strategy of the harness as a plan: plain 1F1B."""
+    return f"{strategy} micro_batch_size={size} vpp=1 recompute={recompute}"
+
+
+def name(strategy: str) -> str:
+    """A strategy as the paper writes it, TP8-PP4."""
+    sharded = "zero_stage=3" in strategy
+    words = [word for word in strategy.upper().split() if not word.startswith(("ZERO", "DP"))]
+    return "-".join([word.replace("=", "") for word in words] + ["FSDP"] * sharded)
+
+
+@functools.cache
+def swept(model: str, strategy: str, c: Constants, sizes: tuple[int, ...] = SIZES) -> tuple[Outcome, ...]:
+    """Figure 13: one strategy on 32 H200 over micro-batch sizes, with recomputation."""
+    job = harness_job(model, "h200")
+    return tuple(outcomes(job, [plan(strategy, size) for size in sizes], replace(c, batch=1.0)))
+
+
+@functools.cache
+def options(model: str, strategy: str, c: Constants, cluster: str = "h200") -> dict[str, Outcome]:
+    """Figure 8: base, overlap (cc), recomputation (act), both."""
+    found = {}
+    for label, overlap, recompute in (
+        ("base", False, "none"), ("cc", True, "none"), ("act", False, "full"), ("cc+act", True, "full"),
+    ):  # fmt: skip
+        job = harness_job(model, cluster, overlap=overlap)
+        found[label] = outcomes(job, [plan(strategy, recompute=recompute)], replace(c, batch=1.0))[0]
+    return found
+
+
+@functools.cache
+def on_cluster(model: str, cluster: str, link: float, c: Constants) -> tuple[float, float, float]:
+    """(least s, most s, least J) of an iteration over all strategies that fit, with and without recomputation."""
+    job = varied(harness_job(model, cluster, link), replace(c, batch=1.0))
+    plans = [plan(strategy, 1, how) for strategy in STRATEGIES[cluster][model] for how in ("none", "full")]
+    layouts = [parse_plan(text, job).layouts for text in plans]
+    merged: Columns = {key: np.concatenate([one[key] for one in layouts]) for key in layouts[0]}
+    physics = CostModel(job, merged)
+    found = physics.evaluate(np.arange(len(plans)), np.full((len(plans), 1), physics.top_mhz))
+    limit = job.training.framework.memory_fraction * job.cluster.gpu.memory_gib
+    held = found["peak_memory_gib"] <= limit
+    time, energy = found["iteration_time_s"][held], found["energy_j"][held]
+    return float(time.min()), float(time.max()), float(energy.min())
+
+
+def all_fit(cluster: str, c: Constants = NOMINAL) -> tuple[int, int]:
+    """(strategies that fit with recomputation and one sequence, all strategies)."""
+    count = total = 0
+    for model, strategies in STRATEGIES[cluster].items():
+        job = harness_job(model, cluster)
+        for one in outcomes(job, [plan(strategy) for strategy in strategies], replace(c, batch=1.0)):
+            count, total = count + fits(job, one), total + 1
+    return count, total

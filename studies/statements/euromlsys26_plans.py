@@ -1,0 +1,91 @@
+"""Predictions behind the figures of EuroMLSys'26 (doi 10.1145/3805621.3807634), each worked out once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from jointopt.core.schema import Columns
+from jointopt.physics.cost_model import CostModel
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.studies.evidence import NOMINAL, Constants, Outcome, clock_sweep, outcomes, varied
+
+LAYOUTS = ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1", "dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2", "dp=4 pp=2 tp=4", "dp=2 pp=4 tp=4")
+SIZES = (1, 2, 4)
+EXPERT_LAYOUTS = ("dp=32 pp=1 tp=1", "dp=16 pp=2 tp=1", "dp=8 pp=4 tp=1", "dp=16 pp=1 tp=2", "dp=8 pp=2 tp=2")
+FOUR = {
+    "A": "dp=4 pp=1 tp=2 micro_batch_size=1", "B": "dp=2 pp=2 tp=2 micro_batch_size=2",
+    "C": "dp=2 pp=2 tp=2 micro_batch_size=1", "D": "dp=1 pp=4 tp=2 micro_batch_size=4",
+}  # fmt: skip
+BATCHES = (256, 512, 1024)
+
+
+@functools.cache
+def dense(constants: Constants) -> dict[tuple[str, int], Outcome]:
+    """Figure 1: predictions by layout and micro-batch size."""
+    names = list(itertools.product(LAYOUTS, SIZES))
+    plans = [f"{layout} micro_batch_size={size}" for layout, size in names]
+    return dict(zip(names, outcomes(shipped_job("opt-350m-8x4-gh200"), plans, constants), strict=True))
+
+
+@functools.cache
+def experts(constants: Constants) -> dict[str, list[Outcome]]:
+    """Figure 2: predictions by layout at expert-parallel degrees 1, 2 and 4."""
+    job = shipped_job("olmoe-1b-7b-8x4-gh200")
+    return {
+        layout: outcomes(job, [f"{layout} ep={ep} micro_batch_size=1" for ep in (1, 2, 4)], constants)
+        for layout in EXPERT_LAYOUTS
+    }
+
+
+def on_two_nodes(batch: int) -> Job:
+    """The job of figure 5 at so many sequences per iteration."""
+    job = shipped_job("opt-350m-2x4-a100")
+    return replace(job, training=replace(job.training, global_batch_size=batch))
+
+
+def on_one_gpu() -> Job:
+    """The job of figures 3 and 4."""
+    job = on_two_nodes(256)
+    return replace(job, cluster=replace(job.cluster, nodes=1, gpus_per_node=1))
+
+
+@functools.cache
+def every_layout(c: Constants) -> tuple[str, str]:
+    """(fastest, least energy at any clock) of all layouts of figure 5's job that fit, waiting stages slowed first."""
+    job = varied(on_two_nodes(256), replace(c, batch=1.0))
+    physics = CostModel(job, enumerate_layouts(job).layouts)
+    grid = np.arange(len(job.search.clock_mhz))[::4]
+    index = np.repeat(np.arange(len(physics.layouts["pp"])), len(grid))
+    clocks = physics.stage_clocks(index, np.tile(grid, len(index) // len(grid)), np.ones(len(index)))
+    found = physics.evaluate(index, clocks)
+    fitting = np.where(found["violation"] <= 0.0, 1.0, np.inf)
+    best = [int(index[(found[name] * fitting).argmin()]) for name in ("iteration_time_s", "energy_j")]
+    names = ("dp", "tp", "pp", "micro_batch_size")
+    fastest, leanest = (" ".join(f"{name}={physics.layouts[name][at]}" for name in names) for at in best)
+    return fastest, leanest
+
+
+@functools.cache
+def one_gpu(constants: Constants) -> Columns:
+    """Figures 3 and 4: one A100 at every clock, ascending."""
+    return clock_sweep(on_one_gpu(), "micro_batch_size=1", 0.0, replace(constants, batch=1.0))
+
+
+@functools.cache
+def falling(letter: str, batch: int, constants: Constants = NOMINAL) -> Columns:
+    """Figure 5: one layout at every clock, ascending, waiting stages slowed first."""
+    slack = 0.0 if letter == "A" else 1.0
+    return clock_sweep(on_two_nodes(batch), FOUR[letter], slack, replace(constants, batch=1.0))
+
+
+@functools.cache
+def at_top(batch: int, constants: Constants = NOMINAL) -> dict[str, Outcome]:
+    """Figure 5: the four layouts at the maximum clock."""
+    found = outcomes(on_two_nodes(batch), list(FOUR.values()), replace(constants, batch=1.0))
+    return dict(zip(FOUR, found, strict=True))
