@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Where on the site a file of the repository stands; those of docs/ stand at its top.
 OUTSIDE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md", "examples/propose.ipynb": "examples/propose.md", "studies/README.md": "studies/index.md",
+    "SECURITY.md": "security.md", "examples/propose.ipynb": "examples/propose.md",
+    "studies/README.md": "studies/index.md",
 } | {
     f"studies/{page.parent.name}/README.md": f"studies/{page.parent.name}.md"
     for page in ROOT.glob("studies/*/README.md")

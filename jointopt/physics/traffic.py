@@ -101,7 +101,8 @@ def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of one collective of ``moved`` bytes, (2, ...)."""
     if hw.answered is None:
         return _collective(hw, kind, moved, group)
-    key = hw.links, kind, moved.shape, moved.tobytes(), group.size.tobytes(), group.local.tobytes()
+    rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
+    key = *rates, kind, moved.shape, moved.tobytes(), group.size.tobytes(), group.local.tobytes()
     if key not in hw.answered:
         hw.answered[key] = _collective(hw, kind, moved, group)
     return hw.answered[key]

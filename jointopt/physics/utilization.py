@@ -49,7 +49,7 @@ def _sent_bytes(physics: CostModel, index: int) -> dict[str, Floats]:
     layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
     found = {}
     for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
-        counting = replace(physics.hardware, intra_j_per_byte=intra, inter_j_per_byte=inter, answered=None)
+        counting = replace(physics.hardware, intra_j_per_byte=intra, inter_j_per_byte=inter)
         found[link] = _whole_bytes(stage_costs(physics.job, counting, layout))
     return found
 

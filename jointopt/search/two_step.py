@@ -31,7 +31,9 @@ def two_step_front(problem: Problem, evaluations: int) -> Columns:
     best = fastest(problem, np.arange(problem.num_layouts))
     alone = problem.of_layouts(np.array([best]))
     front, _ = move_stages(alone, exact_front_of_profiles(alone).front, evaluations)
-    return front | {"layout_index": np.full(len(front["layout_index"]), best)}
+    beyond = (0, 0), (0, problem.max_pp - front["stage_clock_mhz"].shape[1])
+    clocks = np.pad(front["stage_clock_mhz"], beyond, constant_values=np.nan)
+    return front | {"layout_index": np.full(len(front["layout_index"]), best), "stage_clock_mhz": clocks}
 
 
 def energy_saving(front: Columns, other: Columns) -> Saving | None:

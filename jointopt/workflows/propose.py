@@ -41,6 +41,7 @@ from jointopt.workflows.search_steps import (
     joint_saving,
     of_one_run,
     search_steps,
+    two_steps,
     without_gambles,
 )
 
@@ -71,15 +72,15 @@ def propose(
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
         model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    job = model.job
-    need_power(job)
+    need_power(job := model.job)
     today, found = _today(model, baseline) if baseline else {}, prepared(model, watch)
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     exact = exact_step(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_layouts}, physics))
-    searched = search_steps(problem, exact, _trials(job, problem, trials), seed, watch)
+    two_step = two_steps(problem, exact)
+    searched = search_steps(problem, exact, two_step, _trials(job, problem, trials), seed, watch)
     front = of_one_run(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
@@ -94,7 +95,7 @@ def propose(
         front=take(answer | apart, chosen), covered_plans=exact.covered,
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
-        joint=joint_saving(problem, searched[-1].front, fitting), model=model,
+        joint=joint_saving(problem, searched[-1].front, two_step, fitting), model=model,
         best_layouts=best_layouts(job, problem, physics, fitting, take(answer, chosen), front["layout_index"][chosen]),
         **(today or {"reference": take(shown, slice(-1, None)), "reference_breaks": physics.broken_limits(reference)}),
     )  # fmt: skip

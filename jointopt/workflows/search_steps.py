@@ -16,7 +16,7 @@ from jointopt.report.joint import Joint
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import concat, front_of, hypervolume, is_covered, nadir, objectives, take
+from jointopt.search.pareto import concat, front_of, hypervolume, is_covered, merge, nadir, objectives, take
 from jointopt.search.problem import Problem
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.spec.job import Job
@@ -82,12 +82,18 @@ class Step:
     plans: Columns
 
 
-def search_steps(problem: Problem, exact: ExactFront, trials: int, seed: int, watch: Stopwatch) -> list[Step]:
-    """The methods that searched, in turn; each starts from the front of the one before and loses none of it."""
+def search_steps(
+    problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch
+) -> list[Step]:
+    """The methods that searched, in turn; each starts from the front of the one before and loses none of it.
+
+    Nor is a plan of ``two_step`` lost: clocks of single stages go further around the few plans of one layout.
+    """
     steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
     if problem.stage_clocks is not None and np.isfinite(exact.front["energy_j"]).all():
         with watch.phase("search", "clocks of single stages around the front"):
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
+            front = front if two_step is None else merge(front, two_step)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
     if trials:
         from jointopt.search.nsga2 import search
@@ -99,11 +105,15 @@ def search_steps(problem: Problem, exact: ExactFront, trials: int, seed: int, wa
     return steps
 
 
-def joint_saving(problem: Problem, front: Columns, fitting: Floats) -> Joint | None:
-    """The savings of the front over two steps, in the values that the search ranks by; None where energy is unknown."""
-    if not np.isfinite(front["energy_j"]).all():
+def two_steps(problem: Problem, exact: ExactFront) -> Columns | None:
+    """The plans of two steps, the fastest layout and then its clocks; None where energy is unknown."""
+    return two_step_front(problem, LOCAL_EVALUATIONS) if np.isfinite(exact.front["energy_j"]).all() else None
+
+
+def joint_saving(problem: Problem, front: Columns, two_step: Columns | None, fitting: Floats) -> Joint | None:
+    """The savings of the front over `two_steps`, in the values that the search ranks by; None without their plans."""
+    if two_step is None:
         return None
-    two_step = two_step_front(problem, LOCAL_EVALUATIONS)
     energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
     if energy is None or time_s is None:
         return None

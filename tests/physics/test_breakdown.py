@@ -15,6 +15,7 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.costs import Common
 from jointopt.spec.job import Job
 
 Physics = Callable[[int], CostModel]
@@ -157,6 +158,15 @@ def test_a_layout_pays_for_its_own_links_alone(plan: dict[str, int], kind: str, 
 def test_a_pair_of_stages_on_two_nodes_talks_between_nodes(gpus: int, link: str, make_job: Jobs, price: Price) -> None:
     sent = communication_j(price(make_job(gpus), dp=gpus // 2, pp=2), 0)["pp_comm"]
     assert {name for name, joules in sent.items() if joules.sum() > 0} == {link}
+
+
+def test_links_between_nodes_are_told_apart_where_prices_are_shared_too(make_job: Jobs, price: Price) -> None:
+    job = make_job(16)
+    alone = price(job, dp=8, pp=2)
+    shared = CostModel(job, alone.layouts, common=Common(alone.hardware, alone.shapes))
+    for kind, links in communication_j(shared, 0).items():
+        for link, joules in links.items():
+            np.testing.assert_allclose(joules, communication_j(alone, 0)[kind][link])
 
 
 def test_a_pipeline_sends_each_boundary_forward_and_back_once(make_job: Jobs, price: Price) -> None:

@@ -13,6 +13,7 @@ from jointopt.search.pareto import is_covered, objectives
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import propose
+from jointopt.workflows.search_steps import Stopwatch, search_steps, two_steps
 from tests.fake_problem import fake_problem
 
 SEEDS = st.integers(0, 10**6)
@@ -44,6 +45,16 @@ def test_two_steps_try_every_clock_of_the_fastest_layout_and_no_other_layout(see
     clocks = np.arange(problem.num_clocks)
     uniform = problem.plans(np.full(len(clocks), best), clocks, np.zeros(len(clocks)))
     assert is_covered(*objectives(front), *(value * (1 + 1e-9) for value in objectives(uniform))).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS)
+def test_no_plan_of_two_steps_beats_the_joint_front(seed):
+    problem = fake_problem(seed, 12, 7)
+    exact = exact_front_of_profiles(problem)
+    two_step = two_steps(problem, exact)
+    joint = search_steps(problem, exact, two_step, 0, 0, Stopwatch(quiet=True))[-1].front
+    assert is_covered(*objectives(joint), *(value * (1 + 1e-12) for value in objectives(two_step))).all()
 
 
 @settings(max_examples=30, deadline=None)
