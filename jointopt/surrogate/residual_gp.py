@@ -117,14 +117,19 @@ def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     """
     alike, network = kinship(a.source, b.source), of_network(len(kernel.constants))
     weighted = a.sensitivity * np.square(kernel.constants)
-    x, y = (runs.matrix(FEATURES) / kernel.lengths for runs in (a, b))
-    apart = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2.0 * x @ y.T
     return np.stack([
         kernel.source**2 * alike,
         weighted[:, network] @ b.sensitivity[:, network].T * alike,
         weighted[:, ~network] @ b.sensitivity[:, ~network].T * alike,
-        kernel.shape**2 * np.exp(-0.5 * np.maximum(apart, 0.0)) * alike,
+        smooth(kernel, a, b) * alike,
     ])  # fmt: skip
+
+
+def smooth(kernel: Kernel, a: Runs, b: Runs) -> Floats:
+    """Prior covariance (n, m) of the smooth function of two sets of runs, of one source."""
+    x, y = (runs.matrix(FEATURES) / kernel.lengths for runs in (a, b))
+    apart = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2.0 * x @ y.T
+    return np.asarray(kernel.shape**2 * np.exp(-0.5 * np.maximum(apart, 0.0)))
 
 
 def variances(kernel: Kernel, runs: Runs) -> Floats:
