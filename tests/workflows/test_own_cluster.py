@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.core.errors import TableError
+from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.report.scores import Retrained
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
@@ -157,6 +158,17 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
     assert "jobs left out" in found.first
     assert (few.first, few.others, found.others) == ("", 40, 160)
     assert np.std(truth - found.log_factor) < 0.5 * np.std(truth)
+
+
+def test_the_plot_of_importance_has_the_features_of_the_card_the_largest_on_top(folder: Path) -> None:
+    (own,) = load(folder).own
+    written = Retrained((), pd.DataFrame(), None, (), folder, {own.source: dict(own.importance)})
+    (bars,) = written.plot().data
+    assert list(bars.y)[::-1] == list(own.importance)
+    assert list(bars.x) == sorted(bars.x)
+    assert "my cluster" in bars.name
+    with pytest.raises(UsageError, match="No trees count in"):
+        replace(written, importance={}).plot()
 
 
 def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.DataFrame, tmp_path: Path) -> None:
