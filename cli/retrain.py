@@ -17,9 +17,10 @@ from jointopt.cli import common
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
 @click.option("--force", is_flag=True, help="Replace a better surrogate too.")
 @click.option("--for-others", is_flag=True, help="For clusters not in the tables: learn nothing of single ones.")
+@click.option("--plot", type=common.PATH, help="HTML file to write: what moves the time, by the trees.")
 def retrain(
     tables: tuple[Path, ...], storage: str | None, out: Path, seed: int, licences: tuple[str, ...], force: bool,
-    for_others: bool,
+    for_others: bool, plot: Path | None,
 ) -> None:  # fmt: skip
     """Train a surrogate on all given measurements and print its error on held-out groups and sources.
 
@@ -33,3 +34,5 @@ def retrain(
         tables=tables, storage=storage, out=out, seed=seed, licences=licences, force=force, for_others=for_others
     )
     click.echo(found.text())
+    if plot is not None:
+        found.plot().write_html(plot)

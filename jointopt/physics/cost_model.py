@@ -57,7 +57,7 @@ class CostModel:
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
-        self.energy_terms: list[pc.EnergyTerms] = []
+        self._energy_terms: dict[int, pc.EnergyTerms] = {}  # by group, of those whose energy was asked for
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
         self.power_offset_w = np.zeros(len(layouts["pp"]))
@@ -90,13 +90,13 @@ class CostModel:
             laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
             costs = pc.stage_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
+            costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
             limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
             lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
             ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
             self.limits_w.append(limit_w)
-            self.groups.append(pc.paused(costs, duty))
-            self.ceilings.append(ceiling)
-            self.energy_terms.append(pc.energy_terms(self.groups[-1], self.power))
+            self.groups.append(pc.paused(costs, duty).of_all_ranks())
+            self.ceilings.append(ceiling if costs.kind is None else pc.over_ranks(ceiling, costs.kind))
 
     @functools.cached_property
     def shapes(self) -> ShapeCosts:
@@ -125,16 +125,17 @@ class CostModel:
         """The clock at which the constants were measured; 1.0 where the GPU's clocks are unknown."""
         return self.job.cluster.gpu.clock_max_mhz or 1.0
 
-    def evaluate(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    def evaluate(self, index: Ints, stage_clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> Columns:
         """Predictions (n,) for plans: layout rows ``index`` (n,), clocks in MHz (n, >= pp), or (n, 1) for all stages.
 
         Columns as in `PREDICTIONS`; ``violation`` is the largest relative excess over a constraint, <= 0 if feasible.
+        ``makespan``: as for `times`.
         """
         index = np.asarray(index)
         out = {name: np.empty(len(index)) for name in PREDICTIONS}
         for g, at, rows, depth in self.parts(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
-            time_s = self.times(g, rows, clock).total_s
+            time_s = self.times(g, rows, clock, makespan).total_s
             gpu_s = time_s * self.groups[g].replicas[rows] * depth
             # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
             energy = self._work_j(g, rows, clock) + slack.energy_slope_w(self.power, self.cooler, 1) * gpu_s
@@ -213,6 +214,12 @@ class CostModel:
         offset_j = self.power_offset_w[index] * ranks * time_s
         return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
 
+    def energy_terms(self, g: int) -> pc.EnergyTerms:
+        """Energy of the layouts of group ``g`` by how it follows the clock."""
+        if g not in self._energy_terms:
+            self._energy_terms[g] = pc.energy_terms(self.groups[g], self.power)
+        return self._energy_terms[g]
+
     def _floor(self, g: int) -> tuple[Floats, Floats]:
         """`lower_bound` of all layouts of group ``g``, uncorrected."""
         if g not in self._floors:
@@ -220,7 +227,7 @@ class CostModel:
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
             fastest = self.times(g, rows, top, ms.least_makespan_s).total_s
-            floor_j = slack.energy_floor_j(costs, self.energy_terms[g], self.power, self.cooler, fastest)
+            floor_j = slack.energy_floor_j(costs, self.energy_terms(g), self.power, self.cooler, fastest)
             self._floors[g] = fastest, floor_j
         return self._floors[g]
 
@@ -331,7 +338,7 @@ class CostModel:
 
     def _work_j(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
         """Energy of all GPUs (n,) but for `slack.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
-        terms, k = self.energy_terms[g], self.power
+        terms, k = self.energy_terms(g), self.power
         x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
         busy = np.einsum("ij,ij->i", terms.sm_s.take(rows, 0), 1.0 / x) + terms.other_s[rows]

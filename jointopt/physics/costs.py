@@ -1,6 +1,7 @@
 """Costs of layouts of one pipeline depth before any clock is chosen, the SM-bound share kept apart.
 
-Arrays are (layouts, pp) unless stated; times are of one micro-batch at the maximum clock.
+Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
+maximum clock.
 """
 
 from __future__ import annotations
@@ -63,11 +64,22 @@ class StageCosts:
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+    kind: Ints | None = None  # (L, pp): which of the K ranks that differ each rank is as; None: all ranks are here
 
     @property
     def depth(self) -> int:
         """Ranks of a pipeline, pp."""
-        return int(self.layers.shape[1])
+        return int((self.layers if self.kind is None else self.kind).shape[1])
+
+    def of_all_ranks(self) -> StageCosts:
+        """The same costs of every rank, (L, pp)."""
+        if self.kind is None:
+            return self
+        at = np.arange(len(self.kind))[:, None] * self.layers.shape[1] + self.kind
+        every: dict[str, Any] = {name: getattr(self, name).take(at) for name in OF_RANKS}
+        for name in ("comm_parts_s", "link_parts_j"):
+            every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
+        return replace(self, **every, kind=None)
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
@@ -84,6 +96,18 @@ class StageCosts:
         """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
         return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
+
+
+OF_RANKS = (
+    "layers", "forward_sm_s", "forward_memory_s", "forward_comm_s", "backward_sm_s", "backward_memory_s",
+    "backward_comm_s", "host_s", "gather_s", "reduce_s", "optimizer_s", "flops", "forward_flops", "hbm_bytes", "link_j",
+    "iteration_link_j", "iteration_hbm_bytes",
+)  # fmt: skip
+
+
+def over_ranks(values: Floats, kind: Ints) -> Floats:
+    """Values (L, K) of the ranks that differ as those of every rank, (L, pp)."""
+    return np.asarray(np.take_along_axis(values, kind, axis=1))
 
 
 def paused(costs: StageCosts, duty: Floats) -> StageCosts:
@@ -124,18 +148,22 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
 
 @dataclass(frozen=True)
 class Laid:
-    """Layouts of one depth as the formulas read them: all that no speed and no overhead of the job changes."""
+    """Layouts of one depth as the formulas read them: all that no speed and no overhead of the job changes.
+
+    Of their ranks only those that differ; ``kind`` (L, pp): which of them each rank is as.
+    """
 
     lay: LayoutArrays
+    kind: Ints
     groups: dict[str, Group]
     parameters: Parameters
 
     @classmethod
     def of(cls, job: Job, layouts: Columns) -> Laid:
         """The layouts of a job."""
-        lay = LayoutArrays(job, layouts)
+        lay, kind = LayoutArrays(job, layouts).of_differing_ranks()
         groups = placement(layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
-        return cls(lay, groups, stage_parameters(job, lay, lay.layers))
+        return cls(lay, kind, groups, stage_parameters(job, lay, lay.layers))
 
 
 def stage_costs(
@@ -143,7 +171,7 @@ def stage_costs(
 ) -> StageCosts:
     """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
 
-    ``layer``: the kernels of their layers, and ``laid``: how they lie, where these are known.
+    Of ranks that differ alone (`StageCosts.of_all_ranks`). ``layer``, ``laid``: their kernels, how they lie, if known.
 
     A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
     products per product forward): derived here, as is what follows from the profile's host floors.
@@ -169,7 +197,7 @@ def stage_costs(
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
     turns = np.array([1.0 + (s in V_SHAPED) for s in lay.split.schedule])[lay.split.which, None]  # of a V
-    sends = 2.0 * lay.vpp[:, None] - turns * (np.eye(1, lay.pp) + np.eye(1, lay.pp, lay.pp - 1))
+    sends = 2.0 * lay.vpp[:, None] - turns * lay.borders
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
         layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
@@ -186,7 +214,7 @@ def stage_costs(
         hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes, link_j=summed(link_parts_j.values()),
         iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()},
-        link_parts_j=link_parts_j,
+        link_parts_j=link_parts_j, kind=laid.kind,
     )  # fmt: skip
 
 
@@ -242,12 +270,14 @@ def _units_s(
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
     """Costs of the job ``before`` as they are for ``job``, which differs in what its host takes per micro-batch."""
     more_s = job.training.framework.micro_batch_overhead_s - before.training.framework.micro_batch_overhead_s
-    return replace(
+    found = replace(
         costs,
         forward_comm_s=costs.forward_comm_s + more_s / 3.0,
         backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
         host_s=_host_s(job, LayoutArrays(job, costs.layouts), costs.layers),
     )
+    found.__dict__["pipelines"] = costs.pipelines  # the host changes no share of a chunk, which takes long to work out
+    return found
 
 
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
@@ -310,8 +340,7 @@ class Common:
 
 def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
-    dense_layers, depth = lay.dense_layers, lay.pp
-    first, last = np.eye(1, depth), lay.ends
+    dense_layers, first, last = lay.dense_layers, lay.starts, lay.ends
     dense = with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
     moe = with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
     parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]

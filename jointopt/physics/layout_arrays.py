@@ -64,6 +64,11 @@ class LayoutArrays:
         part.ranks = ranks
         return part
 
+    def of_differing_ranks(self) -> tuple[LayoutArrays, Ints]:
+        """The same layouts with those ranks (L, K) alone that differ, and which of these each rank is as, (L, pp)."""
+        ranks, kind = self.split.differing_ranks
+        return self.of_ranks(ranks[self.split.which]), kind[self.split.which]
+
     @functools.cached_property
     def split(self) -> Split:
         """How the layers lie on the ranks and their chunks."""
@@ -83,6 +88,11 @@ class LayoutArrays:
     @property
     def _ranks(self) -> Ints:
         return np.arange(self.pp)[None, :] if self.ranks is None else self.ranks
+
+    @property
+    def borders(self) -> Floats:
+        """How many ends of the pipeline a rank is, (L, pp): the first and the last one have a neighbour less."""
+        return np.asarray(self.starts + (self._ranks == self.pp - 1))
 
     @functools.cached_property
     def layers(self) -> Floats:
@@ -124,6 +134,21 @@ class Split:
         """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
         layers = self.layers(kind)
         return np.asarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
+
+    @functools.cached_property
+    def differing_ranks(self) -> tuple[Ints, Ints]:
+        """Ranks (splits, K) no two of which cost the same, filled up with rank 0, and which each is as, (splits, pp).
+
+        The first, the last, and of the others one for each number of layers of either kind.
+        """
+        depth, firsts, kinds = len(self.dense[0]), [], []
+        for layers in np.stack([self.layers("dense"), self.layers("moe")], axis=2):
+            place = np.select([np.arange(depth) == 0, np.arange(depth) == depth - 1], [0, 2], 1)
+            _, first, kind = np.unique(np.c_[place, layers], axis=0, return_index=True, return_inverse=True)
+            firsts.append(first)
+            kinds.append(kind.reshape(-1))
+        widest = max(map(len, firsts))
+        return np.stack([np.pad(first, (0, widest - len(first))) for first in firsts]), np.stack(kinds)
 
     def layers(self, kind: str) -> Floats:
         """Layers of a kind that each rank holds, (splits, pp)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from jointopt.core.facts import Source
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.figures import front_figure
 
@@ -21,6 +22,22 @@ def front_plot(document: Mapping[str, Any]) -> go.Figure:
     two_step = (document.get("joint") or {}).get("two_step_front") or []
     figure = front_figure(document["front"], list(zip(_LETTERS, chosen, strict=False)), two_step)
     return go.Figure(_coloured(figure, _colours()))
+
+
+def importance_plot(importance: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """How far each feature moves the predicted time by the trees of each source, the mean size of its SHAP values."""
+    figure = go.Figure()
+    for source, features in importance.items():
+        names = list(features)[::-1]  # the largest on top
+        percent = [100.0 * features[name] for name in names]
+        figure.add_bar(x=percent, y=names, orientation="h", name=Source.parse(source).to_text(), showlegend=True)
+    colours = _colours()
+    figure.update_layout(
+        title="What moves the time, by the trees of a cluster's own runs", xaxis_title="mean size of SHAP values, %",
+        template="plotly_white", colorway=[colours[f"--c{i}"] for i in range(8)],
+        legend={"orientation": "h", "y": -0.2},
+    )  # fmt: skip
+    return figure
 
 
 def _colours() -> dict[str, str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.errors import UsageError
 from jointopt.report.documents import Result, known_figures, pick
 from jointopt.spec.calibration import Calibration
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
 LEAST_SHARED = 10  # held-out rows that two surrogates must share to be compared
 _MOST_WORK = 12
@@ -79,6 +81,15 @@ class Retrained(Result):
     compared: pd.DataFrame | None
     forgotten: tuple[str, ...]  # sources that only the replaced surrogate was trained on
     out: Path
+    importance: dict[str, dict[str, float]] = field(default_factory=dict)  # of features by source, where trees count
+
+    def plot(self) -> go.Figure:
+        """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""
+        from jointopt.report.plot import importance_plot
+
+        if not self.importance:
+            raise UsageError(f"No trees count in {self.out}: there is no importance to draw, and its card says why.")
+        return importance_plot(self.importance)
 
     def document(self) -> dict[str, Any]:
         """The errors per source, and the comparison with the surrogate that was replaced."""

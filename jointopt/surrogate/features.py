@@ -7,6 +7,7 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import sensitivities, shape_columns, share_columns
+from jointopt.physics.makespan import least_makespan_s
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.residual_gp import Runs
@@ -32,10 +33,13 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
 
 
 def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
-    """Average power (shares, n) of the ``layout`` (n,) of the physics, every stage at a share of the top clock."""
+    """Average power (shares, n) of the ``layout`` (n,) of the physics, every stage at a share of the top clock.
+
+    Over the least time where chunks of a rank differ: to walk their schedules took most of a search's time.
+    """
     depth = physics.layouts["pp"][layout]
     clocks = (uniform_stage_clocks(depth, share * physics.top_mhz) for share in shares)
-    return np.stack([physics.evaluate(layout, mhz)["avg_power_w"] for mhz in clocks])
+    return np.stack([physics.evaluate(layout, mhz, least_makespan_s)["avg_power_w"] for mhz in clocks])
 
 
 def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str) -> Runs:

@@ -117,14 +117,28 @@ def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     """
     alike, network = kinship(a.source, b.source), of_network(len(kernel.constants))
     weighted = a.sensitivity * np.square(kernel.constants)
-    x, y = (runs.matrix(FEATURES) / kernel.lengths for runs in (a, b))
-    apart = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2.0 * x @ y.T
     return np.stack([
         kernel.source**2 * alike,
         weighted[:, network] @ b.sensitivity[:, network].T * alike,
         weighted[:, ~network] @ b.sensitivity[:, ~network].T * alike,
-        kernel.shape**2 * np.exp(-0.5 * np.maximum(apart, 0.0)) * alike,
+        smooth(kernel, points(kernel, a), points(kernel, b)) * alike,
     ])  # fmt: skip
+
+
+def points(kernel: Kernel, runs: Runs) -> Floats:
+    """Features (n, `FEATURES`) in units of the lengths over which the smooth function varies."""
+    return np.asarray(runs.matrix(FEATURES) / kernel.lengths)
+
+
+def smooth(kernel: Kernel, x: Floats, y: Floats) -> Floats:
+    """Prior covariance (n, m) of the smooth function at `points`, of one source."""
+    out = np.asarray(x @ y.T)
+    out -= 0.5 * (x**2).sum(1)[:, None]
+    out -= 0.5 * (y**2).sum(1)
+    np.minimum(out, 0.0, out=out)
+    np.exp(out, out=out)
+    out *= kernel.shape**2
+    return out
 
 
 def variances(kernel: Kernel, runs: Runs) -> Floats:

@@ -14,6 +14,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from jointopt.core.schema import Floats
 from jointopt.surrogate.trees import TrainingRange
 
+MANY = 5_000  # rows, of which a quarter of the usual bins hold enough each: a third of the time, same error
+
 
 class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Shallow, strongly regularised XGBoost on log(measured / predicted), with a Huber loss against outliers.
@@ -44,6 +46,7 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             max_depth=self.max_depth, n_estimators=self.n_estimators, learning_rate=self.learning_rate,
             reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=1,
             objective="reg:pseudohubererror", huber_slope=0.2, random_state=self.random_state, tree_method="hist",
+            max_bin=256 if len(residual) < MANY else 64,
             monotone_constraints=None if self.monotone is None else tuple(self.monotone),
             base_score=float(_weighted_quantiles(residual, weight, 0.5)),
         ).fit(features, residual, sample_weight=weight)  # fmt: skip

@@ -43,7 +43,7 @@ class TrainingRange:
         return np.asarray(np.clip((inside - 0.8) / 0.2, 0.0, 1.0))
 
 
-MANY = 50_000  # rows that XGBoost answers sooner, its import included
+MANY = 500_000  # rows that XGBoost answers sooner, its import included
 SETTINGS = {
     "max_depth", "n_estimators", "learning_rate", "reg_lambda", "min_child_weight", "strength", "random_state",
     "categories", "monotone",

@@ -69,7 +69,8 @@ def retrain(
     _written(replace(surrogate, card=card), judged, out)
     load_surrogate.cache_clear()
     lines = (*remarks, *(use.to_text() for use in used), *(own.to_text() for own in surrogate.own))
-    return Retrained(lines, scores, compared, forgotten, out)
+    importance = {own.source: dict(own.importance) for own in surrogate.own if own.importance}
+    return Retrained(lines, scores, compared, forgotten, out, importance)
 
 
 def _check_folder(out: Path) -> None:

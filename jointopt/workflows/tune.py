@@ -30,7 +30,7 @@ from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
-from jointopt.workflows.campaign.earlier import Earlier
+from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Expected, Outlook, held_to
 from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import why_none
@@ -100,7 +100,7 @@ class _Loop(Campaign):
         self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        earlier = self.earlier(candidates.rows)
+        earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates.plans)
         self._remember(earlier, retry_failed)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng)
         self._basis = ""
@@ -331,9 +331,11 @@ class _Loop(Campaign):
         if self._forgotten:
             self.note(f"{count(self._forgotten, 'plan')} of this job that failed before may be run again.")
         if earlier.others:
+            later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
+            since = f"from the first run on ({earlier.first})" if earlier.first else later
             self.note(
-                f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them as "
-                f"soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way."
+                f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them "
+                f"{since}."
             )
 
     @property

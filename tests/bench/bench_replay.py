@@ -1,9 +1,10 @@
 """Runs that `tune` needs to come within 1 % of the best plan of each recorded group; by hand, prints tables.
 
-    .venv/bin/python tests/bench/bench_replay.py [tune | models | choices]
+    .venv/bin/python tests/bench/bench_replay.py [tune | others | models | choices]
 
 Reads ../shared/data beside the repository. ``tune`` (the default) replays every group through `workflows.tune.tune`,
-``models`` compares what predicts the plans that are left, ``choices`` how they are chosen, one or several at a time.
+``others`` with the runs of the source's other groups at hand, ``models`` compares what predicts the plans that are
+left, ``choices`` how they are chosen, one or several at a time.
 Constants were chosen on the first, third, ... group by name and are reported on the others too.
 """
 
@@ -76,10 +77,10 @@ def job_document(rows: pd.DataFrame) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def runs_needed(rows: pd.DataFrame) -> tuple[float, int]:
-    """(runs of `tune` until one within 1 % of the fastest row, runs out of memory)."""
+def runs_needed(rows: pd.DataFrame, others: pd.DataFrame | None = None) -> tuple[float, int]:
+    """(runs of `tune` until one within 1 % of the fastest row, runs out of memory); ``others``: runs at hand."""
     job = parse_job(job_document(rows), "replay", pathlib.Path())
-    tuned = tune(job, "replay", BUDGET, table=rows)
+    tuned = tune(job, "replay", BUDGET, table=rows, measured=others)
     goal = 1.01 * rows["iteration_time_s"].min()
     reached = [i + 1 for i, run in enumerate(tuned.runs) if run.result("iteration_time_s") <= goal]
     return min(reached, default=math.inf), sum(run.status == "oom" for run in tuned.runs)
@@ -114,6 +115,17 @@ def through_tune() -> None:
         print("  reported on", summary(counts[1::2]))
         large = [k for k, (_, _, rows) in zip(counts, found, strict=True) if len(rows) >= 20]
         print("  20 or more rows", summary(large), flush=True)
+
+
+def after_other_groups() -> None:
+    """Each group with all runs of its source's other groups known."""
+    counts = []
+    for source, group, rows in groups():
+        table = pd.read_csv(DATA / f"{source}.csv")
+        others = table[(table["group"] != group) & table["status"].isin(["ok", "oom"])]
+        counts.append(runs_needed(rows, others)[0])
+        print(f"{counts[-1]:4} runs, {len(rows):4} rows, {len(others):5} of others: {group}", flush=True)
+    print("other groups known:", summary(counts))
 
 
 @dataclass
@@ -266,4 +278,5 @@ def choices() -> None:
 
 
 if __name__ == "__main__":
-    {"tune": through_tune, "models": models, "choices": choices}[(sys.argv[1:] or ["tune"])[0]]()
+    ways = {"tune": through_tune, "others": after_other_groups, "models": models, "choices": choices}
+    ways[(sys.argv[1:] or ["tune"])[0]]()

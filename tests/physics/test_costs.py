@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
+from jointopt.core.schema import SCHEDULE, STAGE_LAYERS, Columns, Floats
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.costs import OF_RANKS, Laid, StageCosts, stage_costs
 from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.memory import stage_parameters
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
@@ -22,7 +23,8 @@ from jointopt.spec.model import Model
 def costs_of(make_job: Callable[..., Job], layouts_of: Callable[..., Columns]) -> Callable[..., StageCosts]:
     def costs(job: Job | None = None, **cells: object) -> StageCosts:
         job = job or make_job()
-        return stage_costs(job, hardware(job, kernel_constants(job.cluster.gpu)), layouts_of(**cells))
+        costs = stage_costs(job, hardware(job, kernel_constants(job.cluster.gpu)), layouts_of(**cells))
+        return costs.of_all_ranks()
 
     return costs
 
@@ -63,6 +65,27 @@ def test_stages_share_the_work_of_the_whole_model(costs_of: Callable[..., StageC
     whole, split = costs_of(dp=8), costs_of(dp=2, pp=4)
     assert split.flops.sum() == pytest.approx(whole.flops.sum())
     assert split.layers.sum() == 4
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v2-lite"])
+def test_pricing_the_ranks_that_differ_is_pricing_all_of_them(
+    make_job: Callable[..., Job],
+    layouts_of: Callable[..., Columns],
+    catalogue_model: Callable[[str], Model],
+    model: str,
+) -> None:
+    job = make_job(model=catalogue_model(model))
+    vpp, schedule = [1, 2, 2], [SCHEDULE.code(name) for name in ("1f1b", "1f1b", "dualpipev")]
+    layouts = layouts_of(dp=2, pp=[4] * 3, vpp=vpp, schedule=schedule, tp=[1, 2, 1], zero_stage=[0, 1, 1])
+    of_job, some = (job, hardware(job, kernel_constants(job.cluster.gpu)), layouts), Laid.of(job, layouts)
+    lay = LayoutArrays(job, layouts)
+    every = replace(
+        some, lay=lay, kind=np.tile(np.arange(4), (3, 1)), parameters=stage_parameters(job, lay, lay.layers)
+    )
+    found, all_priced = stage_costs(*of_job, laid=some), stage_costs(*of_job, laid=every)
+    assert found.layers.shape[1] < 4 or model != "llama-3-8b"
+    for one in OF_RANKS:
+        np.testing.assert_allclose(getattr(found.of_all_ranks(), one), getattr(all_priced, one), rtol=1e-12)
 
 
 def test_tensor_context_and_data_parallelism_conserve_flops(costs_of: Callable[..., StageCosts]) -> None:

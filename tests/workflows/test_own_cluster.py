@@ -10,16 +10,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.core.errors import TableError
+from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.report.scores import Retrained
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import load
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.within_job import Spread
+from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate, earlier_runs
+from jointopt.workflows.campaign.outlook import Outlook
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
@@ -126,6 +132,43 @@ def test_explain_names_the_features_that_trees_move_a_plan_by(folder: Path, job:
     assert ("trees: " in found.learned[0]) == (own.time.weight > 0)
     assert found.learned[0][:40] in " ".join(found.text().split())
     assert explain(job, plan, surrogate="none").learned == ()
+
+
+def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(folder: Path, job: Job) -> None:
+    rests_on = {}
+    for name in (str(folder), "default"):
+        model = JobModel.of(job, name)
+        candidates = searched(model)
+        earlier = beside_surrogate(Earlier(), model, candidates.plans)
+        outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
+        rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
+    found, earlier, candidates = rests_on[str(folder)]
+    assert found.basis == "earlier runs of other jobs"
+    assert earlier.others == 160
+    assert "% off" in earlier.first
+    assert (found.columns["iteration_time_s"] > 1.1 * candidates.predicted["iteration_time_s"]).all()
+    assert rests_on["default"][1].first == ""
+
+
+def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_better(runs: pd.DataFrame, new) -> None:
+    asked, stored = new.drop(columns=["iteration_time_s", "avg_power_w"]), runs.assign(status="ok")
+    found = earlier_runs(asked, stored, load_surrogate("default"))
+    few = earlier_runs(asked, stored.head(40), load_surrogate("default"))
+    truth = np.log(new["iteration_time_s"] / predict(asked)["predicted_iteration_time_s"])
+    assert "jobs left out" in found.first
+    assert (few.first, few.others, found.others) == ("", 40, 160)
+    assert np.std(truth - found.log_factor) < 0.5 * np.std(truth)
+
+
+def test_the_plot_of_importance_has_the_features_of_the_card_the_largest_on_top(folder: Path) -> None:
+    (own,) = load(folder).own
+    written = Retrained((), pd.DataFrame(), None, (), folder, {own.source: dict(own.importance)})
+    (bars,) = written.plot().data
+    assert list(bars.y)[::-1] == list(own.importance)
+    assert list(bars.x) == sorted(bars.x)
+    assert "my cluster" in bars.name
+    with pytest.raises(UsageError, match="No trees count in"):
+        replace(written, importance={}).plot()
 
 
 def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.DataFrame, tmp_path: Path) -> None:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import STATUSES, Floats, Ints
+from jointopt.core.schema import STATUSES, Columns, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.own_runs import LEAST_RUNS
+from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.surrogate.job_model import JobModel
     from jointopt.surrogate.model import Surrogate
+    from jointopt.surrogate.other_jobs import OtherJobs
 
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
@@ -34,6 +38,7 @@ class Earlier:
     log_factor: Floats | None = None  # (n,) on the predicted time of every candidate, from runs of other jobs
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
     others: int = 0  # timed runs of other jobs behind ``log_factor``
+    first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
     unread: str = ""  # why stored runs are not used at all; blank where they are
 
 
@@ -72,8 +77,39 @@ def earlier_runs(
     count = sum(len(part.residual) for part in evidence.values())
     if surrogate is None or not count:
         return Earlier(tuple(known), tuple(best), None, memory)
+    learned = _learned(priced.take(new).runs, evidence, surrogate)
+    if learned is not None and learned.orders_better:
+        why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
+        return Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why)
     log_factor = _log_factors(priced.take(new), evidence, surrogate)
     return Earlier(tuple(known), tuple(best), log_factor, memory, count)
+
+
+def beside_surrogate(earlier: Earlier, model: JobModel, plans: Columns) -> Earlier:
+    """Earlier runs, and what a surrogate knows of ``plans`` (n,) that was trained on many runs of the very cluster.
+
+    Runs of other jobs that were learned from here are newer, and go before it.
+    """
+    own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
+    if earlier.first or own is None or own.errors["time"] >= own.errors["physics"]:
+        return earlier
+    factor = replace(model, evidence=Evidence()).log_time_factor(plans)
+    why = f"models left out of the surrogate are {own.errors['physics']:.1%} -> {own.errors['time']:.1%} off"
+    return replace(earlier, log_factor=factor, others=_remembered(model), first=why)
+
+
+def _remembered(model: JobModel) -> int:
+    return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
+
+
+def _learned(plans: Runs, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> OtherJobs | None:
+    """A model of the runs of other jobs where all plans are of one source, None where they are too few."""
+    known = evidence[str(plans.source[0])].known if str(plans.source[0]) in evidence else None
+    if known is None or len(known[1]) < LEAST_RUNS or len(np.unique(plans.source)) > 1:
+        return None
+    from jointopt.surrogate.other_jobs import from_other_jobs
+
+    return from_other_jobs(plans, *known, surrogate.kernel)
 
 
 def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:

@@ -87,10 +87,11 @@ class Outlook:
         good = np.flatnonzero(values > 0)
         at, seen = index[good], np.log(values[good])
         physics, best = np.log(self._candidates.predicted[name]), 0
-        # the job's own runs come first: until they say otherwise, other jobs order the plans no better
+        # the physics comes first until runs say otherwise, unless other jobs are known to order plans better
         choices = [(physics, self._spread, _OWN_RUNS)]
         if self._earlier.log_factor is not None and name != "avg_power_w":
-            choices.append((physics + self._earlier.log_factor, INFORMED, _LEARNED))
+            learned = (physics + self._earlier.log_factor, INFORMED, _LEARNED)
+            choices.insert(0 if self._earlier.first else 1, learned)
         if len(at) >= ENOUGH_TO_JUDGE:
             errors = [left_out_error(self._features, prior, at, seen, spread) for prior, spread, _ in choices]
             best = int(np.argmin(errors))

@@ -1,0 +1,35 @@
+"""What a cluster's runs of other jobs teach before a job's first run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from jointopt.surrogate.other_jobs import from_other_jobs
+from tests.surrogate.test_own_runs import KERNEL, noise, runs, steps
+
+
+def test_runs_of_other_jobs_order_the_plans_of_one_left_out_where_the_truth_has_steps() -> None:
+    plans, known = runs(60, seed=7), runs(150)
+    found = from_other_jobs(plans, known, steps(known) + noise(150), KERNEL)
+    assert found is not None
+    assert found.orders_better
+    assert found.error < 0.6 * found.without
+    assert np.std(steps(plans) - found.log_factor) < 0.6 * np.std(steps(plans))
+
+
+def test_noise_of_other_jobs_orders_nothing_better() -> None:
+    known = runs(80)
+    found = from_other_jobs(runs(10, seed=7), known, 0.3 + noise(80), KERNEL)
+    assert found is not None
+    assert not found.orders_better
+
+
+def test_few_runs_those_of_another_source_and_those_that_went_wrong_teach_no_model() -> None:
+    known, plans = runs(60), runs(5, seed=7)
+    residual = steps(known) + noise(60)
+    foreign = replace(known, source=np.full(60, "elsewhere|megatron-lm|h100-sxm5-80gb|8"))
+    assert from_other_jobs(plans, known.take(np.arange(30)), residual[:30], KERNEL) is None
+    assert from_other_jobs(plans, foreign, residual, KERNEL) is None
+    assert from_other_jobs(plans, known, residual + np.log(5.0), KERNEL) is None
