@@ -123,6 +123,21 @@ def test_a_damaged_file_is_replaced_by_all_that_can_be_read_and_is_kept(file: Pa
     assert (check(url).faults, len(Store(url).read()), repair(url)[0]) == ((), saved, None)
 
 
+def test_a_repaired_file_has_the_indexes_of_the_damaged_one(file: Path) -> None:
+    def indexes() -> set[str]:
+        with closing(sqlite3.connect(file)) as db:
+            return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+
+    Store(f"sqlite:///{file}").add(runs(2000), "a")
+    before = indexes()
+    raw = bytearray(file.read_bytes())
+    raw[-8192:-4096] = b"\xa5" * 4096
+    file.write_bytes(raw)
+    assert repair(f"sqlite:///{file}")[0] is not None
+    assert "jointopt_measurements_by_kind" in before
+    assert indexes() == before
+
+
 def test_an_export_comes_back_in_full(file: Path, tmp_path: Path) -> None:
     Store(f"sqlite:///{file}").add(runs(20), "a")
     out, other = str(tmp_path / "out.csv.gz"), f"sqlite:///{tmp_path / 'other.db'}"

@@ -20,6 +20,10 @@ def test_blank_columns_of_a_plan_take_their_neutral_values(intent: Any) -> None:
     assert (made["etp"], made["dp_replicate"], made["schedule"], made["offload"]) == (2, 1, "1f1b", "none")
 
 
+def test_zero_shards_over_the_data_and_context_parallel_ranks_of_a_replica(intent: Any) -> None:
+    assert intent("llama-3-8b", cp=2, dp_replicate=2, zero_stage=3, gpus=16).shards == 8 * 2 // 2
+
+
 @pytest.mark.parametrize(
     ("columns", "split"),
     [
