@@ -253,7 +253,7 @@ _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--seq-length", {"type": int, "help": "Tokens per sequence."}),
     ("--gpus-per-node", {"type": int, "help": "GPUs of a node; the GPU's usual number by default."}),
     ("--inter-node-gbytes-per-s", {"type": float, "help": "Network bandwidth of a GPU, one direction."}),
-    ("--dtype", {"help": "fp32, fp16, bf16 (default), fp8 or fp4."}),
+    ("--dtype", {"help": "fp32, tf32, fp16, bf16 (default), fp8 or fp4."}),
     ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
 )
 _NEEDED = ("model", "gpu", "gpus", "global_batch_size", "seq_length")

@@ -18,7 +18,7 @@ _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--vocab-size", {"type": click.IntRange(min=1), "help": "Vocabulary, where only its file is named."}),
     ("--seq-length", {"type": click.IntRange(min=1), "help": "Tokens per sequence."}),
     ("--global-batch-size", {"type": click.IntRange(min=1), "help": "Sequences per iteration."}),
-    ("--dtype", {"help": "fp32, fp16, bf16, fp8 or fp4."}),
+    ("--dtype", {"help": "fp32, tf32, fp16, bf16, fp8 or fp4."}),
     ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
 )
 

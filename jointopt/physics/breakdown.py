@@ -148,7 +148,7 @@ def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Float
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     free = replace(physics.hardware, inter_j_per_byte=0.0)
     layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
-    inside = _link_parts(stage_costs(physics.job, free, layout).of_all_ranks(), 0)
+    inside = _link_parts(stage_costs(physics.job, free, layout), 0)
     whole = _link_parts(physics.groups[g], row)
     return {
         kind: {"intra_node": inside[kind], "inter_node": np.maximum(joules - inside[kind], 0.0)}
@@ -165,6 +165,6 @@ def _link_parts(costs: StageCosts, row: int) -> dict[str, Floats]:
 def _affine(physics: CostModel, layout: Columns) -> tuple[Floats, Floats]:
     """Bytes (pp,) of one micro-batch that do not and that do grow with its size."""
     larger = layout | {"micro_batch_size": 2 * layout["micro_batch_size"]}
-    plans = [stage_costs(physics.job, physics.hardware, plan).of_all_ranks() for plan in (layout, larger)]
+    plans = [stage_costs(physics.job, physics.hardware, plan) for plan in (layout, larger)]
     once, twice = (costs.hbm_bytes[0] for costs in plans)
     return 2.0 * once - twice, twice - once

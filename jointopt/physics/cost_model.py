@@ -88,7 +88,7 @@ class CostModel:
             rows = new[at]
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
-            costs = pc.stage_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
+            costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
             costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
             limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)

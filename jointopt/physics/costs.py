@@ -166,7 +166,12 @@ class Laid:
         return cls(lay, kind, groups, stage_parameters(job, lay, lay.layers))
 
 
-def stage_costs(
+def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
+    """Costs of every rank, (L, pp), of layouts that share one pipeline depth."""
+    return differing_costs(job, hw, layouts).of_all_ranks()
+
+
+def differing_costs(
     job: Job, hw: traffic.Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: Laid | None = None
 ) -> StageCosts:
     """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.

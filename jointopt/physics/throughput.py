@@ -9,6 +9,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Float
 from jointopt.core.units import KWH, TERA
 from jointopt.physics.facility import with_site
 from jointopt.physics.recompute import Recompute
+from jointopt.spec.catalog.architectures import fp32_time_factor
 from jointopt.spec.defaults import completed
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -105,7 +106,11 @@ def throughput(job: Job, layouts: Columns, time_s: npt.ArrayLike, energy_j: npt.
 
 def peak_tflops(job: Job) -> float:
     """The dense peak of one GPU in the job's precision, TFLOP/s; NaN where no source states it."""
-    return float(job.cluster.gpu.peak_tflops.get(job.training.dtype, np.nan))
+    gpu = job.cluster.gpu
+    slower = fp32_time_factor(gpu) if job.training.precision == "fp32" and not gpu.is_cpu else None
+    if slower is not None and gpu.peak_16_bit_tflops is not None:  # the catalogue's fp32 is that of tensor cores
+        return gpu.peak_16_bit_tflops / slower
+    return float(gpu.peak_tflops.get(job.training.dtype, np.nan))
 
 
 def with_rates(job: Job, plans: Columns) -> Columns:

@@ -156,7 +156,7 @@ def rank_words(rank: int | None, of: int) -> str:
 
 def rate_words(job: Job, rates: Mapping[str, float]) -> str:
     """The throughput of a plan (the columns of `THROUGHPUT`, or none) in a sentence, each figure where it is known."""
-    peak = f"of {peak_tflops(job):,.0f} TFLOP/s in {job.training.dtype}"
+    peak = f"of {peak_tflops(job):,.0f} TFLOP/s in {job.training.precision}"
     known = {name: rate for name, rate in rates.items() if name in _RATE_WORDS and rate is not None and rate == rate}
     if known.get("hfu") == known.get("mfu"):  # nothing is recomputed
         known.pop("hfu", None)

@@ -15,6 +15,7 @@ from jointopt.spec.slurm import Slurm
 
 OBJECTIVES = ("iteration_time_s", "energy_j")
 TIME_ALONE = ("iteration_time_s",)
+TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
 SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 
 
@@ -54,6 +55,11 @@ class Training:
     exp_avg_sq_dtype: str | None = None
     precision_aware_optimizer: bool | None = None  # masters kept as the 16 bits that weights lack
     fp8_param_gather: bool | None = None  # weights live and travel in 8 bit
+
+    @property
+    def precision(self) -> str:
+        """The format of the products, as a job file states it as dtype."""
+        return TF32 if self.dtype == "fp32" and self.framework.tf32 else self.dtype
 
     @property
     def run_iterations(self) -> int | None:

@@ -13,7 +13,16 @@ from jointopt.spec.check import Section
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.defaults import FUSED_NORM, default_attention, default_dtype
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import ATTENTIONS, CUDA_GRAPHS, DTYPES, STATE_BYTES, STATE_FIELDS, TOKEN_DISPATCHERS, Training
+from jointopt.spec.job import (
+    ATTENTIONS,
+    CUDA_GRAPHS,
+    DTYPES,
+    STATE_BYTES,
+    STATE_FIELDS,
+    TF32,
+    TOKEN_DISPATCHERS,
+    Training,
+)
 
 TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
@@ -23,15 +32,19 @@ _PANDAS_ROW = "object"
 def read_training(section: Section, gpu: Gpu) -> Training:
     """The training of a job file for that GPU; JobError names the key that makes no sense."""
     training = section.section("training", TRAINING_KEYS)
-    dtype = default_dtype(gpu)
+    precision = default_dtype(gpu)
     if training.values.get("dtype") != _PANDAS_ROW:
-        dtype = training.choice("dtype", DTYPES, dtype)
+        precision = training.choice("dtype", (*DTYPES, TF32), precision)
+    dtype = "fp32" if precision == TF32 else precision
+    if precision == TF32 and (gpu.is_cpu or "bf16" not in gpu.peak_tflops):  # both came with Ampere
+        raise JobError(f"{training.at('dtype')}: GPU {gpu.id!r} has no tf32; expected fp32 or a format of 16 bits.")
     if dtype not in gpu.peak_tflops:
         raise JobError(
             f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
     framework = load_framework(training.choice("framework", framework_names(), "generic"))
+    framework = dataclasses.replace(framework, tf32=framework.tf32 or precision == TF32)
     return Training(
         seq_length=training.whole("seq_length"),
         global_batch_size=training.whole("global_batch_size"),

@@ -10,7 +10,7 @@ import pytest
 
 from jointopt.core.schema import SCHEDULE, STAGE_LAYERS, Columns, Floats
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import OF_RANKS, Laid, StageCosts, stage_costs
+from jointopt.physics.costs import OF_RANKS, Laid, StageCosts, differing_costs, stage_costs
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import stage_parameters
 from jointopt.physics.traffic import hardware
@@ -82,7 +82,7 @@ def test_pricing_the_ranks_that_differ_is_pricing_all_of_them(
     every = replace(
         some, lay=lay, kind=np.tile(np.arange(4), (3, 1)), parameters=stage_parameters(job, lay, lay.layers)
     )
-    found, all_priced = stage_costs(*of_job, laid=some), stage_costs(*of_job, laid=every)
+    found, all_priced = differing_costs(*of_job, laid=some), differing_costs(*of_job, laid=every)
     assert found.layers.shape[1] < 4 or model != "llama-3-8b"
     for one in OF_RANKS:
         np.testing.assert_allclose(getattr(found.of_all_ranks(), one), getattr(all_priced, one), rtol=1e-12)

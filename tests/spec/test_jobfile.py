@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jointopt
 from jointopt.core.errors import JobError, JointOptError, UsageError
+from jointopt.physics.throughput import peak_tflops
 from jointopt.spec.clocks import clock_grid_mhz
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.framework import Framework
@@ -341,6 +342,18 @@ def test_a_precision_that_nobody_states_is_the_gpus_own_16_bit_format(tmp_path: 
         stated = [str(a) for a in job.cluster.assumed if a.key == "dtype"]
         assert stated == ["dtype is not given and v100-sxm2-16gb has no bf16; fp16 is assumed"] * (dtype == "fp16")
         assert parse_job(parse_yaml(dump_job(job)), "job", tmp_path) == job
+
+
+def test_tf32_is_fp32_on_tensor_cores_and_is_written_back() -> None:
+    def job(dtype: str, gpu: str = "a100-sxm4-80gb") -> Job:
+        return job_from_options(model="llama-3-8b", gpu=gpu, gpus=8, global_batch_size=64, seq_length=2048, dtype=dtype)
+
+    found = job("tf32")
+    assert (found.training.dtype, found.training.framework.tf32) == ("fp32", True)
+    assert parse_job(parse_yaml(dump_job(found)), "job", Path()).training == found.training
+    assert [round(peak_tflops(one), 1) for one in (found, job("fp32"))] == [156.0, 19.5]
+    with pytest.raises(JobError, match=r"dtype: GPU 'v100-sxm2-16gb' has no tf32; expected fp32"):
+        job("tf32", "v100-sxm2-16gb")
 
 
 def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_in(tmp_path: Path) -> None:
