@@ -19,6 +19,8 @@ from jointopt.core.progress import LEVEL as PROGRESS
 from jointopt.core.secrets import masked
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from jointopt.report.documents import Result
     from jointopt.report.page.made import Reported
     from jointopt.report.page.render import Page
@@ -45,16 +47,20 @@ def _hush(_context: click.Context, _option: click.Parameter, quiet: bool) -> Non
         logging.getLogger("jointopt").setLevel(logging.WARNING)
 
 
+_QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_hush, help="No progress on stderr.")
+_FORMAT = click.option("--format", "form", type=click.Choice(FORMATS), default="table", expose_value=False,
+                       callback=_kept("form"), help="How the answer is printed.")  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+
+
 def as_json(command: F) -> F:
-    """The options of how an answer is printed: ``--json``, ``--format`` and ``--quiet``."""
-    for option in (
-        click.option("--quiet", is_flag=True, expose_value=False, callback=_hush, help="No progress on stderr."),
-        click.option("--format", "form", type=click.Choice(FORMATS), default="table", expose_value=False,
-                     callback=_kept("form"), help="How the answer is printed."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    """The options of how an answer with rows is printed: ``--json``, ``--format`` and ``--quiet``."""
+    return _JSON(_FORMAT(_QUIET(command)))
+
+
+def json_alone(command: F) -> F:
+    """The options of how an answer without rows is printed: ``--json`` and ``--quiet``."""
+    return _JSON(_QUIET(command))
 
 
 report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")
@@ -150,17 +156,34 @@ def _basis(measured: Path | None, calibration: Path | None, machine: Path | None
 
 def answer(found: Result, as_json: bool, **text: Any) -> None:
     """Prints a result as one JSON document, a table of its rows, or as text with the options ``text``."""
+    _print(as_json, found.to_dict, found.to_frame, found.markdown, lambda: coloured(found.text(**text)))
+
+
+def list_rows(rows: Sequence[Mapping[str, Any]], text: Callable[[], str], as_json: bool) -> None:
+    """Prints rows as one JSON document, as a table, or as that text."""
+    from jointopt.report.documents import markdown
+
+    def frame() -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.json_normalize([*map(dict, rows)])
+
+    _print(as_json, lambda: rows, frame, lambda: markdown(frame()), text)
+
+
+def _print(
+    as_json: bool, document: Callable[[], Any], frame: Callable[[], pd.DataFrame], markdown: Callable[[], str],
+    text: Callable[[], str],
+) -> None:  # fmt: skip
     from jointopt.report.documents import json_text
 
     form = click.get_current_context().meta.get("jointopt.form", "table")
     if as_json or form == "json":
-        click.echo(json_text(found.to_dict()))
+        click.echo(json_text(document()))
     elif form == "csv":
-        click.echo(found.to_frame().to_csv(index=False), nl=False)
-    elif form == "markdown":
-        click.echo(found.markdown())
+        click.echo(frame().to_csv(index=False), nl=False)
     else:
-        click.echo(coloured(found.text(**text)))
+        click.echo(markdown() if form == "markdown" else text())
 
 
 def coloured(text: str) -> str:

@@ -26,7 +26,7 @@ from jointopt.cli import common
 @click.option("--arguments", default="", help="Words of the program before those of the plan, which they replace: "
               "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
-@common.as_json
+@common.json_alone
 def export(
     job: str, plan: str, out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip

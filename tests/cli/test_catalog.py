@@ -1,5 +1,7 @@
+import io
 import json
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -12,6 +14,17 @@ def test_a_listing_prints_one_json_document(what: str) -> None:
     result = CliRunner().invoke(jointopt, ["catalog", what, "--json"])
     assert result.exit_code == 0
     assert isinstance(json.loads(result.stdout), list)
+
+
+@pytest.mark.parametrize("what", ["gpus", "frameworks", "recipes"])
+def test_a_listing_is_a_table_of_its_rows_in_each_format(what: str) -> None:
+    def listed(form: str) -> str:
+        return CliRunner().invoke(jointopt, ["catalog", what, "--format", form]).stdout
+
+    rows = json.loads(listed("json"))
+    table = pd.read_csv(io.StringIO(listed("csv")))
+    assert (len(table), next(iter(table))) == (len(rows), next(iter(rows[0])))
+    assert listed("markdown").count("\n") == len(rows) + 2
 
 
 def test_the_table_of_gpus_has_names_and_figures() -> None:
