@@ -44,6 +44,10 @@ class JobModel:
     surrogate: Surrogate | None = None
     evidence: Evidence = field(default_factory=Evidence)
     name: str = "none"  # of the surrogate, as results give it
+    # plans as runs, the last ones: their intervals are followed by their differences
+    _last: dict[bytes, tuple[CostModel, Ints, Runs]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -167,20 +171,28 @@ class JobModel:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         if self._correction is None:
             return add_intervals(self.job, columns)
-        physics, layout = self._layouts_of(columns)
-        runs = self._runs(physics, columns["stage_clock_mhz"], layout)
+        physics, layout, runs = self._as_runs(columns)
         watts = _watts(self._correction, physics, layout)
         return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
 
     def differences(self, columns: Columns, first: int) -> Columns:
         """How plans of `cost_model` differ from that in row ``first``, (n,) each: see `differences.against`."""
-        physics, layout = self._layouts_of(columns)
-        other = layout != layout[first]
         if self._correction is None:
-            return against(self.job, columns, first, Apart(recorded(self.job, columns, first), other))
-        runs = self._runs(physics, columns["stage_clock_mhz"], layout)
+            _, layout = self._layouts_of(columns)
+            return against(self.job, columns, first, Apart(recorded(self.job, columns, first), layout != layout[first]))
+        _, layout, runs = self._as_runs(columns)
         half, lowest = self._correction.apart(self.job, columns, runs, first)
-        return against(self.job, columns, first, Apart(half, other, lowest))
+        return against(self.job, columns, first, Apart(half, layout != layout[first], lowest))
+
+    def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
+        """`_layouts_of` plans, and the plans as runs of the source."""
+        cells = (columns[name] for name in (*LAYOUT_COLUMNS, "stage_clock_mhz"))
+        key = b"".join(np.ascontiguousarray(cell, dtype=np.float64).tobytes() for cell in cells)
+        if key not in self._last:
+            physics, layout = self._layouts_of(columns)
+            self._last.clear()
+            self._last[key] = physics, layout, self._runs(physics, columns["stage_clock_mhz"], layout)
+        return self._last[key]
 
     def _runs(self, physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> Runs:
         """Plans of the ``layout`` (n,) each of the physics as moved, as runs of the source."""
