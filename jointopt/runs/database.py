@@ -26,6 +26,8 @@ _REASONS = {
     "malformed": "is damaged; see what can be saved with: jointopt store repair --storage {url}",
     "not a database": "is no SQLite database, or its beginning is damaged; expected a file that jointopt or Optuna "
     "has made",
+    "too many clients": "has no connection left for another program; end one of those that use it, or raise its "
+    "max_connections",
     "disk i/o error": "cannot be read or written: the disk reports an error; look at it, then: jointopt store check",
 }
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")
@@ -43,7 +45,8 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
 
     parsed = sqlalchemy.engine.make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return sqlalchemy.create_engine(parsed, pool_pre_ping=True)
+        # a server has few connections (PostgreSQL 100), and many processes share it: none is kept between two uses
+        return sqlalchemy.create_engine(parsed, poolclass=sqlalchemy.pool.NullPool)
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
     engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError, UsageError
 from jointopt.core.schema import COLUMNS
+from jointopt.runs.reservations import Reservations
 from jointopt.runs.store import Added, Retracted, Store
 from jointopt.runs.table import check_measurements, clean_runs, read_table, write_table
 
@@ -228,6 +229,17 @@ def test_unknown_cells_of_any_kind_come_back_as_the_same_rows(rows: list[dict[st
     back = store.read()
     assert store.add(back, "b").new == 0
     assert len(store.read()) == len(back)
+
+
+def test_no_connection_to_postgresql_is_kept_between_two_uses(postgres_url: str) -> None:
+    import psycopg
+
+    Store(postgres_url).add(runs(2), "here")
+    Reservations(postgres_url, "study").take("plan")
+    url = sa.engine.make_url(postgres_url)
+    with psycopg.connect(host=url.query["host"], user=url.username, dbname="postgres") as other:
+        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+        assert other.execute(count, (url.database,)).fetchone() == (0,)
 
 
 def test_two_processes_write_to_postgresql_as_well(postgres_url: str) -> None:
