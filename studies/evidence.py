@@ -112,6 +112,11 @@ class Outcome:
     inter_bytes: float
 
 
+def with_batch(job: Job, batch: int) -> Job:
+    """The job at so many sequences per iteration."""
+    return replace(job, training=replace(job.training, global_batch_size=batch))
+
+
 def outcomes(job: Job, plans: Sequence[str], constants: Constants = NOMINAL) -> list[Outcome]:
     """Predictions of the plans, in their order, each at its clock (the highest where it names none)."""
     job = varied(job, constants)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from jointopt.core.secrets import masked
 if TYPE_CHECKING:
     import sqlalchemy
 
+TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 # What SQLite's words mean, and what to do.
 _REASONS = {
@@ -76,6 +78,15 @@ def in_turn(engine: sqlalchemy.Engine, name: str) -> Iterator[None]:
     with engine.begin() as connection:
         connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
         yield
+
+
+def now_s(connection: sqlalchemy.Connection) -> float:
+    """Seconds since 1970 by the one clock that all processes share: the database's, or that of the only machine."""
+    import sqlalchemy
+
+    if connection.dialect.name != "postgresql":
+        return time.time()
+    return float(connection.scalar(sqlalchemy.text("SELECT EXTRACT(EPOCH FROM clock_timestamp())")) or 0.0)
 
 
 def make_table(engine: sqlalchemy.Engine, table: sqlalchemy.Table) -> None:

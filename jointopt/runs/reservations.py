@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.core.processes import may_live, this_process
-from jointopt.runs.database import database_errors, make_table, open_database
+from jointopt.runs.database import database_errors, make_table, now_s, open_database
 
 LEASE_S = 60.0  # that a runner may be silent
 _RUNNING, _DONE, _FREE = "running", "done", "free"
@@ -97,10 +97,10 @@ class Reservations:
     def look(self) -> dict[str, Reservation]:
         """All reservations of the study by plan; runs that have ended by now count as known to this runner."""
         with database_errors(self.url, "measurement store"), self._engine.connect() as connection:
-            now_s = self._now(connection)
+            at_s = now_s(connection)
             rows = connection.execute(sa.select(_TABLE).where(_TABLE.c.study == self.study)).all()
         found = {
-            row.plan: Reservation(row.plan, row.state, row.runner, row.runs, row.lost, now_s - row.seen_s,
+            row.plan: Reservation(row.plan, row.state, row.runner, row.runs, row.lost, at_s - row.seen_s,
                                   row.runner == self._runner)
             for row in rows
         }  # fmt: skip
@@ -164,7 +164,7 @@ class Reservations:
         """Take over a reservation that is free, ended as known, or abandoned: unless it has changed meanwhile."""
         with self._engine.begin() as connection:
             row = connection.execute(sa.select(_TABLE).where(self._of(plan)).with_for_update()).one()
-            silent_s = self._now(connection) - row.seen_s
+            silent_s = now_s(connection) - row.seen_s
             one = Reservation(plan, row.state, row.runner, row.runs, row.lost, silent_s, row.runner == self._runner)
             known = row.state == _DONE and row.runs == self._known.get(plan, 0)
             lost = one.abandoned and (row.lost == 0 or again)
@@ -175,19 +175,13 @@ class Reservations:
         return True
 
     def _running(self, connection: sa.Connection) -> dict[str, Any]:
-        return {"state": _RUNNING, "runner": self._runner, "seen_s": self._now(connection)}
+        return {"state": _RUNNING, "runner": self._runner, "seen_s": now_s(connection)}
 
     def _of(self, plan: str) -> sa.ColumnElement[bool]:
         return (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan)
 
     def _mine(self, plan: str) -> sa.ColumnElement[bool]:
         return self._of(plan) & (_TABLE.c.runner == self._runner)
-
-    def _now(self, connection: sa.Connection) -> float:
-        """Seconds since 1970 by the one clock that all runners share: the database's, or that of the only machine."""
-        if self._engine.dialect.name != "postgresql":
-            return time.time()
-        return float(connection.scalar(sa.text("SELECT EXTRACT(EPOCH FROM clock_timestamp())")) or 0.0)
 
     def _renew(self) -> None:
         while not self._stop.wait(LEASE_S / 4):
@@ -198,6 +192,6 @@ class Reservations:
             try:
                 with self._engine.begin() as connection:
                     mine = (_TABLE.c.runner == self._runner) & (_TABLE.c.state == _RUNNING)
-                    connection.execute(sa.update(_TABLE).where(mine).values(seen_s=self._now(connection)))
+                    connection.execute(sa.update(_TABLE).where(mine).values(seen_s=now_s(connection)))
             except (SQLAlchemyError, OSError):
                 continue  # it may be back before the lease ends; if not, others take over

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import database_errors, file_of, in_turn, open_database, write_ahead
+from jointopt.runs.database import TABLES, database_errors, file_of, in_turn, open_database, write_ahead
 from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, VERSION, Kind, kind_ids, kind_of, migrate, version
 from jointopt.runs.spill import waiting
 from jointopt.spec.catalog.frameworks import recognise_framework
@@ -156,7 +156,7 @@ class Store:
     def _prepare(self) -> None:
         """Make what is missing in the database, and bring it up to this version."""
         if version(self._engine) < VERSION:
-            with in_turn(self._writer, "jointopt-tables"):
+            with in_turn(self._writer, TABLES):
                 _patiently(lambda: migrate(self._writer))
             write_ahead(self._engine, self._url)
 

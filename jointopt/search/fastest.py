@@ -58,6 +58,12 @@ def count_faster(problem: Problem, time_s: float, most: int = MOST) -> int | Non
     return found
 
 
+def rank(problem: Problem, time_s: float) -> int | None:
+    """The rank of a layout by its lower bound on time, ``time_s``: 1 is the first, None is beyond `MOST`."""
+    faster = count_faster(problem, time_s * (1.0 - 1e-9))  # none is faster than itself
+    return None if faster is None else 1 + faster
+
+
 def _bounds(problem: Problem) -> tuple[LowerBound, LowerBound]:
     bound = problem.lower_bound
     if bound is None:

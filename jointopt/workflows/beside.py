@@ -11,7 +11,7 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
-from jointopt.search.fastest import count_faster, fastest
+from jointopt.search.fastest import fastest, rank
 from jointopt.search.problem import Problem
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
 from jointopt.spec.job import Job
@@ -85,8 +85,7 @@ _TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "
 
 
 def _rank(problem: Problem, time_s: float, fits: float) -> int | None:
-    faster = count_faster(problem, time_s * float(cost_of_failing(np.array(fits))) * (1.0 - 1e-9))
-    return None if faster is None else 1 + faster
+    return rank(problem, time_s * float(cost_of_failing(np.array(fits))))
 
 
 def _conventional(

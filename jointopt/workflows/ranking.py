@@ -6,7 +6,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns
 from jointopt.report.explanation import Rank
-from jointopt.search.fastest import count_faster, fastest
+from jointopt.search.fastest import fastest, rank
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.problem import prepared
@@ -24,8 +24,4 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     time_s = float((alone.lower_bound(only)[0] * cost_of_failing(model.fit_probability(alone)))[0])
     first = fastest(problem, np.arange(problem.num_layouts))
     least_s = float(problem.lower_bound(np.array([first]))[0][0]) if problem.lower_bound else time_s
-    faster = count_faster(problem, time_s * (1.0 - 1e-9))
-    return Rank(
-        rank=None if faster is None else 1 + faster, of=problem.num_layouts,
-        behind=max(time_s / least_s - 1.0, 0.0),
-    )  # fmt: skip
+    return Rank(rank(problem, time_s), of=problem.num_layouts, behind=max(time_s / least_s - 1.0, 0.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,27 +9,21 @@ import numpy as np
 import pandas as pd
 
 from jointopt.spec.jobfile import shipped_job
-from jointopt.studies.evidence import outcomes
 from jointopt.studies.figure import publish
-from jointopt.studies.statements.euromlsys26_plans import BATCHES, LAYOUTS, SIZES
+from jointopt.studies.statements.euromlsys26_plans import LAYOUTS, SIZES, over_batches
 
 
 def rows() -> pd.DataFrame:
     """A row for each batch, layout and micro-batch size."""
-    job, found = shipped_job("opt-350m-8x4-gh200"), []
-    plans = [(layout, size) for layout in LAYOUTS for size in SIZES]
-    for batch in BATCHES:
-        sized = replace(job, training=replace(job.training, global_batch_size=batch))
-        texts = [f"{layout} micro_batch_size={size}" for layout, size in plans]
-        for (layout, size), one in zip(plans, outcomes(sized, texts), strict=True):
-            found.append(
-                {
-                    "batch": batch, "layout": layout, "micro-batch": size, "time s": one.iteration_time_s,
-                    "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
-                    "occupied %": 100.0 * one.occupied,
-                }
-            )  # fmt: skip
-    return pd.DataFrame(found)
+    plans = {(layout, size): f"{layout} micro_batch_size={size}" for layout in LAYOUTS for size in SIZES}
+    return pd.DataFrame([
+        {
+            "batch": batch, "layout": layout, "micro-batch": size, "time s": one.iteration_time_s,
+            "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
+            "occupied %": 100.0 * one.occupied,
+        }
+        for batch, (layout, size), one in over_batches(shipped_job("opt-350m-8x4-gh200"), plans)
+    ])  # fmt: skip
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,29 +9,23 @@ import numpy as np
 import pandas as pd
 
 from jointopt.spec.jobfile import shipped_job
-from jointopt.studies.evidence import outcomes
 from jointopt.studies.figure import publish
-from jointopt.studies.statements.euromlsys26_plans import BATCHES, EXPERT_LAYOUTS
+from jointopt.studies.statements.euromlsys26_plans import EXPERT_LAYOUTS, over_batches
 
 DEGREES = (1, 2, 4)
 
 
 def rows() -> pd.DataFrame:
     """A row for each batch, layout and expert-parallel degree."""
-    job, found = shipped_job("olmoe-1b-7b-8x4-gh200"), []
-    plans = [(layout, ep) for layout in EXPERT_LAYOUTS for ep in DEGREES]
-    for batch in BATCHES:
-        sized = replace(job, training=replace(job.training, global_batch_size=batch))
-        texts = [f"{layout} ep={ep} micro_batch_size=1" for layout, ep in plans]
-        for (layout, ep), one in zip(plans, outcomes(sized, texts), strict=True):
-            found.append(
-                {
-                    "batch": batch, "layout": layout, "ep": ep, "time s": one.iteration_time_s,
-                    "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
-                    "network %": 100.0 * one.inter_node,
-                }
-            )  # fmt: skip
-    return pd.DataFrame(found)
+    plans = {(layout, ep): f"{layout} ep={ep} micro_batch_size=1" for layout in EXPERT_LAYOUTS for ep in DEGREES}
+    return pd.DataFrame([
+        {
+            "batch": batch, "layout": layout, "ep": ep, "time s": one.iteration_time_s,
+            "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
+            "network %": 100.0 * one.inter_node,
+        }
+        for batch, (layout, ep), one in over_batches(shipped_job("olmoe-1b-7b-8x4-gh200"), plans)
+    ])  # fmt: skip
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.spec.jobfile import load_job
-from jointopt.studies.evidence import clock_sweep
+from jointopt.studies.evidence import clock_sweep, with_batch
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.euromlsys26_plans import BATCHES
 
@@ -21,7 +20,7 @@ def rows() -> pd.DataFrame:
     """A row for each batch and some of its clocks, the least energy's among them."""
     job, found = load_job(JOB), []
     for batch in BATCHES:
-        sweep = clock_sweep(replace(job, training=replace(job.training, global_batch_size=batch)), "micro_batch_size=1")
+        sweep = clock_sweep(with_batch(job, batch), "micro_batch_size=1")
         low = int(sweep["energy_j"].argmin())
         for at in sorted({*range(0, len(sweep["energy_j"]), 6), low, len(sweep["energy_j"]) - 1}):
             found.append(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.studies.evidence import NOMINAL, Constants, Outcome, clock_sweep, outcomes, varied
+from jointopt.studies.evidence import NOMINAL, Constants, Outcome, clock_sweep, outcomes, varied, with_batch
 
 LAYOUTS = ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1", "dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2", "dp=4 pp=2 tp=4", "dp=2 pp=4 tp=4")
 SIZES = (1, 2, 4)
@@ -23,6 +25,7 @@ FOUR = {
     "C": "dp=2 pp=2 tp=2 micro_batch_size=1", "D": "dp=1 pp=4 tp=2 micro_batch_size=4",
 }  # fmt: skip
 BATCHES = (256, 512, 1024)
+Key = TypeVar("Key")
 
 
 @functools.cache
@@ -45,8 +48,14 @@ def experts(constants: Constants) -> dict[str, list[Outcome]]:
 
 def on_two_nodes(batch: int) -> Job:
     """The job of figure 5 at so many sequences per iteration."""
-    job = shipped_job("opt-350m-2x4-a100")
-    return replace(job, training=replace(job.training, global_batch_size=batch))
+    return with_batch(shipped_job("opt-350m-2x4-a100"), batch)
+
+
+def over_batches(job: Job, plans: Mapping[Key, str]) -> Iterator[tuple[int, Key, Outcome]]:
+    """Outcomes of plans, each by its key, at every batch of the paper in turn."""
+    for batch in BATCHES:
+        for key, found in zip(plans, outcomes(with_batch(job, batch), list(plans.values())), strict=True):
+            yield batch, key, found
 
 
 def on_one_gpu() -> Job:

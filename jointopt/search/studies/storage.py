@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.runs.database import database_errors, in_turn, open_database, private_file
+from jointopt.runs.database import TABLES, database_errors, in_turn, now_s, open_database, private_file
 
 LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
 
@@ -150,14 +150,14 @@ class Storage:
         if self._turns is None:
             return time.time()
         with self._turns.connect() as connection:
-            return float(connection.scalar(sa.text("SELECT EXTRACT(EPOCH FROM clock_timestamp())")) or 0.0)
+            return now_s(connection)
 
 
 def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
     private_file(url)
     shared = _parsed(url).get_backend_name() == "postgresql"
-    with in_turn(open_database(url), "jointopt-tables") if shared else nullcontext():
+    with in_turn(open_database(url), TABLES) if shared else nullcontext():
         return _opened(url, engine_kwargs)
 
 
