@@ -127,9 +127,13 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
         moved = take(piped, evenly(piped, min(room, STARTS)))
         layout, clocks, origin = _moved_stages(problem, moved)
         spent += len(layout)
-        left = _may_be_noticed(front, *_bounds(problem, moved, layout, clocks, origin))
-        layout, clocks = layout[left], clocks[left]
-        front = merge(front, noticeable(front, explicit(problem, layout, clocks)))
+        time_s, energy_j = _bounds(problem, moved, layout, clocks, origin)
+        left = np.flatnonzero(_may_be_noticed(front, time_s, energy_j))
+        if problem.has_slope:
+            more_s = np.maximum(_together_s(problem, layout[left], clocks[left], origin[left]) - time_s[left], 0.0)
+            more_j = problem.slope_w(layout[left]) * more_s
+            left = left[_may_be_noticed(front, time_s[left] + more_s, energy_j[left] + more_j)]
+        front = merge(front, noticeable(front, explicit(problem, layout[left], clocks[left])))
     return front, spent
 
 
@@ -174,6 +178,21 @@ def _bounds(problem: Problem, plans: Columns, layout: Ints, clocks: Floats, orig
     slower = (np.nan_to_num(clocks) <= np.nan_to_num(plans["stage_clock_mhz"][origin])).all(axis=1)
     more_s = np.where(slower, np.maximum(plans["iteration_time_s"][origin] - time_s, 0.0), 0.0)
     return time_s + more_s, energy_j + problem.slope_w(layout) * more_s
+
+
+def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) -> Floats:
+    """Times (n,) that moves of a problem with a slope do not go below: of several of one plan, made at once.
+
+    Only the slowest stage's move gains much, so most moves are ruled out by the square root of their number.
+    """
+    _, first, count = np.unique(origin, return_index=True, return_counts=True)
+    size = np.ceil(np.sqrt(count)).astype(np.int64)
+    starts = np.flatnonzero((np.arange(len(origin)) - np.repeat(first, count)) % np.repeat(size, count) == 0)
+    if not len(starts):
+        return np.zeros(0)
+    fastest = np.fmax.reduceat(clocks, starts)
+    time_s = problem.evaluate(layout[starts], fastest)["iteration_time_s"]
+    return np.repeat(time_s, np.diff(starts, append=len(origin)))
 
 
 def _moved_stages(problem: Problem, plans: Columns) -> tuple[Ints, Floats, Ints]:

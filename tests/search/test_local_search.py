@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 
+from jointopt.search import local_search
 from jointopt.search.exact import exact_front
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
-from jointopt.search.local_search import RESOLUTION, LocalSearch, move_stages, noticeable
+from jointopt.search.local_search import RESOLUTION, LocalSearch, explicit, move_stages, noticeable
 from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
 from tests.fake_problem import fake_problem, loosely
 
@@ -80,6 +81,16 @@ def test_a_quick_bound_leaves_the_moves_of_single_stages_as_they_are(problem):
     assert spent == same
     for name, values in plain.items():
         np.testing.assert_array_equal(found[name], values)
+
+
+def test_moves_that_several_at_once_rule_out_are_not_evaluated_one_by_one(problem, monkeypatch):
+    exact, bounded, tried = exact_front_of_profiles(problem).front, loosely(problem, np.random.default_rng(0)), []
+    monkeypatch.setattr(local_search, "explicit", lambda *plans: tried.append(len(plans[1])) or explicit(*plans))
+    move_stages(bounded, exact, 50_000)
+    few = sum(tried)
+    monkeypatch.setattr(local_search, "_together_s", lambda _, layout, *__: np.zeros(len(layout)))
+    move_stages(bounded, exact, 50_000)
+    assert 0 < few < 0.7 * (sum(tried) - few)
 
 
 def test_moving_single_stages_leads_where_the_whole_local_search_leads_from_an_exact_front(problem):
