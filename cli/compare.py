@@ -7,29 +7,26 @@ from typing import Any
 import click
 
 from jointopt.cli import common
+from jointopt.cli.plan import Plan
+from jointopt.cli.plan import option as plan_option
 
 
 @click.command(short_help="Put plans side by side.")
 @click.argument("job")
-@click.option(
-    "--plan",
-    "plans",
-    required=True,
-    multiple=True,
-    help="As of explain, for each plan; without --baseline the first is the base.",
-)
+@plan_option("; without --baseline the first plan is the base", "plans", multiple=True)
 @click.option("--baseline", default="", help="What runs today, to be compared with: a plan, a script, a config, a log.")
 @common.job_changes
 @common.model_options()
 @common.as_json
 def compare(
-    job: str, plans: tuple[str, ...], baseline: str, changes: dict[str, Any], basis: dict[str, Any], as_json: bool
+    job: str, plans: tuple[Plan, ...], baseline: str, changes: dict[str, Any], basis: dict[str, Any], as_json: bool
 ) -> None:
     """Put plans of JOB side by side: time, energy and memory by part, and which parts make the difference.
 
     \b
     Examples:
       jointopt compare llama-3-8b-1x8-h100 --plan "dp=8 zero_stage=3" --plan "dp=4 tp=2 zero_stage=1"
+      jointopt compare job.yaml --plan out/proposal.json:1 --plan out/proposal.json:9
       jointopt compare job.yaml --baseline train.sh --plan "dp=4 tp=2 zero_stage=1"
     """
     from jointopt.workflows.compare import compare as compared

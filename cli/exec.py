@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from jointopt.cli import common
+from jointopt.cli.plan import PlanType
 
 
 @click.command(short_help="Run any program under a plan's clocks.", context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--plan", "plan_file", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              help="JSON of explain, select or propose, or of a plan alone.")  # fmt: skip
-@click.option("--row", type=click.IntRange(min=1), help="Plan of a proposal, counted from 1.")
+@click.option("--plan", type=PlanType(files=True), required=True,
+              help="JSON file of explain or select, of a plan alone, or of propose with a row (FILE:2).")  # fmt: skip
 @click.option("--node", type=click.IntRange(min=0), help="Which node of the plan this is; SLURM_NODEID by default.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node; those of this machine by default.")
 @click.option("--order", help="How the program numbers its ranks, innermost first; by default as its framework does, "
@@ -26,7 +27,7 @@ from jointopt.cli import common
 @click.option("--reading", type=common.PATH, help="File for the meter's samples.")
 @click.pass_context
 def exec(
-    ctx: click.Context, command: tuple[str, ...], plan_file: Path, row: int | None, node: int | None,
+    ctx: click.Context, command: tuple[str, ...], plan: dict[str, Any], node: int | None,
     gpus_per_node: int | None, order: str | None, check_s: float, default_clocks: bool, grace_s: float,
     reading: Path | None,
 ) -> None:  # fmt: skip
@@ -44,11 +45,10 @@ def exec(
       jointopt exec --plan plan.json -- torchrun --nproc-per-node 8 train.py
     """
     from jointopt.workflows.exec import execute
-    from jointopt.workflows.plan_files import plan_of
 
     common.offer_restore()
     done = execute(
-        command, plan_of(plan_file, row), node=node, gpus_per_node=gpus_per_node, default_clocks=default_clocks,
+        command, plan, node=node, gpus_per_node=gpus_per_node, default_clocks=default_clocks,
         grace_s=grace_s, series=reading, order=order, check_s=check_s,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")

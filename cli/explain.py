@@ -7,25 +7,28 @@ from typing import Any
 import click
 
 from jointopt.cli import common
+from jointopt.cli.plan import Plan
+from jointopt.cli.plan import option as plan_option
 
 
 @click.command(short_help="Take one plan apart.")
 @click.argument("job")
-@click.option("--plan", required=True, help="Words such as dp=4 tp=2, or a JSON mapping.")
+@plan_option()
 @common.pue
 @common.job_changes
 @common.model_options()
 @common.as_json
 def explain(
-    job: str, plan: str, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
+    job: str, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
     A row of the table that propose prints is a plan too, with its short names: mbs, sp, rc, ZeRO, clock=1800x7,1860.
 
     \b
-    Example:
+    Examples:
       jointopt explain opt-350m-2x4-a100 --plan "dp=4 tp=2 micro_batch_size=1 clock_mhz=1410"
+      jointopt explain job.yaml --plan out/proposal.json:2
     """
     from jointopt.workflows.explain import explain as explained
 

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from jointopt.cli import common
+from jointopt.cli.plan import Plan
+from jointopt.cli.plan import option as plan_option
 
 
 @click.command(short_help="Write what starts a plan elsewhere.")
 @click.argument("job")
-@click.option("--plan", required=True, help="Words such as dp=4 tp=2, a JSON mapping, or a JSON file of propose, "
-              "select or explain.")  # fmt: skip
-@click.option("--row", type=click.IntRange(min=1), help="Which plan of a proposal's file, from 1 on.")
+@plan_option()
 @click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
               "accelerate, slurm or kubernetes.")  # fmt: skip
 @click.option("--version", default="", help="Of the target; the newest known by default.")
@@ -28,7 +28,7 @@ from jointopt.cli import common
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
 @common.json_alone
 def export(
-    job: str, plan: str, out: Path | None, as_json: bool, **options: Any,
+    job: str, plan: Plan, out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Write the files and words that start one plan of JOB in a training framework or on a batch system.
 
@@ -37,13 +37,13 @@ def export(
     \b
     Examples:
       jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=2" --to torchtitan
-      jointopt export job.yaml --plan proposal.json --row 1 --to slurm --out run
+      jointopt export job.yaml --plan proposal.json:1 --to slurm --out run
     """
     from jointopt.report.documents import json_text
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    found = exported(common.job_of(job), Path(plan) if plan.endswith(".json") else plan, **options)
+    found = exported(common.job_of(job), plan, **options)
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

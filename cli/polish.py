@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from jointopt.cli import common
+from jointopt.cli.plan import Plan
+from jointopt.cli.plan import option as plan_option
 
 
 @click.command(short_help="Give every pass of a plan's pipeline a clock of its own.")
 @click.argument("job")
-@click.option("--plan", required=True, help="Words such as dp=4 pp=4, or a JSON mapping; clocks are per stage.")
+@plan_option("; clocks are per stage")
 @click.option(
     "--slowdown", type=float, default=0.0, show_default=True,
     help="Share of the plan's iteration time that the schedule may take longer.",
@@ -25,7 +27,7 @@ from jointopt.cli import common
 @click.option("--zeus", type=common.PATH, help="File for Zeus' pipeline frequency optimizer, *.py.")
 @common.model_options()
 @common.as_json
-def polish(job: str, plan: str, zeus: Path | None, as_json: bool, basis: dict[str, Any], **options: Any) -> None:
+def polish(job: str, plan: Plan, zeus: Path | None, as_json: bool, basis: dict[str, Any], **options: Any) -> None:
     """Give each forward and backward pass of a micro-batch a clock of its own, for one plan of JOB.
 
     Passes that nothing waits for run slower, so the iteration takes less energy and no more time than with one clock

@@ -7,14 +7,16 @@ from typing import Any
 import click
 
 from jointopt.cli import common, launching
+from jointopt.cli.plan import Plan
+from jointopt.cli.plan import option as plan_option
 from jointopt.core.errors import PlanError
 
 
 @click.command(short_help="Print what would be run for a plan.")
 @click.argument("job")
-@click.option("--plan", required=True, help="Words such as dp=4 tp=2, or a JSON mapping.")
+@plan_option()
 @launching.launcher_options
-def script(job: str, plan: str, launcher: str, **options: Any) -> None:
+def script(job: str, plan: Plan, launcher: str, **options: Any) -> None:
     """Print what a launcher would start for one plan of JOB: the script that Slurm receives, or a command line.
 
     Nothing is submitted or written, and a plan that is not one of the job's is refused. Clocks that the launcher

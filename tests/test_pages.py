@@ -36,7 +36,7 @@ PROFILE = pd.DataFrame({
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what a reader of any page has: a job file, a plan, measured runs, a profile of a GPU."""
     monkeypatch.chdir(tmp_path)
-    Path("plan.json").write_text("{}")
+    Path("plan.json").write_text('{"dp": 4, "pp": 2}')
     Path("job.yaml").write_text(JOB, encoding="utf-8")
     recorded = pd.read_csv(ROOT / "tests" / "data" / "recorded_runs.csv")
     runs = recorded[recorded["source"] == "internevo"].dropna(axis=1, how="all")

@@ -80,5 +80,5 @@ def _plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if "iteration_time_s" in plan:  # predictions stand beside the plan
         return {key: value for key, value in plan.items() if key in PLAN_KEYS}
     if "front" in plan:
-        raise UsageError("--plan is a whole proposal; give its file with --row, or one entry of its front.")
+        raise UsageError("--plan is a whole proposal; give its file with a row, proposal.json:2, or one plan.")
     return plan

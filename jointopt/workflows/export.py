@@ -12,27 +12,22 @@ from jointopt.measure.exports.intent import BENCHMARK
 from jointopt.measure.exports.megatron import checkout_version
 from jointopt.report.exported import Exported, exported
 from jointopt.spec.job import Job
-from jointopt.workflows.plan_files import plan_of
 
 _log = logging.getLogger(__name__)
 
 
 def export(
-    job: Job, plan: str | Path | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
-    checkout: Path | None = None, program: str = "", row: int | None = None, arguments: str = "",
+    job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
+    checkout: Path | None = None, program: str = "", arguments: str = "",
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``; PlanError for a plan that is none of the job's.
 
-    A path is a JSON file as `plan_of` reads it, with ``row`` where it holds several plans.
     ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts, ``arguments`` are words
     of the program before those of the plan; ExportError names what the target has no words for.
     """
     if checkout is not None:
         version = checkout_version(checkout)
-    found = exported(
-        job, plan_of(plan, row) if isinstance(plan, Path) else plan, target, version=version, purpose=purpose,
-        program=program, arguments=arguments,
-    )  # fmt: skip
+    found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
     for note in found.export.notes:
         _log.warning("%s", note)
     return found

@@ -41,8 +41,8 @@ def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
     if not isinstance(rows, list):
         return document if isinstance(document, dict) else {}
     if row is None and len(rows) != 1:
-        raise UsageError(f"{path} holds {len(rows)} plans; say which with --row 1 to --row {len(rows)}.")
+        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {path.name}:1 to {path.name}:{len(rows)}.")
     if not 1 <= (row or 1) <= len(rows):
-        raise UsageError(f"{path} holds {len(rows)} plans, and --row is {row}.")
+        raise UsageError(f"{path} holds {len(rows)} plans, and the row asked for is {row}.")
     chosen = rows[(row or 1) - 1]
     return chosen if isinstance(chosen, dict) else {}

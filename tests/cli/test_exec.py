@@ -65,12 +65,11 @@ def test_plans_are_read_as_other_commands_print_them(driver, tmp_path: Path, doc
 
 def test_a_proposal_of_several_plans_asks_which_one(driver, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps({"front": [PLAN, PLAN | {"stage_clock_mhz": [900, 900]}]}))
-    words = ("exec", "--plan", str(tmp_path / "p.json"))
-    asked = here(*words, "true")
-    assert (asked.exit_code, "holds 2 plans; say which with --row 1 to --row 2" in asked.stderr) == (2, True)
-    assert here(*words, "--row", "2", "true").exit_code == 0
+    asked, second, third = (here("exec", "--plan", f"{tmp_path}/p.json{row}", "true") for row in ("", ":2", ":3"))
+    assert (asked.exit_code, "holds 2 plans; say which, from" in asked.stderr) == (2, True)
+    assert second.exit_code == 0
     assert driver.calls()[0] == "lock 0 900"
-    assert "--row is 3" in here(*words, "--row", "3", "true").stderr
+    assert "the row asked for is 3" in third.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"dp": 2.5, "pp": 2}', '{"dp": "x"}', '{"plan": {"model": 1}}'])

@@ -36,9 +36,10 @@ def test_an_entry_of_a_front_is_a_plan() -> None:
 def test_a_file_of_plans_is_read_by_its_row(tmp_path: Path) -> None:
     rows = [{"dp": 8, "tp": 1, "zero_stage": 2, "iteration_time_s": 1.0}, {"dp": 4, "tp": 2, "zero_stage": 2}]
     (tmp_path / "proposal.json").write_text(json.dumps({"front": rows}))
-    second = exported("--json", "--row", "2", plan=str(tmp_path / "proposal.json"))
+    second = exported("--json", plan=f"{tmp_path}/proposal.json:2")
     assert json.loads(second.stdout)["words"] == json.loads(exported("--json").stdout)["words"]
-    assert "holds 2 plans; say which with --row 1 to --row 2" in exported(plan=str(tmp_path / "proposal.json")).stderr
+    whole = exported(plan=f"{tmp_path}/proposal.json").stderr
+    assert "holds 2 plans; say which, from proposal.json:1 to proposal.json:2" in whole
     assert "none.json: No such file" in exported(plan=str(tmp_path / "none.json")).stderr
 
 
@@ -78,7 +79,7 @@ def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
         (("--plan", "dp=3"), "dp*tp*pp*cp is 6; it must be the cluster's 8 GPUs."),
         (
             ("--plan", '{"front": []}'),
-            "--plan is a whole proposal; give its file with --row, or one entry of its front.",
+            "--plan is a whole proposal; give its file with a row, proposal.json:2, or one plan.",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
-from jointopt.workflows.polish import Schedule, _best_within, polish
+from jointopt.workflows.polish import Schedule, _best_within, _by_linear, polish
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -76,6 +76,14 @@ def test_a_longer_iteration_that_is_allowed_saves_more() -> None:
     none, some = (polish(JOB, PLAN, solver="linear", slowdown=share).chosen for share in (0.0, 0.04))
     assert some.energy_j < none.energy_j
     assert some.iteration_time_s > none.iteration_time_s
+
+
+def test_the_linear_programme_uses_the_time_that_is_left_beside_the_schedule() -> None:
+    schedule = schedule_of(plan_at([1980.0] * 4))
+    limit_s = schedule.limit_s(0.02)
+    times_s = [schedule.time_s(choice) for choice in _by_linear(schedule, schedule.problem, [limit_s])]
+    assert schedule.beyond_s(schedule.plan_choice(schedule.problem)) > 3e-3 * limit_s
+    assert max(times_s) == pytest.approx(limit_s, rel=1e-3)
 
 
 def test_lowtime_comes_near_the_linear_programme() -> None:

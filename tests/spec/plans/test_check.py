@@ -10,7 +10,7 @@ from jointopt.spec.catalog.frameworks import framework_names, framework_rules, l
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Search
-from jointopt.spec.plans.rules import check_abilities, check_plan, layout_rules, violations
+from jointopt.spec.plans.rules import abilities, check_abilities, check_plan, layout_rules, violations
 from tests.spec.plans.brute_force import USUAL
 
 GOOD = {
@@ -206,3 +206,16 @@ def test_a_search_for_what_the_framework_cannot_run_names_the_first_such_value(m
     check_abilities(Search(zero_stage=(1, 0), recompute=("full", "none"), tp=(7,)), training)
     with pytest.raises(JobError, match=r"search\.zero_stage 3: f has no such zero_stage; expected 0, 1, got 1, 3\."):
         check_abilities(Search(zero_stage=(1, 3)), training)
+
+
+@pytest.mark.parametrize(
+    ("attention", "offered", "counted"),
+    [
+        ("flash", ("none", "full"), {"none", "selective", "full"}),
+        ("flash", ("full",), {"full"}),
+        ("unfused", ("none", "full"), {"none", "full"}),
+    ],
+)
+def test_selective_recompute_counts_as_offered_where_it_is_none(make_job, attention, offered, counted):
+    training = make_job(framework=Framework("f", recomputes=offered)).training
+    assert set(abilities(replace(training, attention=attention))["recompute"]) == counted

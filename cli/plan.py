@@ -1,0 +1,42 @@
+"""The option ``--plan``: words, a JSON mapping, or a plan in a JSON file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Plan = str | dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
+_JSON_FILE = re.compile(r"(\S.*\.json)(?::(\d+))?")
+_ANY_FILE = re.compile(r"(.+?)(?::(\d+))?")
+
+
+class PlanType(click.ParamType[Any]):
+    """Text of a plan as it is, or the mapping that a JSON file holds: ``FILE.json``, or ``FILE.json:2`` for its row 2.
+
+    ``files`` alone may have any name.
+    """
+
+    name = "plan"
+
+    def __init__(self, *, files: bool = False) -> None:
+        self._pattern = _ANY_FILE if files else _JSON_FILE
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text, or the plan as a mapping; UsageError where the file holds none."""
+        found = self._pattern.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None:
+            return value
+        from jointopt.workflows.plan_files import plan_of
+
+        return plan_of(Path(found[1]), int(found[2]) if found[2] else None)
+
+
+def option(more: str = "", *names: str, **settings: Any) -> Callable[[F], F]:
+    """The required option ``--plan`` of a command; ``more`` ends its help."""
+    words = "Words such as dp=4 tp=2, a JSON mapping, or FILE.json of propose, select or explain (FILE.json:2: row 2)"
+    return click.option("--plan", *names, type=PlanType(), required=True, help=f"{words}{more}.", **settings)
