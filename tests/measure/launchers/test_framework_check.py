@@ -1,0 +1,41 @@
+"""A framework's launcher says before the first run whether it has words for a job at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import jointopt
+from jointopt.core.errors import ExportError
+from jointopt.measure.launchers.framework import FrameworkProgram
+from jointopt.spec.catalog.models import load_model
+from jointopt.spec.job import Job
+from tests.stand_in.framework import checkout
+
+
+def job_of(model: str) -> Job:
+    return replace(jointopt.load_job("llama-3-8b-1x8-h100"), model=load_model(model))
+
+
+def tried(name: str, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(ZeRO stage, dp) of the plans that a check tries to write."""
+    program, plans = FrameworkProgram(name, checkout=checkout(name, folder)), []
+    write = program._export
+    monkeypatch.setattr(program, "_export", lambda job, plan: plans.append(plan) or write(job, plan))
+    program.check(job_of(model))
+    return [(plan["zero_stage"], plan["dp"]) for plan in plans]
+
+
+@pytest.mark.parametrize(("name", "stages"), [("torchtitan", [3]), ("nanotron", [3, 2, 1])])
+def test_one_zero_stage_that_the_framework_has_is_enough(name, stages, tmp_path, monkeypatch) -> None:
+    assert tried(name, "llama-3-8b", tmp_path, monkeypatch) == [(stage, 8) for stage in stages]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("torchtitan", "no model of the shape of"), ("nanotron", "routed experts")]
+)
+def test_a_job_that_no_stage_can_express_is_refused_by_name(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=words):
+        FrameworkProgram(name, checkout=checkout(name, tmp_path)).check(job_of("mixtral-8x7b"))
