@@ -171,7 +171,7 @@ def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Map
     """
     with scratch_folder() as folder:
         result, log = folder / "result.json", folder / "log"
-        start = local_torchrun(processes) if rank is None else [sys.executable]
+        start = local_torchrun(processes, folder) if rank is None else [sys.executable]
         command = [*start, "-m", "jointopt.measure.trainer.probe", str(result)]
         ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1", **(rank or {})})
         if ended.code == 0 and rank is not None and rank["RANK"] != "0":

@@ -112,7 +112,7 @@ class FrameworkProgram(Program):
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start it on this machine alone."""
-        return self._started(local_torchrun(job.cluster.gpus_per_node), job, plan, folder)
+        return self._started(local_torchrun(job.cluster.gpus_per_node, folder), job, plan, folder)
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
         """Write the files of the export."""

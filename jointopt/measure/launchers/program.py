@@ -90,6 +90,9 @@ def node_torchrun(job: Job, contained: bool = False) -> list[str]:
     ]  # fmt: skip
 
 
-def local_torchrun(processes: int) -> list[str]:
-    """torchrun on this machine; ports are its own choice, so that several can run side by side."""
-    return [sys.executable, *_TORCHRUN, "--standalone", f"--nproc-per-node={processes}"]
+def local_torchrun(processes: int, folder: Path) -> list[str]:
+    """torchrun on this machine; ports are its own choice, so that several can run side by side.
+
+    What it leaves goes to ``folder``; by default that is a folder in /tmp that nobody removes.
+    """
+    return [sys.executable, *_TORCHRUN, "--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}"]

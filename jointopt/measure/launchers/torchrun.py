@@ -54,7 +54,7 @@ class TorchrunProgram(Program):
 
     def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         """The words that start the trainer on this machine alone."""
-        start = local_torchrun(self.spec(job, plan).processes)
+        start = local_torchrun(self.spec(job, plan).processes, folder)
         return [*start, *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:

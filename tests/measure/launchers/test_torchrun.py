@@ -59,6 +59,15 @@ def test_a_run_over_its_time_is_a_timeout_and_leaves_no_process(job: Job) -> Non
     assert not [p for p in children if "jointopt.measure.trainer" in " ".join(p.cmdline())]
 
 
+def test_a_run_leaves_no_folder_of_its_own_among_temporary_files(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    assert TorchrunLauncher(iterations=1, warmup_iterations=1).run(job, PLAN)["status"] == "ok"
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if "inductor" not in path.name] == []  # a cache
+
+
 def test_a_run_whose_memory_does_not_suffice_is_out_of_memory(job: Job) -> None:
     huge = replace(job, model=replace(job.model, vocab_size=2**40))  # an embedding of 256 TiB
     row = TorchrunLauncher(limit_s=120).run(huge, PLAN)
