@@ -34,5 +34,6 @@ def test_published_lora_runs_are_predicted_within_eight_percent(run: tuple[str, 
 
 def test_training_all_weights_is_slower_as_published() -> None:
     # 16,891 tokens/s for 7B: 1.47 times as long as with adapters
-    whole, adapters = (tokens_per_s("llama-2-7b", 1, 1, lora_dim=dim) for dim in (None, 32))
+    whole = tokens_per_s("llama-2-7b", 1, 1)
+    adapters = tokens_per_s("llama-2-7b", 1, 1, lora_dim=32, lora_target_modules="linear_qkv")
     assert 1.15 < adapters / whole < 1.47

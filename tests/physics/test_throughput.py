@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jointopt.core.schema import RECOMPUTE_CODES
 from jointopt.physics.throughput import THROUGHPUT, model_flops_per_token, peak_tflops, throughput, with_rates
 from jointopt.spec.catalog.models import known_model
-from jointopt.spec.job import Job
+from jointopt.spec.job import Job, Training
 from jointopt.spec.jobfile import job_from_options
 
 # GPUs, sequences of 2,048 tokens, recompute, seconds of an iteration; then TFLOP/s per GPU with what is recomputed

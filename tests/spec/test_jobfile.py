@@ -17,7 +17,7 @@ from jointopt.spec.files import parse_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import OBJECTIVES, Job, Search, Training
 from jointopt.spec.jobfile import dump_job, job_from_options, load_job, parse_job, shipped_job, shipped_jobs
-from jointopt.spec.plans.rules import check_abilities
+from jointopt.spec.plans.rules import check_abilities, check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL: dict[str, Any] = {
