@@ -56,7 +56,10 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     taken.framework = "nemo"
     if str(peft.get("peft_scheme")).lower() == "lora":
         tuning = {name[12:]: value for name, value in peft.items() if name.startswith("lora_tuning.")}
-        taken.training |= _adapters(tuning, "adapter_dim")
+        usual = {"target_modules": ["attention_qkv"]}
+        taken.training |= _adapters(usual | tuning, "adapter_dim")
+    if longest := whole_of(flat.get("model.data.train_ds.max_seq_length")):  # of fine-tuning, which pads to it
+        taken.training["seq_length"] = min(longest, taken.training.get("seq_length") or longest)
     taken.cluster = stated(
         nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
     )
