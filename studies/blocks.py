@@ -1,7 +1,8 @@
 """One feed-forward or attention block, forward, split over GPUs: workloads below a model, by the model's own kernels.
 
 Time, bytes and joules are of `jointopt.physics`: products by `gemm_time_s`, collectives by `collective_time_s`, power
-by the GPU's constants. Nothing overlaps, as in the rack-scale paper that these blocks are for.
+by the GPU's constants. Nothing overlaps, as in the rack-scale paper that these blocks are for. What a GPU sends is read
+in its memory and written in the receiver's, where RDMA puts it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ HIDDEN, INNER, HEADS, KV_WIDTH, HEAD = 4096, 14336, 32, 1024, 128  # Llama-3-8B
 DOMAIN = 8  # GPUs that NVLink connects
 GPU = "h100-sxm5-80gb"
 THREADS = 1024  # of a whole GPU, in the paper's block sizes
+# The paper varies "threads or compute units per GPU" of a Timeloop architecture, whose compute unit does one
+# multiply-accumulate in a cycle (Parashar et al., ISPASS 2019); of its clock it says nothing: Accelergy's usual 1 ns
+UNIT_FLOPS = 2e9
 ELEMENT, GRADIENT = 2.0, 4.0  # bytes: activations and weights in 16 bit, gradients in full precision
 
 
@@ -94,12 +98,16 @@ class Machine:
     domain: int = DOMAIN
 
 
-def machine(threads: int = THREADS, constants: Constants = NOMINAL) -> Machine:
-    """H100 with SMs for so many of `THREADS` threads, on the paper's links: NVLink-C2C and NDR 400."""
+def machine(threads: int = THREADS, constants: Constants = NOMINAL, whole_gpu: bool = False) -> Machine:
+    """A GPU of so many compute units beside an H100's memory, on the paper's links: NVLink-C2C and NDR 400.
+
+    ``whole_gpu``: `THREADS` of them are all SMs of an H100, five hundred times as fast.
+    """
     gpu = load_gpu(GPU)
     whole = kernel_constants(gpu)
     count = max(round(whole.gemm.sm_count * threads / THREADS), 1)
-    peak = whole.gemm.peak_flops * count / whole.gemm.sm_count
+    units = UNIT_FLOPS * constants.unit * threads
+    peak = whole.gemm.peak_flops * count / whole.gemm.sm_count if whole_gpu else units
     gemm = replace(whole.gemm, sm_count=count, peak_flops=peak)
     links = Links(900e9, 50e9 * constants.network, 0.0)
     if gpu.power is None:
@@ -151,14 +159,19 @@ def _local(gpus: int, domain: int) -> int:
     return max(size for size in range(1, min(gpus, domain) + 1) if gpus % size == 0)
 
 
-def _priced(parts: list[Product], gpus: int, seconds: float, busy_s: float, on: Machine) -> dict[str, float]:
-    """Compute and memory of the parts that all GPUs do together, ``busy_s`` in sum, in so many seconds."""
+def _priced(
+    parts: list[Product], gpus: int, seconds: float, busy_s: float, on: Machine, sent: float = 0.0
+) -> dict[str, float]:
+    """Compute and memory of the parts that all GPUs do together, ``busy_s`` in sum, in so many seconds.
+
+    ``sent``: bytes that GPUs send each other, which are read where they were and written where they come.
+    """
     k = on.power
     return {
         "compute_s": seconds,
         "compute_j": k.pj_per_flop * PICO * sum(one.flops for one in parts),
-        "read_j": k.pj_per_hbm_byte * PICO * sum(one.read_bytes for one in parts),
-        "written_j": k.pj_per_hbm_byte * PICO * sum(one.written_bytes for one in parts),
+        "read_j": k.pj_per_hbm_byte * PICO * (sent + sum(one.read_bytes for one in parts)),
+        "written_j": k.pj_per_hbm_byte * PICO * (sent + sum(one.written_bytes for one in parts)),
         "at_rest_j": k.static_w * gpus * seconds + k.active_w * busy_s
         + max(k.wait_w - k.static_w, 0.0) * (gpus * seconds - busy_s),
     }  # fmt: skip
@@ -185,7 +198,7 @@ def tensor_parallel(block: str, batch: int, gpus: int, on: Machine) -> Priced:
     moved = ELEMENT * batch * SEQUENCE * HIDDEN
     pairs = [_collective(kind, moved, gpus, on) for kind in ("all_gather", "reduce_scatter")]
     comm_s, link_j = np.sum(pairs, axis=0).tolist()
-    found = _priced(part * gpus, gpus, seconds, gpus * seconds, on)
+    found = _priced(part * gpus, gpus, seconds, gpus * seconds, on, len(pairs) * (gpus - 1) * moved)
     return Priced(**found, forward_comm_s=comm_s, backward_comm_s=comm_s, forward_link_j=link_j, backward_link_j=link_j)
 
 
@@ -202,7 +215,8 @@ def pipelined(block: str, batch: int, gpus: int, on: Machine, gathers: bool = Fa
     seconds = path_s + (batch - 1) * max(stage_s.values())
     busy_s = batch * each * sum(stage_s.values())
     comm_s, link_j = _between(whole[:-1], each, on, gathers)
-    found = _priced(one_by_one * (batch * each), gpus, seconds, busy_s, on)
+    sent = sum(one.written_bytes for one in whole[:-1])
+    found = _priced(one_by_one * (batch * each), gpus, seconds, busy_s, on, sent)
     return Priced(**found, forward_comm_s=comm_s, backward_comm_s=comm_s, forward_link_j=link_j, backward_link_j=link_j)
 
 

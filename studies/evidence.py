@@ -40,6 +40,7 @@ class Constants:
     voltage: float = 1.0  # voltage ratio less one
     static: float = 1.0  # power whatever runs, and while waiting
     hbm: float = 1.0  # energy of a byte of device memory
+    unit: float = 1.0  # rate of a compute unit of the rack-scale paper, over a multiply-accumulate in 1 ns
     unfused: float = 0.0  # from a half on: attention of separate kernels instead of the job's
 
 

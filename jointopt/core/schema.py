@@ -34,6 +34,8 @@ DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 # Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
+# linear layers that LoRA may adapt, as Megatron-Bridge names them: attention's input and output, the MLP's
+LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
@@ -140,6 +142,8 @@ COLUMNS = {
         Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),
         Column("overlap_moe_a2a", "bool", "", "workload", "all-to-alls of experts overlap another micro-batch"),
         Column("cuda_graph", "str", "", "workload", "captured graphs: none, transformer_engine, full_iteration"),
+        Column("lora_dim", "int", "", "workload", "rank of LoRA's adapters; blank: all weights are trained"),
+        Column("lora_target_modules", "str", "", "workload", "linear layers with adapters, ; between; blank: all"),
         Column("framework", "str", "", "workload", "training framework"),
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),

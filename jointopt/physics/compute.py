@@ -84,6 +84,7 @@ class Kernels:
     unaligned: tuple[float, ...]  # time over an aligned product's, by `ALIGNMENTS`
     unaligned_head_factor: float
     grouped_experts: bool = True
+    frozen: bool = False  # weights get no gradients (LoRA)
 
     @property
     def core_flops_per_s(self) -> float:
@@ -115,6 +116,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         elementwise_factor=profile.elementwise_factor * (1.0 if training.fused_norm else 1.5),
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
+        frozen=training.frozen,
     )  # fmt: skip
 
 
@@ -142,8 +144,9 @@ def linear(
 ) -> Pass:  # fmt: skip
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
-    2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time by `gemm.gemm_time_s`.
-    ``count`` equal layers (experts) run grouped, or one by one; ``padded`` (vocabularies) are aligned whatever n is.
+    Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
+    by `gemm.gemm_time_s`. ``count`` equal layers (experts) run grouped, or one by one; ``padded`` (vocabularies) are
+    aligned whatever n is.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -155,7 +158,8 @@ def linear(
         return Work(sm * slower * aligned, memory * slower, 2.0 * count * a * b * c, moved)
 
     a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
-    products = Pass(product(a, b, c), product(a, c, b) + product(b, c, a))
+    inputs = product(a, c, b)
+    products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a))
     if (dtype or k.dtype) not in QUANTIZED:
         return products
     return products + Pass(quantization(k, count * a * c), quantization(k, count * a * b))
@@ -164,10 +168,11 @@ def linear(
 def quantization(k: Kernels, elements: Floats) -> Work:
     """Kernel that casts the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
 
-    One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers).
-    Weights are cast once per iteration and not counted.
+    One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers),
+    which frozen weights have not. Weights are cast once per iteration and not counted.
     """
-    moved = elements * (k.element_bytes + 2.0 * k.gemm.dtype_bytes[k.dtype])
+    copies = 1.0 if k.frozen else 2.0
+    moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
     return elementwise(k, moved / k.elementwise_factor, 1)
 
 
@@ -297,9 +302,13 @@ def moe_layer(
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
-    """Kernels of the embedding, memory-bound: look-up forward, scatter-add backward; three reads or writes of s·b·h."""
+    """Kernels of the embedding, memory-bound: look-up forward, scatter-add backward; three reads or writes of s·b·h.
+
+    A frozen table gets no gradient.
+    """
     moved = 3.0 * tokens * model.hidden_size * k.element_bytes / tp
-    return Pass(elementwise(k, moved, 3), elementwise(k, 2 * moved, 3))
+    backward = elementwise(k, 2 * moved, 3)
+    return Pass(elementwise(k, moved, 3), backward.times(0.0) if k.frozen else backward)
 
 
 def head(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:

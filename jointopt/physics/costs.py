@@ -22,7 +22,7 @@ from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.makespan import Pipelines
-from jointopt.physics.memory import Parameters, stage_parameters
+from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
 from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import V_SHAPED
@@ -157,13 +157,15 @@ class Laid:
     kind: Ints
     groups: dict[str, Group]
     parameters: Parameters
+    trained: Parameters  # of them, those that get gradients
 
     @classmethod
     def of(cls, job: Job, layouts: Columns) -> Laid:
         """The layouts of a job."""
         lay, kind = LayoutArrays(job, layouts).of_differing_ranks()
         groups = placement(layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
-        return cls(lay, kind, groups, stage_parameters(job, lay, lay.layers))
+        held = stage_parameters(job, lay, lay.layers)
+        return cls(lay, kind, groups, held, trained_parameters(job, lay, held))
 
 
 def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
@@ -182,7 +184,7 @@ def differing_costs(
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
     laid, profile = laid or Laid.of(job, layouts), job.training.framework
-    lay, groups, params = laid.lay, laid.groups, laid.parameters
+    lay, groups, trained = laid.lay, laid.groups, laid.trained
     layers = lay.layers
     layer = layer or layer_costs(job, hw, lay)
     work = work_per_stage(job, hw, layers, lay, layer)
@@ -192,11 +194,11 @@ def differing_costs(
         exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     overlap = np.maximum(profile.pp_overlap, np.where(lay.vpp > 1, profile.interleaved_pp_overlap, 0.0))
-    reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, params)
-    step_s, step_bytes = _optimizer_step(job, hw, lay, layers, params)
+    reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, laid.parameters, trained)
+    step_s, step_bytes = _optimizer_step(job, hw, lay, layers, trained)
     if lay.offloads_optimizer.any():
         on_host = lay.offloads_optimizer[:, None]
-        step_s = np.where(on_host, offload.optimizer_step_s(job, lay, params), step_s)
+        step_s = np.where(on_host, offload.optimizer_step_s(job, lay, trained), step_s)
         step_bytes = np.where(on_host, 0.0, step_bytes)
     host = _exposed_host_s(job, lay, layers)
     link_parts_j = {name: t.joules for name, t in exposed.items()}
@@ -231,12 +233,15 @@ def layer_traffic(
     Of each kind those of a dense and of an MoE layer.
     """
     core = traffic.cp_traffic(job, hw, lay, groups, layer.core)
-    found: dict[str, _PerLayer] = {
-        "tp_comm": (traffic.tp_traffic(job, hw, lay, groups, layer.dense), None), "cp_comm": (core, None),
-    }  # fmt: skip
+    dense = traffic.tp_traffic(job, hw, lay, groups, layer.dense)
+    if job.training.frozen:
+        dense = dense + traffic.adapter_traffic(job, hw, lay, groups, "dense")
+    found: dict[str, _PerLayer] = {"tp_comm": (dense, None), "cp_comm": (core, None)}
     if job.model.is_moe:
         routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True)
-        found["tp_comm"], found["cp_comm"] = (found["tp_comm"][0], routed), (core, core)
+        if job.training.frozen:
+            routed = routed + traffic.adapter_traffic(job, hw, lay, groups, "moe")
+        found["tp_comm"], found["cp_comm"] = (dense, routed), (core, core)
         found["ep_comm"] = (None, ep_traffic(job, hw, lay, groups, layer.moe))
     return found
 
@@ -261,9 +266,16 @@ def _units_s(
     parts = [with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
     for column, part in enumerate((*parts, layer.embedding, layer.head)):
         units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
+    if job.training.frozen:  # adapters' gradients are small, and wait for nothing
+        return _with_traffic(units, per_layer)
     for column, one in enumerate((layer.dense, layer.moe)):
         units[:, 2, column] = np.maximum(one.forward.sm_s - layer.core.forward.sm_s, 0.0)
     units[:, 2, 3] = layer.head.forward.sm_s
+    return _with_traffic(units, per_layer)
+
+
+def _with_traffic(units: Floats, per_layer: dict[str, _PerLayer]) -> Floats:
+    """The same with the collectives of layers, added in place."""
     for of_kinds in per_layer.values():
         for column, moved in enumerate(of_kinds):
             if moved is not None:
@@ -366,5 +378,5 @@ def with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay:
     selected = layer.forward.times(share) if share else core.forward
     again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
     if lay.again.modules.any():
-        again = again + module_work(job.model, hw.kernels, lay, core, kind)
+        again = again + module_work(job, hw.kernels, lay, core, kind)
     return Pass(layer.forward, layer.backward + again)

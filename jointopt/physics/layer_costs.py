@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from jointopt.core.schema import Ints
+from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
 from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.traffic import Hardware
@@ -64,6 +65,14 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     if model.is_moe:
         expert_tp, share = lay.expert_tp[rows], lay.token_share[rows]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
+    if job.training.frozen:
+        through = Through(tokens, tp, lay.token_share[rows], lay.expert_tp[rows])
+        dense, moe = (
+            adapted_layer(layer, adapter_kernels(k, found, job.training, lay.sp[rows]))
+            for layer, found in (
+                (one, adapters(model, job.training, through, kind)) for one, kind in ((dense, "dense"), (moe, "moe"))
+            )
+        )
     parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
     return LayerCosts(*(part.map(lambda x: np.broadcast_to(x, rows.shape)) for part in parts))
 

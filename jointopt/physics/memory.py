@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.physics.adapters import Through, adapters
+from jointopt.physics.adapters import kept_bytes as adapters_kept_bytes
 from jointopt.physics.held import Held
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth, kv_heads_of_rank
 from jointopt.physics.process_memory import process_bytes
@@ -56,26 +58,45 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
         lookup = table * (1.0 - lay.ends[:, 0]) * (not model.tied_embeddings)
         projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp
         dense += (projections + lookup)[:, None] * lay.ends
-    return Parameters(dense, experts[:, None] * moe_layers)
+    own = adapter_parameters(job, lay)
+    return Parameters(dense + own.dense, experts[:, None] * moe_layers + own.expert)
+
+
+def trained_parameters(job: Job, lay: LayoutArrays, held: Parameters) -> Parameters:
+    """Of the parameters that a rank holds those that it trains: all, or adapters alone beside frozen weights."""
+    return adapter_parameters(job, lay) if job.training.frozen else held
+
+
+def adapter_parameters(job: Job, lay: LayoutArrays) -> Parameters:
+    """Parameters of LoRA's adapters that one rank of every stage holds, (L, pp); experts' apart."""
+    zero = np.zeros_like(lay.layers)
+    of = {False: zero, True: zero}
+    for kind, layers in (("dense", lay.dense_layers), ("moe", lay.layers - lay.dense_layers)):
+        for one in adapters(job.model, job.training, Through.of(lay), kind):
+            of[one.routed] = of[one.routed] + one.parameters(job.training.lora_dim or 0)[:, None] * layers
+    return Parameters(of[False], of[True])
 
 
 def state_bytes(
-    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, training: Training
-) -> dict[str, Floats]:
+    params: Parameters, zero_stage: Ints, shard: Floats, expert_shard: Floats, training: Training,
+    trained: Parameters | None = None,
+) -> dict[str, Floats]:  # fmt: skip
     """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = ranks of an expert.
+
+    Of parameters that are not ``trained`` (None: all are) weights alone.
 
     Mixed precision: 2 bytes of weights, the gradient's, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1 shards
     the optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5). Part
     ``main_gradients``: the optimizer's wider copy of its shard, alive in its step alone.
     """
 
-    def sharded(from_stage: int, per_parameter: float) -> Floats:
-        dense = params.dense / np.where(zero_stage >= from_stage, shard, 1.0)
-        expert = params.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
+    def sharded(from_stage: int, per_parameter: float, held: Parameters = trained or params) -> Floats:
+        dense = held.dense / np.where(zero_stage >= from_stage, shard, 1.0)
+        expert = held.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
         return per_parameter * (dense + expert)
 
     return {
-        "weights": sharded(3, training.weight_bytes), "gradients": sharded(2, training.gradient_bytes),
+        "weights": sharded(3, training.weight_bytes, params), "gradients": sharded(2, training.gradient_bytes),
         "optimizer": sharded(1, training.optimizer_bytes), "main_gradients": sharded(1, training.main_gradient_bytes),
     }  # fmt: skip
 
@@ -84,11 +105,19 @@ def _element_bytes(training: Training) -> float:
     return 4.0 if training.dtype == "fp32" else 2.0
 
 
+def kept_input_bytes(training: Training, linear: str) -> float:
+    """Bytes per element of a linear layer's input that the backward pass keeps: none where its weights are frozen."""
+    return input_bytes(training) if training.keeps_input_of(linear) else 0.0
+
+
 def _block_bytes(
-    model: Model, training: Training, tp: Floats, sequence_parallel: Floats, stored_norms: float
+    model: Model, training: Training, tp: Floats, sequence_parallel: Floats, stored_norms: float, feeds: str
 ) -> Floats:
-    """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP."""
-    kept = _element_bytes(training) * (stored_norms - 1.0) + input_bytes(training)
+    """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP.
+
+    The output is kept for the gradient of the weights that it ``feeds``.
+    """
+    kept = _element_bytes(training) * (stored_norms - 1.0) + kept_input_bytes(training, feeds)
     whole = model.hidden_size * (kept + (1.0 if model.dropout else 0.0))
     return np.where(sequence_parallel, whole / tp, whole)
 
@@ -134,19 +163,20 @@ def attention_activations(
         inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
     else:
         inner = (2 * a / tp + 2 * kv_heads_of_rank(model, tp)) * d
-    around = _block_bytes(model, training, tp, sequence_parallel, stored_norms)
+    around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_qkv")
     projected = _quantized_copy(training) * a * (model.v_head_dim if model.kv_lora_rank else d) / tp
     return tokens * (around + _element_bytes(training) * inner + projected + score_bytes(model, training, tp))
 
 
 def _quantized_copy(training: Training) -> float:
     """Bytes per element of a linear layer's input that is kept beside the 16-bit value that attention itself keeps."""
-    return input_bytes(training) if input_bytes(training) < _element_bytes(training) else 0.0
+    return kept_input_bytes(training, "linear_proj") if input_bytes(training) < _element_bytes(training) else 0.0
 
 
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
     """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer."""
-    return (_element_bytes(training) * (2.0 if model.gated_mlp else 1.0) + input_bytes(training)) * width
+    kept = _element_bytes(training) * (2.0 if model.gated_mlp else 1.0) + kept_input_bytes(training, "linear_fc2")
+    return kept * width
 
 
 def dense_layer_activations(
@@ -158,7 +188,7 @@ def dense_layer_activations(
     equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.
     """
     attention = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
-    around = _block_bytes(model, training, tp, sequence_parallel, stored_norms)
+    around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_fc1")
     return attention + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
 
 
@@ -167,7 +197,7 @@ def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, s
 
     Derived here for balanced routing: experts see ``token_share`` x top-k copies of a rank's tokens, in and out.
     """
-    around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms)
+    around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms, "linear_fc1")
     attention = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms)
     return np.asarray(attention + lay.tokens * (around + sum(_expert_bytes(model, training, lay))))
 
@@ -180,7 +210,7 @@ def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[
     routed = model.moe_router_topk * lay.token_share
     width = model.moe_ffn_hidden_size
     outputs = 0.0 if training.framework.weighs_routed_inputs else _element_bytes(training)
-    ends = (outputs + input_bytes(training)) * model.hidden_size
+    ends = (outputs + kept_input_bytes(training, "linear_fc1")) * model.hidden_size
     experts = _mlp_bytes(model, training, width / lay.expert_tp) + ends
     shared = _mlp_bytes(model, training, model.num_shared_experts * width / lay.tp)
     return np.asarray(routed * experts), np.asarray(shared)
@@ -234,7 +264,8 @@ def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
     profile, training = job.training.framework, job.training
     params = stage_parameters(job, lay, layers)
     shard, zero = lay.shards[:, None], lay.zero[:, None]
-    state = state_bytes(params, zero, shard, lay.expert_shards[:, None], training)
+    trained = trained_parameters(job, lay, params)
+    state = state_bytes(params, zero, shard, lay.expert_shards[:, None], training, trained)
     state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
     in_flight, at_work = activation_bytes(job, lay, held)
     activations = in_flight + at_work
@@ -275,7 +306,8 @@ def _captured_bytes(job: Job, lay: LayoutArrays, held: Held, step: Floats) -> Fl
 def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
     """Bytes of one layer, ``dense`` or ``moe``, that selective recomputation drops, (L,)."""
     model, training = job.model, job.training
-    norms = 2.0 * input_bytes(training) * model.hidden_size
+    feeding = kept_input_bytes(training, "linear_qkv") + kept_input_bytes(training, "linear_fc1")
+    norms = feeding * model.hidden_size
     around = {
         "core_attn": score_bytes(model, training, lay.tp),
         "layernorm": np.where(lay.sp, norms / lay.tp, norms),
@@ -286,7 +318,8 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
         return np.asarray(lay.tokens * dropped_per_token(lay.again, around, inner, {}))
     routed, shared = _expert_bytes(model, training, lay)
     copies = model.moe_router_topk * lay.token_share / lay.expert_tp
-    parts = {"moe_act": input_bytes(training) * copies * model.moe_ffn_hidden_size, "shared_experts": shared}
+    activated = kept_input_bytes(training, "linear_fc2") * copies * model.moe_ffn_hidden_size
+    parts = {"moe_act": activated, "shared_experts": shared}
     return np.asarray(lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts))
 
 
@@ -332,6 +365,10 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
     count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
     if model.is_moe:
         of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
+    if training.frozen:
+        for kind in of_kind:
+            own = adapters(model, training, Through.of(lay), kind)
+            of_kind[kind] = of_kind[kind] + adapters_kept_bytes(own, training, _element_bytes(training))
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     whole = lay.again.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
     per_layer, working = {}, np.zeros(whole.shape)

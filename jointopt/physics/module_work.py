@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.physics.adapters import adapter_kernels, mlp_adapters
 from jointopt.physics.compute import Kernels, Pass, Work, elementwise, linear, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 
-def module_work(model: Model, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) -> Work:
+def module_work(job: Job, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) -> Work:
     """Forward kernels of the modules that a layer of one kind (``dense`` or ``moe``) recomputes, (L,).
 
     A module inside a recomputed one counts once: an expert's activation and shared experts under ``moe``.
     """
-    again = lay.again
+    again, model = lay.again, job.model
     parts = {
         "core_attn": core.forward, "layernorm": elementwise(k, 4.0 * lay.sharded_tokens * model.hidden_size *
                                                             k.element_bytes, 2),
@@ -34,6 +36,9 @@ def module_work(model: Model, k: Kernels, lay: LayoutArrays, core: Pass, kind: s
             width = model.num_shared_experts * model.moe_ffn_hidden_size / lay.tp
             shared = mlp_layer(k, model, lay.tokens, width, lay.sharded_tokens).forward
             parts["shared_experts"] = shared.times(apart.astype(float))
+    whole = "mlp" if kind == "dense" else "moe"
+    for one in adapter_kernels(k, mlp_adapters(job, lay, kind), job.training, lay.sp):
+        parts[whole] = parts[whole] + one.forward
     zero = np.zeros(len(lay.tp))
     total = Work(zero, zero, zero, zero)
     for name, work in parts.items():

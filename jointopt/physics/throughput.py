@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
 from jointopt.core.units import KWH, TERA
+from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.facility import with_site
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.catalog.architectures import fp32_time_factor
 from jointopt.spec.defaults import completed
-from jointopt.spec.job import Job
+from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import token_costs
 
@@ -19,20 +20,41 @@ THROUGHPUT = (
     "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "tokens_per_j",
     "kwh_per_billion_tokens",
 )  # fmt: skip
-_FORWARD, _TRAINED = 2.0, 6.0  # flops per weight and token: of the forward pass, and with the backward pass
+# flops per weight and token: of the forward pass, with the backward pass to inputs, and that to trained weights
+_FORWARD, _FROZEN, _TRAINED = 2.0, 4.0, 6.0
 _BILLION = 1e9
 
 
-def model_flops_per_token(model: Model, seq_length: int, *, causal: bool = False) -> float:
+def model_flops_per_token(
+    model: Model, seq_length: int, *, causal: bool = False, training: Training | None = None
+) -> float:
     """Flops that training one token takes by the model alone: 6 per weight that it is multiplied with, and its scores.
 
     PaLM's convention (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), and that of Megatron-LM's papers, of
     torchtitan and llm-foundry: all s scores of a token count, 12·s·heads·width in each layer. ``causal``: only the half
     that the mask leaves, as Megatron-LM prints since 0.12 and Megatron-Bridge publishes. Word embeddings are looked up
     and do not count, the head does; of routed experts those that a token is sent to; multi-token prediction with its
-    head.
+    head. Weights that a ``training`` freezes count 4, as NVIDIA counts LoRA (Megatron-Bridge's flop_utils.py), and its
+    adapters 6.
     """
-    return _TRAINED * _multiplied(model) + 3.0 * _layers(model) * _scores(model, seq_length, causal)
+    frozen = training is not None and training.frozen
+    own = _TRAINED * adapter_weights(model, training) if training is not None and frozen else 0.0
+    return (
+        (_FROZEN if frozen else _TRAINED) * _multiplied(model)
+        + own
+        + 3.0 * _layers(model) * _scores(model, seq_length, causal)
+    )
+
+
+def adapter_weights(model: Model, training: Training) -> float:
+    """Weights of LoRA's adapters that a token is multiplied with; those of experts once for each that it is sent to."""
+    one, dim = np.ones(1), training.lora_dim or 0
+    layers = {"dense": model.num_plain_layers, "moe": model.num_moe_layers}
+    return sum(
+        float((layers[kind] * adapter.tokens * adapter.parameters(dim)).item())
+        for kind in layers
+        for adapter in adapters(model, training, Through(one, one, one, one), kind)
+    )
 
 
 def _layers(model: Model) -> int:
@@ -79,7 +101,8 @@ def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:
     moe = _FORWARD * model.num_moe_layers * (routed - model.attention_parameters)
     layers = _FORWARD * (model.num_plain_layers * dense + model.num_moe_layers * routed) + scores
     selective = (re.usual | re.has("core_attn")) * scores + re.has("mlp") * mlp + re.has("moe") * moe
-    return np.asarray(model_flops_per_token(model, seq_length) + re.full_share * layers + selective)
+    flops = model_flops_per_token(model, seq_length, training=job.training)
+    return np.asarray(flops + re.full_share * layers + selective)
 
 
 def _recompute(job: Job, layouts: Columns) -> Recompute:
@@ -95,7 +118,7 @@ def throughput(job: Job, layouts: Columns, time_s: npt.ArrayLike, energy_j: npt.
     """
     tokens, gpus = job.training.global_batch_size * job.training.seq_length, job.cluster.num_gpus
     rate = tokens / np.asarray(time_s, np.float64)
-    model = rate / gpus / TERA * model_flops_per_token(job.model, job.training.seq_length)
+    model = rate / gpus / TERA * model_flops_per_token(job.model, job.training.seq_length, training=job.training)
     hardware = rate / gpus / TERA * hardware_flops_per_token(job, layouts)
     peak, joules = peak_tflops(job), np.asarray(energy_j, np.float64)
     values = (

@@ -8,6 +8,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
+from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.compute import Kernels, Pass, kernels
 from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
@@ -165,6 +166,32 @@ def tp_traffic(
     )
 
 
+def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], kind: str) -> Traffic:
+    """Collectives of the adapters of one layer over the ranks that cut it, of which nothing hides (Megatron-Bridge).
+
+    Its peft/utils.py: beside a column-parallel layer what the first product makes is gathered, and the gradient of its
+    input, a residual stream, reduced (scattered under SP). Beside a row-parallel one the first product is reduced, the
+    second gathered to the whole width; backward the first again, and under SP the gradient of the whole is gathered.
+    """
+    total = Traffic(*np.zeros((3, len(lay.tp))))
+    element = hw.kernels.element_bytes
+    for one in adapters(job.model, job.training, Through.of(lay), kind):
+        group, sp = groups["etp" if one.routed else "tp"], lay.sp & (not one.routed)
+        low, wide = (element * one.tokens * width for width in (job.training.lora_dim or 0, job.model.hidden_size))
+        again = np.maximum(lay.again.full_share, lay.again.has(_MLP_OF[kind]) if one.mlp else 0.0)
+        whole, cut, gathered = (
+            collective(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
+        )
+        reduced, low_gathered = (collective(hw, name, low, group) for name in ("all_reduce", "all_gather"))
+        forward = reduced + gathered if one.row else low_gathered
+        backward = reduced + np.where(sp, gathered, 0.0) if one.row else np.where(sp, cut, whole)
+        total = total + Traffic(forward[0], backward[0] + again * forward[0], (1.0 + again) * forward[1] + backward[1])
+    return total
+
+
+_MLP_OF = {"dense": "mlp", "moe": "moe"}  # the module that recomputes an MLP
+
+
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
     """Context parallelism: keys and values gathered forward; gathered again and their gradients scattered backward.
 
@@ -177,21 +204,24 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 
 
 def gradient_traffic(
-    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], params: Parameters
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], params: Parameters, trained: Parameters
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """(once per iteration s, J) and (ZeRO-3 gathers per micro-batch: one pass s, both passes J), (L, pp).
 
-    Before overlap. Rajbhandari et al. 2020 (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over
-    dp·cp; ZeRO-1, 2 scatter them and gather updated weights; ZeRO-3 gathers weights in every pass. Experts apart. With
-    replicas (HSDP: Zhao et al. 2023, arXiv:2304.11277, section 3.2.2) both happen within a replica, and each rank's
-    share of the gradients is all-reduced between them.
+    Before overlap; frozen weights, which are not ``trained``, are gathered by ZeRO-3 alone. Rajbhandari et al. 2020
+    (arXiv:1910.02054) section 7: without ZeRO gradients are all-reduced over dp·cp; ZeRO-1, 2 scatter them and gather
+    updated weights; ZeRO-3 gathers weights in every pass. Experts apart. With replicas (HSDP: Zhao et al. 2023,
+    arXiv:2304.11277, section 3.2.2) both happen within a replica, and each rank's share of the gradients is all-reduced
+    between them.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
     weight_bytes = job.training.weight_gather_bytes
     whole = (zero == 0) | (zero == 1) & profile.zero1_reduces_whole
     reduced = gathered = np.zeros((2, *params.dense.shape))
-    for count, name, kind in ((params.dense, "dp_cp", ""), (params.expert, "expert_dp", "expert_")):
-        if not np.any(count):
+    for held, count, name, kind in (
+        (params.dense, trained.dense, "dp_cp", ""), (params.expert, trained.expert, "expert_dp", "expert_"),
+    ):  # fmt: skip
+        if not np.any(held):
             continue
         ranks, shard, replica = (
             Group(groups[key].size[:, None], groups[key].local[:, None])
@@ -202,7 +232,7 @@ def gradient_traffic(
         if np.any(replica.size > 1):
             scattered = scattered + collective(hw, "all_reduce", gradients / shard.size, replica)
         reduced = reduced + np.where(whole, collective(hw, "all_reduce", gradients, ranks), scattered)
-        gathered = gathered + collective(hw, "all_gather", weight_bytes * count, shard)
+        gathered = gathered + collective(hw, "all_gather", weight_bytes * np.where(zero == 3, held, count), shard)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
     every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & profile.gradient_sync_per_micro_batch
     repeats = np.where(every, lay.micro_batches[:, None], 1.0)

@@ -39,6 +39,8 @@ class Checked(Result):
         sizes = f"{model.parameters / _BILLION:,.4g} billion parameters"
         if model.is_moe:
             sizes += f", {model.active_parameters / _BILLION:,.4g} of them active"
+        if training.frozen:
+            sizes += f", frozen beside adapters of rank {training.lora_dim} (LoRA) of {', '.join(training.adapted)}"
         tokens = training.global_batch_size * training.seq_length
         lines = [
             f"{self.job.name}: {model.name}, {sizes}.",

@@ -82,7 +82,7 @@ class Explanation(Result):
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
-        "informed_by learned rank utilization"
+        "informed_by learned rank utilization power_swing"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -110,6 +110,8 @@ class Explanation(Result):
     # shares of the time in which kernels run, and in which passes occupy the GPU (means over the stages); of a link's
     # bandwidth in use by the GPU that sends most: intra_node, inter_node
     utilization: Mapping[str, float] = field(default_factory=dict)
+    # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
+    power_swing: Mapping[str, float] = field(default_factory=dict)
     exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
     rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
 
@@ -162,6 +164,15 @@ def link_lines(cluster: Cluster) -> list[str]:
     return table.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
 
 
+def swing_words(swing: Mapping[str, float]) -> str:
+    """A sentence on power within an iteration; blank where none is known."""
+    if not swing:
+        return ""
+    low, high = (swing[f"cluster_{end}_kw"] for end in ("trough", "peak"))
+    of_gpu = f"{swing['gpu_trough_w']:.0f} to {swing['gpu_peak_w']:.0f} W"
+    return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu}, all GPUs {low:,.4g} to {high:,.4g} kW."
+
+
 def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
     """How busy GPUs and links are, in a sentence; blank where it is not known."""
     if not used:
@@ -197,6 +208,7 @@ def _totals(found: Explanation) -> list[str]:
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         rate_words(job, found.throughput),
         utilization_words(job.cluster, found.utilization),
+        swing_words(found.power_swing),
         ("Feasible." if found.feasible else "Not feasible:") + (f" {found.rank.sentence()}" if found.rank else ""),
         *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]

@@ -16,6 +16,7 @@ from jointopt.core.schema import (
     ATTENTIONS,
     COLUMNS,
     DTYPES,
+    LORA_TARGETS,
     ONE_CLOCK,
     STATUSES,
     TOKEN_DISPATCHERS,
@@ -190,6 +191,12 @@ def named_dispatcher(text: str) -> str | None:
     return next((name for name in TOKEN_DISPATCHERS if name in lower), None)
 
 
+def named_targets(text: str) -> str:
+    """The linear layers of `schema.LORA_TARGETS` that a cell names, ; between; blank where it names another one."""
+    words = [word for word in re.split(r"[;,\s\[\]'\"]+", text) if word]
+    return ";".join(words) if all(word in LORA_TARGETS for word in words) else ""
+
+
 def named_cuda_graph(text: str) -> str:
     """The kind of `schema.CUDA_GRAPHS` that a cell means (``transformer_engine:attn``), blank for none."""
     lower = text.lower()
@@ -203,6 +210,7 @@ READERS: dict[str, Reader] = {
     "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
     **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
     **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
+    "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")),
 }  # fmt: skip
 STRICT_READERS = {

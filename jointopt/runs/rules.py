@@ -194,12 +194,13 @@ def _least_parameters(runs: pd.DataFrame) -> pd.Series:
 
 
 def _flop(runs: pd.DataFrame) -> Floats:
-    """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token.
+    """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token, 4 for a frozen one.
 
     Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
     """
     tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float)
-    return np.asarray(6.0 * _least_parameters(runs).to_numpy(float) * tokens / runs["num_gpus"].to_numpy(float))
+    each = np.where(runs["lora_dim"].notna(), 4.0, 6.0) if "lora_dim" in runs else 6.0
+    return np.asarray(each * _least_parameters(runs).to_numpy(float) * tokens / runs["num_gpus"].to_numpy(float))
 
 
 def _attention_flop(runs: pd.DataFrame) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Floats, Ints
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
@@ -33,7 +34,8 @@ _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
     "attention_kind", "mtp_num_layers", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
-    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "cuda_graph", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "cuda_graph", "lora_dim",
+    "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
@@ -295,7 +297,17 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
         cuda_graph=named_cuda_graph(str(row.get("cuda_graph", ""))) if framework.family == "megatron-core" else "",
         **_state_formats(row),
+        **_adapters(row),
     )
+
+
+def _adapters(row: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA's adapters where a row states their rank."""
+    if "lora_dim" not in row:
+        return {}
+    words = re.split(r"[;,\s]+", str(row.get("lora_target_modules", "")))
+    targets = tuple(name for name in LORA_TARGETS if name in words)
+    return {"lora_dim": int(row["lora_dim"]), "lora_target_modules": targets if len(targets) < 4 and targets else None}
 
 
 def _state_formats(row: Mapping[str, Any]) -> dict[str, Any]:

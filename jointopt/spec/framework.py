@@ -31,6 +31,7 @@ class Framework:
     # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
     stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
+    trains_adapters: bool = False  # LoRA beside frozen weights
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1

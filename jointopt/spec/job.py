@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
 from jointopt.core.schema import DTYPES as DTYPES
+from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
@@ -55,6 +57,30 @@ class Training:
     exp_avg_sq_dtype: str | None = None
     precision_aware_optimizer: bool | None = None  # masters kept as the 16 bits that weights lack
     fp8_param_gather: bool | None = None  # weights live and travel in 8 bit
+    # LoRA, in the words of Megatron-Bridge: adapters of that rank are trained beside frozen weights; None: all weights
+    lora_dim: int | None = None
+    lora_alpha: float | None = None  # scales what adapters add, which takes no time
+    lora_target_modules: tuple[str, ...] | None = None  # of `LORA_TARGETS`; None: all
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the model's own weights are frozen and adapters alone are trained."""
+        return self.lora_dim is not None
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The linear layers with adapters beside them; one that a model has not is passed over."""
+        return (self.lora_target_modules or LORA_TARGETS) if self.frozen else ()
+
+    @property
+    def adapter_cells(self) -> dict[str, Any]:
+        """The adapters as rows of tables state them; nothing where all weights are trained."""
+        targets = {} if self.lora_target_modules is None else {"lora_target_modules": ";".join(self.adapted)}
+        return {"lora_dim": self.lora_dim} | targets if self.frozen else {}
+
+    def keeps_input_of(self, linear: str) -> bool:
+        """Whether a linear layer's input is kept for the backward pass: it is for the gradient of trained weights."""
+        return not self.frozen or linear in self.adapted
 
     @property
     def precision(self) -> str:

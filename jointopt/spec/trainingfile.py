@@ -17,6 +17,7 @@ from jointopt.spec.job import (
     ATTENTIONS,
     CUDA_GRAPHS,
     DTYPES,
+    LORA_TARGETS,
     STATE_BYTES,
     STATE_FIELDS,
     TF32,
@@ -59,6 +60,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         cuda_graph=_cuda_graph(training, framework),
         run_tokens=_run_tokens(training),
         **_state_formats(training),
+        **_adapters(training, framework),
     )
 
 
@@ -77,6 +79,24 @@ def _state_formats(training: Section) -> dict[str, Any]:
     given = [name for name in STATE_FIELDS if training.has(name)]
     dtypes = {name: training.choice(name, tuple(STATE_BYTES)) for name in given if name.endswith("_dtype")}
     return dtypes | {name: training.flag(name, False) for name in given if name not in dtypes}
+
+
+def _adapters(training: Section, framework: Framework) -> dict[str, Any]:
+    """LoRA's adapters, which frameworks train that have them alone."""
+    given = [key for key in ("lora_dim", "lora_alpha", "lora_target_modules") if training.has(key)]
+    if given and not framework.trains_adapters:
+        able = ", ".join(name for name in framework_names() if load_framework(name).trains_adapters)
+        raise JobError(f"{training.at(given[0])}: {framework.name} trains no adapters (LoRA); expected one of {able}.")
+    if not given:
+        return {}
+    targets = training.values.get("lora_target_modules") or list(LORA_TARGETS)
+    if not isinstance(targets, list) or not all(target in LORA_TARGETS for target in targets):
+        raise training.refuse("lora_target_modules", f"a list of some of {', '.join(LORA_TARGETS)}")
+    found: dict[str, Any] = {"lora_dim": training.whole("lora_dim", high=65_536)}
+    if training.has("lora_alpha"):
+        found["lora_alpha"] = training.number("lora_alpha", 1e6)
+    every = set(targets) == set(LORA_TARGETS)
+    return found | {"lora_target_modules": None if every else tuple(t for t in LORA_TARGETS if t in targets)}
 
 
 def _run_tokens(training: Section) -> int | None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.schema import Columns
+from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.power_swing import METER_S, power_swing
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
 from jointopt.report.explanation import Explanation, Rank, Stage
@@ -61,6 +63,7 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
         | {link: float(share.max()) for link, share in used.links.items()},
+        power_swing={} if broken else _swing(physics, clocks[0], parts),
         throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
@@ -69,6 +72,17 @@ def explain(
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts),
         rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
     )  # fmt: skip
+
+
+def _swing(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
+    """Power within an iteration; nothing where the GPU's power is not known."""
+    of_gpu, of_all = power_swing(physics, 0, stage_clock_mhz, parts=parts)
+    if not np.isfinite(of_all.mean_w).all():
+        return {}
+    return {
+        "window_s": METER_S, "gpu_peak_w": float(of_gpu.peak_w.max()), "gpu_trough_w": float(of_gpu.trough_w.min()),
+        "cluster_peak_kw": float(of_all.peak_w[0]) / 1e3, "cluster_trough_kw": float(of_all.trough_w[0]) / 1e3,
+    }  # fmt: skip
 
 
 def _rank(model: JobModel, layout: Columns) -> Rank:

@@ -13,7 +13,8 @@ from jointopt.studies.figure import publish
 from jointopt.studies.statements.rack_scale import COUNTS, PIPELINES, THREADS, block
 
 COLOURS = {"dp": "tab:blue", "tp": "tab:orange", "pp+tp": "tab:green"}
-LEVELS = ("products J", "reads J", "writes J", "at rest J", "links forward J", "links backward J")
+# Power at rest, that of an H100 beside far fewer compute units, is in the table alone
+LEVELS = ("products J", "reads J", "writes J", "links forward J", "links backward J")
 GPUS = {("attention", "pp+tp"): 6}  # of the sweep of sizes: the six products need as many
 
 

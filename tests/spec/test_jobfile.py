@@ -17,7 +17,7 @@ from jointopt.spec.files import parse_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import OBJECTIVES, Job, Search, Training
 from jointopt.spec.jobfile import dump_job, job_from_options, load_job, parse_job, shipped_job, shipped_jobs
-from jointopt.spec.plans.rules import check_abilities
+from jointopt.spec.plans.rules import check_abilities, check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 
 FULL: dict[str, Any] = {
@@ -453,6 +453,37 @@ def test_cuda_graphs_are_those_of_megatron_core_alone() -> None:
     assert parse(parse_yaml(dump_job(job))) == job
     with pytest.raises(JobError, match=r"training\.cuda_graph: the memory of torchtitan's CUDA graphs is unknown"):
         parse(SMALL | {"training": SMALL["training"] | graphs | {"framework": "torchtitan"}})
+
+
+LORA = {"framework": "megatron-bridge", "lora_dim": 8, "lora_target_modules": ["linear_fc2", "linear_qkv"]}
+
+
+def test_adapters_are_read_in_their_order_and_survive_being_saved() -> None:
+    job = parse(SMALL | {"training": SMALL["training"] | LORA})
+    assert job.training.adapted == ("linear_qkv", "linear_fc2")
+    assert parse(parse_yaml(dump_job(job))) == job
+    assert not parse(SMALL).training.adapted
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"framework": "megatron-lm"}, r"training\.lora_dim: megatron-lm trains no adapters .* expected one of .*nemo"),
+        ({"lora_dim": 0}, r"training\.lora_dim must be a whole number from 1"),
+        ({"lora_dim": None}, r"training\.lora_dim is missing"),
+        ({"lora_target_modules": ["q_proj"]}, r"training\.lora_target_modules must be a list of some of linear_qkv"),
+    ],
+)
+def test_adapters_that_make_no_sense_are_refused_by_name(stated: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        parse(SMALL | {"training": SMALL["training"] | LORA | stated})
+
+
+def test_tensor_ranks_of_megatron_must_divide_the_rank_of_adapters() -> None:
+    job = parse(SMALL | {"training": SMALL["training"] | LORA | {"lora_dim": 1}})
+    plan = dict.fromkeys(("dp", "pp", "cp", "ep", "vpp", "micro_batch_size"), 1) | {"tp": 2, "recompute": "none"}
+    sentences = check_plan(job, plan | {"zero_stage": 0, "sequence_parallel": False})
+    assert "tp 2 does not divide training.lora_dim 1, which megatron-bridge cuts by tp." in sentences
 
 
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:

@@ -23,6 +23,7 @@ def export(intent: Intent, version: str) -> Export:
     gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
     gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")
     if _by_megatron(intent):
+        gaps.no_adapters()
         parallel = _megatron(gaps, intent)
     elif intent["zero_stage"] or intent["cp"] > 1:
         parallel = _fsdp(gaps, intent)
@@ -36,6 +37,7 @@ def export(intent: Intent, version: str) -> Export:
         "num_processes": int(cluster.num_gpus), "main_training_function": "main", "rdzv_backend": "static",
         "same_network": True, "use_cpu": False,
     }  # fmt: skip
+    gaps.adapters_of_the_script()
     gaps.notes.append(f"{PROGRAM} is your script, with {intent['micro_batch_size']} sequences in a batch of a rank.")
     several = ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500")
     launcher = ("accelerate", "launch", "--config_file", FILE, *(several if cluster.nodes > 1 else ()),

@@ -33,6 +33,7 @@ def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     stage, pp, replicas = intent["zero_stage"], intent["pp"], intent["dp_replicate"]
     dtype = intent.job.training.dtype
     gaps.choices_of_megatron()
+    gaps.adapters_of_the_script()
     gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
     gaps.never(pp > 1 and stage > 1, f"zero_stage {stage} with pp > 1")
     gaps.never(intent["vpp"] > 1, "interleaved pipelines (vpp > 1)")

@@ -122,6 +122,12 @@ class Export:
 _MEGATRON_FLAGS = ("precision_aware_optimizer", "fp8_param_gather", "overlap_moe_a2a")
 
 
+_PEFT_NAMES = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",), "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}  # fmt: skip
+
+
 class Gaps:
     """Points of an intent that a target cannot express: refused in a training, noted in a benchmark."""
 
@@ -148,6 +154,21 @@ class Gaps:
         self.never(training.cuda_graph, f"training.cuda_graph {training.cuda_graph}")
         self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
         self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
+
+    def no_adapters(self) -> None:
+        """Refused by a target without LoRA."""
+        self.never(self._intent.job.training.frozen, "adapters beside frozen weights (training.lora_dim)")
+
+    def adapters_of_the_script(self) -> None:
+        """Left to a script that makes the model itself: its adapters, in the words of Hugging Face's peft."""
+        training = self._intent.job.training
+        if training.frozen:
+            alpha = f"lora_alpha={training.lora_alpha:g}, " if training.lora_alpha else ""
+            layers = [name for target in training.adapted for name in _PEFT_NAMES[target]]
+            self.notes.append(
+                f"Wrap the model: peft.get_peft_model(model, peft.LoraConfig(r={training.lora_dim}, {alpha}"
+                f"target_modules={layers})); names are those of Llama."
+            )
 
     def never(self, missing: Any, what: str) -> None:
         """A point of the layout or of the shape: what would run is another plan."""

@@ -22,6 +22,7 @@ _RECOMPUTED_SINCE = {"shared_experts": "0.13"}  # modules that 0.12 cannot recom
 def export(intent: Intent, version: str) -> Export:
     """The words after ``pretrain_gpt.py``; ExportError names what that version cannot express."""
     words, notes = megatron_words(intent, version)
+    Gaps(f"Megatron-LM {version}", intent).no_adapters()
     return Export(
         NAME, version, tuple(words), megatron_environment(intent), int(intent.job.cluster.num_gpus), SCRIPT,
         notes=tuple(notes),

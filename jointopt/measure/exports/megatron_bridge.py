@@ -53,11 +53,16 @@ def export(intent: Intent, version: str) -> Export:
         }  # fmt: skip
     for section, values in _graphs(intent).items():
         sections[section] = {**sections.get(section, {}), **values}  # type: ignore[dict-item]
+    if training.frozen:
+        sections["peft"] = _adapters(intent)
     if intent["zero_stage"] > 1:
         sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
     if not intent.is_training:
         sections["checkpoint"] = {"save": None, **sections.get("checkpoint", {})}  # type: ignore[dict-item]
-    note = "Give the words, or the file, to the pretraining recipe of the model (scripts/training/run_recipe.py)."
+    recipe = "a LoRA recipe (*_peft_config --peft_scheme lora)" if training.frozen else "the pretraining recipe"
+    note = f"Give the words, or the file, to {recipe} of the model (scripts/training/run_recipe.py)."
+    if training.frozen:
+        gaps.notes.append("Yours to set: checkpoint.pretrained_checkpoint, where the frozen weights lie.")
     environment = {} if intent["zero_stage"] > 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     if intent["offload"] == "activations":
         environment["NVTE_CPU_OFFLOAD_V1"] = "1"  # it refuses to start without, lest weights are offloaded too
@@ -164,6 +169,13 @@ def _graphs(intent: Intent) -> dict[str, dict[str, Any]]:
     scope = list(CAPTURED_OF_EXPERTS if intent.model.is_moe else ("attn", "mlp"))
     found["model"] |= {"cuda_graph_impl": kind, "cuda_graph_scope": scope}
     return found
+
+
+def _adapters(intent: Intent) -> dict[str, Any]:
+    """Fields of megatron/bridge/peft/lora.py's LoRA, which a recipe's own object has."""
+    training = intent.job.training
+    alpha = {} if training.lora_alpha is None else {"alpha": training.lora_alpha}
+    return {"dim": training.lora_dim, **alpha, "target_modules": list(training.adapted)}
 
 
 def _train(intent: Intent) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def export(intent: Intent, version: str) -> Export:
 def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, recompute = intent.job.training.dtype, intent["recompute"]
     gaps.choices_of_megatron()
+    gaps.no_adapters()
     gaps.never(dtype not in _DTYPES, f"training in {dtype}")
     gaps.never(intent["zero_stage"] > 1, f"zero_stage {intent['zero_stage']}")
     gaps.never(intent["vpp"] > 1, "interleaved pipelines (vpp > 1)")

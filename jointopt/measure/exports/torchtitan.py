@@ -88,6 +88,7 @@ def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, tp, ep = intent.job.training.dtype, intent["tp"], intent["ep"]
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
     gaps.choices_of_megatron()
+    gaps.no_adapters()
     gaps.never(intent["zero_stage"] == 1, "zero_stage 1")
     gaps.never(intent["zero_stage"] == 0 and intent["cp"] > 1, "zero_stage 0 with cp > 1")  # it shards over cp too
     gaps.never(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jointopt.core.schema import LORA_TARGETS
 from jointopt.measure.imports.megatron import options_taken
 from jointopt.measure.imports.taken import Taken, flattened, stated, whole_of
 
@@ -26,6 +27,11 @@ _HARMLESS = re.compile(
     r"|transformer_engine|ub_|resume|seed|sync|name|openai|fused|headscale|activation_func|share_token|_target_|exp)"
     r"|(?:ddp|dataset|optimizer|train|tokenizer|mixed_precision)\.|.*_target_$"
 )
+# What NeMo called the layers with adapters before they had Megatron Core's names.
+_TARGETS = {
+    "attention_qkv": ("linear_qkv",), "attention_dense": ("linear_proj",), "mlp_fc1": ("linear_fc1",),
+    "mlp_fc2": ("linear_fc2",), "attention": LORA_TARGETS[:2], "mlp": LORA_TARGETS[2:], "all": LORA_TARGETS,
+} | {name: (name,) for name in LORA_TARGETS}  # fmt: skip
 _PRECISIONS = {"bf16": "bf16", "16": "fp16", "fp16": "fp16"}  # fp32 is what Megatron's options mean without one
 
 
@@ -42,11 +48,18 @@ def is_bridge(config: Mapping[str, Any]) -> bool:
 def nemo_taken(config: Mapping[str, Any]) -> Taken:
     """The statements of a NeMo config: ``trainer`` for the cluster and the precision, ``model`` for the rest."""
     flat = flattened(config)
+    peft = {name[11:]: flat.pop(name) for name in list(flat) if name.startswith("model.peft.")}
     values = _megatron_names(_resolved({n[6:]: v for n, v in flat.items() if n.startswith("model.")}))
     values |= _precision(str(flat.get("trainer.precision", "")))
     values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
     taken = options_taken(values, "NeMo config")
     taken.framework = "nemo"
+    if str(peft.get("peft_scheme")).lower() == "lora":
+        tuning = {name[12:]: value for name, value in peft.items() if name.startswith("lora_tuning.")}
+        usual = {"target_modules": ["attention_qkv"]}
+        taken.training |= _adapters(usual | tuning, "adapter_dim")
+    if longest := whole_of(flat.get("model.data.train_ds.max_seq_length")):  # of fine-tuning, which pads to it
+        taken.training["seq_length"] = min(longest, taken.training.get("seq_length") or longest)
     taken.cluster = stated(
         nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
     )
@@ -60,7 +73,20 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     values = _megatron_names(inner) | _precision(str(flat.get("mixed_precision", "")))
     taken = options_taken(values, "Megatron-Bridge config")
     taken.framework = "nemo"
+    peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
+    if "dim" in peft and not str(peft.get("_target_", "LoRA")).endswith("DoRA"):
+        taken.training |= _adapters(peft, "dim")
     return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
+
+
+def _adapters(peft: Mapping[str, Any], dim: str) -> dict[str, Any]:
+    """LoRA as the job's training states it; layers by another pattern count as all."""
+    named = peft.get("target_modules")
+    names = named if isinstance(named, list) else [named] if isinstance(named, str) else []
+    found = {target for name in names for target in _TARGETS.get(str(name), LORA_TARGETS)}
+    targets = [target for target in LORA_TARGETS if target in found] or None
+    alpha = whole_of(peft.get("alpha"))
+    return stated(lora_dim=whole_of(peft.get(dim)) or 32, lora_alpha=alpha, lora_target_modules=targets)
 
 
 def _with_places(taken: Taken, flat: Mapping[str, Any], inside: tuple[str, ...], read: tuple[str, ...]) -> Taken:

@@ -23,7 +23,10 @@ _NAMES = {
     "seq_length": "the sequence length (--seq-length)", "global_batch_size": "the batch (--global-batch-size)",
     "nodes": "the number of nodes (--nodes)", "gpus_per_node": "GPUs per node (--gpus-per-node)",
 }  # fmt: skip
-_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "framework", "cuda_graph", *STATE_FIELDS)
+_TRAINING = (
+    "seq_length", "global_batch_size", "dtype", "attention", "framework", "cuda_graph", *STATE_FIELDS, "lora_dim",
+    "lora_alpha", "lora_target_modules",
+)  # fmt: skip
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 
 

@@ -43,6 +43,8 @@ class TorchrunProgram(Program):
     def check(self, job: Job) -> None:
         """LauncherError for shapes that the trainer does not build."""
         check_model(job.model)
+        if job.training.frozen:
+            raise LauncherError(f"{_NAME} trains all weights, no adapters (training.lora_dim); use another launcher.")
 
     def narrowed(self, job: Job) -> Job:
         """The job without what the trainer does not build: even 1F1B pipelines and whole layers are what it has."""

@@ -172,6 +172,17 @@ def graph_rules(job: Job) -> list[Rule]:
     ]  # fmt: skip
 
 
+def adapter_rules(job: Job) -> list[Rule]:
+    """Megatron cuts an adapter's rank by the ranks that cut its layer."""
+    dim = job.training.lora_dim
+    if dim is None or job.training.framework.family != "megatron-core":
+        return []
+    return [
+        Rule("adapter_rank", ("tp",), lambda c: dim % c["tp"] != 0, f"tp does not divide lora_dim {dim}",
+             f"tp {{tp}} does not divide training.lora_dim {dim}, which {job.training.framework.name} cuts by tp."),
+    ]  # fmt: skip
+
+
 def sharing_rules(job: Job) -> list[Rule]:
     """Groups of ranks that shard by themselves, and what lies in host memory."""
     model, framework = job.model, job.training.framework

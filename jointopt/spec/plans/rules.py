@@ -27,6 +27,7 @@ from jointopt.core.schema import (
 from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.newer_rules import (
+    adapter_rules,
     expert_rules,
     framework_only,
     graph_rules,
@@ -45,7 +46,7 @@ def layout_rules(job: Job) -> tuple[Rule, ...]:
         *(rule for name in (*DEGREES[1:], DEGREES[0]) for rule in searched(job, name)),
         *_degree_rules(job), *expert_rules(job), *_batch_rules(job), *_interleaving_rules(job),
         *_sequence_parallel_rules(job), *_recompute_rules(job), *_zero_rules(job), *stage_rules(job),
-        *recompute_rules(job), *graph_rules(job), *sharing_rules(job), *framework_only(job),
+        *recompute_rules(job), *graph_rules(job), *adapter_rules(job), *sharing_rules(job), *framework_only(job),
     )  # fmt: skip
     named = {rule.name for rule in rules}
     others = [name for name in LAYOUT_COLUMNS if SEARCH + name not in named]

@@ -150,6 +150,22 @@ def test_bridge_s_words_and_file_say_the_same(intent: Any) -> None:
     assert said["model.num_moe_experts"] == "8"
 
 
+@pytest.mark.parametrize("target", ["megatron", "nanotron", "torchtitan"])
+def test_targets_without_adapters_refuse_them_by_name(intent: Any, target: str) -> None:
+    made = intent("llama-3-8b", framework="megatron-bridge")
+    made = replace(made, job=replace(made.job, training=replace(made.job.training, lora_dim=8)))
+    with pytest.raises(ExportError, match=r"cannot express adapters beside frozen weights \(training.lora_dim\)"):
+        TARGETS[target].export(made)
+
+
+def test_scripts_of_ones_own_are_told_their_adapters_in_the_words_of_peft(intent: Any) -> None:
+    made = intent("llama-3-8b", framework="deepspeed")
+    training = replace(made.job.training, lora_dim=8, lora_alpha=16, lora_target_modules=("linear_qkv",))
+    (note,) = (n for n in TARGETS["deepspeed"].export(replace(made, job=replace(made.job, training=training))).notes
+               if "LoraConfig" in n)  # fmt: skip
+    assert "r=8, lora_alpha=16, target_modules=['q_proj', 'k_proj', 'v_proj']" in note
+
+
 @pytest.mark.parametrize(("kind", "impl"), [("transformer_engine", "transformer_engine"), ("full_iteration", "local")])
 def test_bridge_captures_graphs_and_others_refuse_by_name(intent: Any, kind: str, impl: str) -> None:
     made = intent("mixtral-8x7b", framework="megatron-bridge")

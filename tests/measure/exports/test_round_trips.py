@@ -96,6 +96,14 @@ def test_a_target_takes_plans_of_all_degrees(target: str, tmp_path: Path) -> Non
     assert all(len({plan[name] for plan in made}) > 1 for name in ("dp", "tp", "micro_batch_size"))
 
 
+def test_the_adapters_of_a_job_come_back(tmp_path: Path) -> None:
+    job, layouts = space_of("megatron-bridge", "llama-3-8b")
+    lora = {"lora_dim": 8, "lora_alpha": 16.0, "lora_target_modules": ("linear_qkv", "linear_fc2")}
+    job = replace(job, training=replace(job.training, **lora))
+    read = import_(written(job, record_of(layouts, 0), "megatron-bridge", tmp_path), gpu="h100-sxm5-80gb")
+    assert {name: getattr(read.job.training, name) for name in lora} == lora
+
+
 @pytest.mark.parametrize("kind", ["transformer_engine", "full_iteration"])
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
 def test_the_cuda_graphs_of_a_job_come_back(target: str, kind: str, tmp_path: Path) -> None:
