@@ -210,6 +210,12 @@ def _card(**model: Any) -> Callable[[Path], object]:
     return edit
 
 
+def _first_feature(folder: Path, name: object) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    card["model"]["feature_names"][0] = name
+    (folder / "card.json").write_text(json.dumps(card))
+
+
 DAMAGE = {
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
@@ -229,6 +235,9 @@ DAMAGE = {
     "the format before this one": _card(format=4),
     "a category of another table": _setting(categories=[99]),
     "a sign too few": _setting(monotone=[-1]),
+    "a sign that is a list": _setting(monotone=[[1]]),
+    "a feature that is a list": _card(support_features=[["log2_tp"]]),
+    "a feature of trees that is a list": lambda folder: _first_feature(folder, ["log2_tp"]),
     "text for a width": _card(widths={"measured": "wide"}),
     "fewer features than trees": _card(feature_names=["log2_tp"]),
     "fewer support features": _card(support_features=["log2_tp"]),
