@@ -89,7 +89,7 @@ class Field:
         tool.send_signal(self.chance.choice(SIGNALS))
         tool.wait(90)
         time.sleep(2.0)
-        wrong = Counter[str]({"orphan": len(self._trainings())})
+        wrong = Counter[str](self._orphans())
         until = time.monotonic() + 20
         while (self._guardians() or self._set()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -102,6 +102,19 @@ class Field:
         if name == "export" and (self.folder / "out.csv").exists():
             wrong["half a file"] = int(not (self.folder / "out.csv").read_bytes().endswith(b"\n"))
         return name, +wrong
+
+    def _orphans(self) -> dict[str, int]:
+        """Processes that are left now, by whether these end by themselves within ten seconds; what they are is printed."""
+        ended = dict[psutil.Process, float]()
+        began, left = time.monotonic(), self._trainings()
+        about = {process: _words(process)[-100:] for process in left}
+        while len(ended) < len(left) and time.monotonic() < began + 10:
+            time.sleep(0.02)
+            gone = (process for process in left if process not in ended and not process.is_running())
+            ended |= {process: time.monotonic() - began for process in gone}
+        for process in left:
+            print(f"left: {about[process]}, {ended.get(process, 99.0):.1f} s more", flush=True)
+        return {"late": len(ended), "orphan": len(left) - len(ended)}
 
     def _scratch_left(self) -> int:
         """Scratch folders that the next start leaves, too: one may be made just before the kill."""

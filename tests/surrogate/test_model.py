@@ -216,12 +216,19 @@ def _first_feature(folder: Path, name: object) -> None:
     (folder / "card.json").write_text(json.dumps(card))
 
 
+def _version_of_zip(folder: Path) -> None:
+    content = bytearray((folder / "support.npz").read_bytes())
+    content[content.index(b"PK\x01\x02") + 6] = 193  # needed to extract: 19.3
+    (folder / "support.npz").write_bytes(content)
+
+
 DAMAGE = {
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
     "a pickle as trees": _bytes("trees.json", pickle.dumps(Payload())),
     "a pickle as card": _bytes("card.json", pickle.dumps(Payload())),
     "empty arrays": _bytes("support.npz", b""),
+    "arrays packed in a way to come": _version_of_zip,
     "empty trees": _bytes("trees.json", b""),
     "cut arrays": _cut("support.npz"),
     "cut trees": _cut("trees.json"),
