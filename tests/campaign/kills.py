@@ -104,13 +104,13 @@ class Field:
         return name, +wrong
 
     def _orphans(self) -> dict[str, int]:
-        """Processes that are left now, by whether these end by themselves within ten seconds; what they are is printed."""
+        """Processes that are left now: those that end within ten seconds, and others; what they are is printed."""
         ended = dict[psutil.Process, float]()
         began, left = time.monotonic(), self._trainings()
         about = {process: _words(process)[-100:] for process in left}
         while len(ended) < len(left) and time.monotonic() < began + 10:
             time.sleep(0.02)
-            gone = (process for process in left if process not in ended and not process.is_running())
+            gone = (process for process in left if process not in ended and _has_ended(process))
             ended |= {process: time.monotonic() - began for process in gone}
         for process in left:
             print(f"left: {about[process]}, {ended.get(process, 99.0):.1f} s more", flush=True)
@@ -182,6 +182,12 @@ def _is_guardian(process: psutil.Process) -> bool:
     """Whether it is a guardian, or what one has started to put clocks back."""
     words = _words(process)
     return "guardian.py" in words or words.endswith("import restore; restore()")
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def _words(process: psutil.Process) -> str:
