@@ -5,6 +5,8 @@ Dask hands a plan to another worker when one is lost, four times at most. It is 
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,7 +18,8 @@ from jointopt.workflows.functions import Answer, load_function
 
 SLURM = "slurm"
 _PATIENCE_S = 10.0  # for a scheduler to answer
-_LOST = "distributed.scheduler.allowed-failures"  # workers that may be lost with one plan
+_CHOSEN = ("qos", "constraint", "reservation")
+_USUAL_MIN = 60  # of a job of Slurm
 
 
 @contextmanager
@@ -34,7 +37,9 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
         ) from error
     load_function(evaluate)  # a wrong name is told at once
     with ExitStack() as stack:
-        at = stack.enter_context(_cluster(address, workers, job)) if address in (None, SLURM) else address
+        at: Any = address
+        if address in (None, SLURM):
+            at = stack.enter_context(_slurm(workers, job, stack) if address else _here(workers))
         try:
             client = stack.enter_context(Client(at, timeout=_PATIENCE_S, set_as_default=False))
         except (OSError, ValueError) as error:
@@ -55,26 +60,36 @@ def _answered(evaluate: str, job: Job, plans: Columns) -> Mapping[str, Any]:
     return load_function(evaluate)(job, plans)
 
 
-def _cluster(address: str | None, workers: int, job: Job) -> Any:
-    """Workers of our own, which end with this process: here, or one per job of Slurm."""
-    import dask
+def _here(workers: int) -> Any:
+    """Workers on this machine, which end with this process."""
+    from distributed import LocalCluster
 
-    dask.config.set({_LOST: 3, "distributed.worker.daemon": True})
-    if address is None:
-        from distributed import LocalCluster
+    return LocalCluster(workers, threads_per_worker=1, dashboard_address=None, security=_security())
 
-        return LocalCluster(workers, threads_per_worker=1, dashboard_address=None)
+
+def _slurm(workers: int, job: Job, stack: ExitStack) -> Any:
+    """Workers of which each is a job of Slurm; they end with this process, or a minute after it was killed."""
     from dask_jobqueue import SLURMCluster
 
     if not workers:
         raise UsageError("--dask slurm: say how many jobs with --workers.")
-    slurm = job.slurm
-    minutes = slurm.time_limit_min or 60
+    keys = stack.enter_context(tempfile.TemporaryDirectory(prefix=".jointopt-dask-", dir="."))  # seen by the nodes
+    slurm, minutes = job.slurm, job.slurm.time_limit_min or _USUAL_MIN
+    chosen = [f"--{name}={value}" for name in _CHOSEN if (value := getattr(slurm, name))]
     cluster = SLURMCluster(
-        queue=slurm.partition, account=slurm.account, cores=1, processes=1, memory="4GB", python=slurm.python or None,
+        queue=slurm.partition, account=slurm.account, cores=1, processes=1, memory="4GB", python=slurm.python,
         walltime=f"{minutes // 60:02}:{minutes % 60:02}:00", job_script_prologue=list(slurm.setup),
-        job_directives_skip=["--mem"], job_extra_directives=list(slurm.sbatch),
-        scheduler_options={"dashboard_address": None},
+        job_directives_skip=["--mem"], job_extra_directives=[*chosen, *slurm.sbatch], security=_security(),
+        shared_temp_directory=os.path.abspath(keys), scheduler_options={"dashboard_address": None},
     )  # fmt: skip
     cluster.scale(jobs=workers)
     return cluster
+
+
+def _security() -> Any:
+    """Certificates of this search alone, by which nobody else is let in: whoever speaks to a worker runs code there."""
+    import dask
+    from distributed import Security
+
+    dask.config.set({"distributed.scheduler.allowed-failures": 3})
+    return Security.temporary()

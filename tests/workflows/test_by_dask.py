@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import optuna
 import psutil
@@ -17,25 +18,25 @@ import pytest
 import jointopt
 from jointopt.core.errors import UsageError
 from jointopt.workflows.work import work
+from tests.slurm_cluster import Cluster, wait_for
 
-pytest.importorskip("distributed", reason="workers need Dask: pip install 'jointopt[dask]'")
 JOB = "opt-350m-2x4-a100"
+SLURM_WORKERS = int(os.environ.get("SLURM_WORKERS", "6"))  # 16 by hand: docs/reliability.md
 # every call is written down as it begins and as it ends, with the process that it is made in
 SIMULATOR = """
 import os, time
 def run(job, plans):
-    name = " ".join(str(plans[key][0]) for key in ("dp", "tp", "pp", "micro_batch_size", "zero_stage", "recompute"))
-    name += " " + str(plans["stage_clock_mhz"][0].tolist())
+    name = " ".join(str(plans[key][0]) for key in sorted(plans))
     log = open("calls", "a", buffering=1)
     log.write(f"begun|{os.getpid()}|{name}\\n")
-    time.sleep(0.3)
+    time.sleep(0.5)
     log.write(f"ended|{os.getpid()}|{name}\\n")
     return {"iteration_time_s": 2.0 / plans["tp"], "energy_j": 100.0 * plans["tp"]}
 """
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(dask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database in a working directory that has a slow simulator."""
     (tmp_path / "a_slow_simulator.py").write_text(SIMULATOR)
     monkeypatch.chdir(tmp_path)
@@ -104,6 +105,20 @@ def test_a_killed_coordinator_takes_its_workers_along_and_the_next_goes_on_from_
     assert len(calls("begun")) <= 20 + 2 * 3  # what was on its way is evaluated again, nothing else
     assert before > 0
     assert not any(map(psutil.pid_exists, workers))
+
+
+def test_workers_on_three_nodes_of_slurm_of_which_two_are_killed_lose_nothing(cluster: Cluster, url: str) -> None:
+    tool = coordinator(url, 3 * SLURM_WORKERS, "--dask", "slurm", "--workers", str(SLURM_WORKERS))
+    while len({pid for pid, _ in calls("begun")}) < SLURM_WORKERS and tool.poll() is None:
+        time.sleep(0.1)
+    ended = {plan for _, plan in calls("ended")}
+    for pid in [pid for pid, plan in calls("begun") if plan not in ended][:2]:
+        os.kill(pid, signal.SIGKILL)
+    output = tool.communicate(timeout=400)[0]
+    assert (tool.returncode, finished(url)) == (0, Counter(COMPLETE=3 * SLURM_WORKERS)), output
+    assert max(Counter(plan for _, plan in calls("ended")).values()) == 1
+    wait_for(lambda: cluster.jobs() == [], "no job is left")
+    assert [file.name for file in Path().glob(".*")] == []  # no key
 
 
 def test_what_cannot_be_shared_out_is_refused_in_a_sentence(url: str) -> None:
