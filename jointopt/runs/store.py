@@ -100,9 +100,10 @@ class Store:
         ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
         """
         with database_errors(self._url, "measurement store"):
-            parts = [_table(rows) for rows in self._rows(wanted)]
+            same: dict[str, str] = {}
+            parts = [_table(rows, same) for rows in self._rows(wanted)]
         if len(parts) < 2:
-            return parts[0] if parts else _table([])
+            return parts[0] if parts else _table([], {})
         extras = dict.fromkeys(name for part in parts for name in part.columns if name not in (*COLUMNS, *PROVENANCE))
         return pd.concat(parts, ignore_index=True).reindex(columns=[*COLUMNS, *extras, *PROVENANCE])
 
@@ -229,12 +230,16 @@ def _pieces(values: list[T], size: int) -> Iterator[list[T]]:
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
-def _table(rows: Sequence[Any]) -> pd.DataFrame:
-    """Rows as `Store.read` returns them."""
-    records = [row.content for row in rows]
+def _table(rows: Sequence[Any], same: dict[str, str]) -> pd.DataFrame:
+    """Rows as `Store.read` returns them; ``same``: their words, each of which is kept once."""
+    records = [
+        {name: same.setdefault(cell, cell) if isinstance(cell, str) else cell for name, cell in row.content.items()}
+        for row in rows
+    ]
     extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
     table = as_table(records, [*COLUMNS, *extras])
-    return table.assign(origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows])
+    origin, at = ([same.setdefault(row[place], row[place]) for row in rows] for place in (2, 3))
+    return table.assign(origin=origin, recorded_at=at)
 
 
 def _of_version_1(parts: Iterable[Sequence[Any]], wanted: Wanted) -> Iterator[list[Any]]:
