@@ -44,13 +44,14 @@ Related = Callable[[Kind], bool]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which stored rows matter: those of ``related`` kinds, at most so many, and of at most so many kinds.
+    """Which stored rows matter: those of ``related`` kinds, all where they are at most ``whole`` (None: any number).
 
-    Where there are more, kinds go by ``distance``, then by the newest row; of the nearest kind rows of ``plans``
-    (`plan_key`) come first. ``most`` None: all.
+    Where there are more, at most ``most`` (None: ``whole``) and of at most so many kinds: these go by ``distance``,
+    then by the newest row; of the nearest kind rows of ``plans`` (`plan_key`) come first.
     """
 
     related: Related
+    whole: int | None = None
     most: int | None = None
     kinds: int = 100
     distance: Callable[[Kind], int] = lambda _: 0
@@ -95,11 +96,11 @@ def related_to(
     return related
 
 
-def wanted_by(job: Job, most: int, kinds: int, plans: tuple[str, ...] = ()) -> Wanted:
+def wanted_by(job: Job, whole: int, most: int, kinds: int, plans: tuple[str, ...] = ()) -> Wanted:
     """Rows on the job's kind of cluster and framework: nearest are those of its model, sequences, batch and GPUs."""
     cluster = job.cluster
     related = related_to({cluster.gpu.id}, cluster.gpus_per_node, job.training.framework)
-    return Wanted(related, most, kinds, distance_from([job]), plans)
+    return Wanted(related, whole, most, kinds, distance_from([job]), plans)
 
 
 def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:

@@ -24,13 +24,16 @@ def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnEleme
         rows = ids.where(MEASURED.c.kind_id == number)
         if wanted.plans and kind.plain == next(iter(found), kind.plain):
             first += connection.scalars(
-                rows.where(MEASURED.c.plan_key.in_(wanted.plans)).limit((wanted.most or 0) // _OF_PLANS)
+                rows.where(MEASURED.c.plan_key.in_(wanted.plans)).limit((wanted.most or wanted.whole or 0) // _OF_PLANS)
             )
-        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(wanted.most)))
-        if wanted.most and len(found) > wanted.kinds and sum(map(len, found.values())) > wanted.most:
+        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(wanted.whole)))
+        total = sum(map(len, found.values()))
+        if wanted.whole is not None and len(found) > wanted.kinds and total > wanted.whole:
             break
-    groups = [sorted(group, reverse=True)[: wanted.most] for group in found.values() if group]
-    return shared(first, groups, wanted.most or sum(map(len, groups)), wanted.kinds)
+    groups = [sorted(group, reverse=True)[: wanted.whole] for group in found.values() if group]
+    total = sum(map(len, groups))
+    few = wanted.whole is None or total <= wanted.whole
+    return shared(first, groups, total if few else wanted.most or wanted.whole or total, wanted.kinds)
 
 
 def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:

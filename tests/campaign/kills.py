@@ -197,6 +197,13 @@ def _words(process: psutil.Process) -> str:
     return ""
 
 
+def _count(file: Path) -> int:
+    """Rows of a database; none where whoever made it was killed before it had tables."""
+    with closing(sqlite3.connect(file)) as db, suppress(sqlite3.OperationalError):
+        return int(db.execute("SELECT count(*) FROM jointopt_measurements").fetchone()[0])
+    return 0
+
+
 def main() -> int:
     """Print what was wrong after so many kills; how much that was."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
@@ -209,8 +216,7 @@ def main() -> int:
         wrong += found
         if found or number % 10 == 9:
             print(f"{number + 1} kills, {name}: {dict(found)}; in all {dict(wrong)}", flush=True)
-    ran = sum(sqlite3.connect(file).execute("SELECT count(*) FROM jointopt_measurements").fetchone()[0]
-              for file in folder.glob("runs-*.db"))  # fmt: skip
+    ran = sum(_count(file) for file in folder.glob("runs-*.db"))
     print(f"{count} kills of {dict(names)}; {ran:,} rows stored; wrong: {dict(wrong) or 'nothing'}")
     if not wrong:
         shutil.rmtree(folder)

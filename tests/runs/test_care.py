@@ -71,7 +71,7 @@ def test_of_too_many_rows_those_of_the_plan_and_the_job_are_read_before_newer_on
     store.add(runs(1).assign(tp=4, pp=1, micro_batch_size=1, model="mine"), "the plan of the job")
     store.add(runs(50, first=1).assign(tp=1, model="mine"), "the job")
     store.add(pd.concat(runs(9, first=51 + 9 * i).assign(model=f"m{i}") for i in range(9)), "others")
-    wanted = Wanted(related_to({"h100-sxm5-80gb"}), 20, 3, lambda kind: kind.model != "mine", ("2/4/1/1/1",))
+    wanted = Wanted(related_to({"h100-sxm5-80gb"}), 20, 20, 3, lambda kind: kind.model != "mine", ("2/4/1/1/1",))
     found = store.read(wanted)
     assert found.origin.value_counts().to_dict() == {"the job": 10, "others": 9, "the plan of the job": 1}
     assert found.model.nunique() == 3
