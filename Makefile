@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Every test worker has a core of its own; threads of one would wait for those of another.
 test test-services: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-services test-all golden studies study check lint types layers wheel docs clean
+.PHONY: demo test test-services test-all golden studies study check lint types layers wheel docs lock weekly audit clean
 
 demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
@@ -57,6 +57,20 @@ wheel: .venv/.dev-installed
 docs: .venv/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
+# The newest versions of everything into .ci/lock.txt, which all that is below installs by; UNLOCKED=1 passes it over.
+lock: .venv/bin/python
+	.ci/lock
+
+# What CI does, on a fresh clone with the newest versions of everything: run it once a week (CONTRIBUTING.md).
+weekly:
+	rm -rf build/weekly && git clone --quiet . build/weekly
+	UNLOCKED=1 build/weekly/.ci/run
+
+# Known weaknesses of the locked versions, by a database on the network.
+audit: .venv/bin/python
+	[ -x $(BIN)/uv ] || $(BIN)/python -m pip --disable-pip-version-check --quiet install uv
+	$(BIN)/uv tool run pip-audit --requirement .ci/lock.txt --no-deps --disable-pip
+
 clean:
 	rm -rf .venv build dist *.egg-info
 
@@ -64,27 +78,27 @@ clean:
 	.ci/venv
 
 # Stamps, so that pip runs again only when the requirements changed.
-.venv/.run-installed: pyproject.toml | .venv/bin/python
+.venv/.run-installed: pyproject.toml .ci/lock.txt | .venv/bin/python
 	@echo "Installing jointopt into .venv ..."
 	$(INSTALL) -e .
 	@touch $@
 
-.venv/.dev-installed: pyproject.toml | .venv/bin/python
+.venv/.dev-installed: pyproject.toml .ci/lock.txt | .venv/bin/python
 	@echo "Installing jointopt and its development tools into .venv ..."
 	$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/.run-installed
 
-.venv/.docs-installed: pyproject.toml | .venv/bin/python
+.venv/.docs-installed: pyproject.toml .ci/lock.txt | .venv/bin/python
 	@echo "Installing jointopt and what builds its documentation into .venv ..."
 	$(INSTALL) -e '.[dev,docs]'
 	@touch $@ .venv/.dev-installed .venv/.run-installed
 
 # PyTorch by pip, whose configuration may name a build for processors: that is a tenth of the one for GPUs, and comes
 # without Triton, which torchtitan imports. It is the oldest that the trainer supports.
-.venv/.services-installed: pyproject.toml | .venv/bin/python
+.venv/.services-installed: pyproject.toml .ci/lock.txt | .venv/bin/python
 	@echo "Installing jointopt and all that its tests of services need into .venv ..."
 	$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile torch==2.13.0 'triton<3.9'
-	$(INSTALL) -e '.[dev,torch,postgres,browser,frameworks]'
+	$(INSTALL) -e '.[dev,torch,postgres,browser,frameworks,dask]'
 	@echo "Installing DeepSpeed, torchtitan and Megatron, which read and train exported plans, into .venv ..."
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INSTALL) --no-build-isolation deepspeed==0.19.8 # whose build imports torch
 	$(INSTALL) --no-deps --upgrade --target .venv/torchtitan-0.2.2 torchtitan==0.2.2

@@ -13,7 +13,7 @@ import pytest
 
 # Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
 NEEDY = {
-    "torch", "cluster", "postgres", "page", "small_disk", "shared_url=postgresql", "setting=slurm",
+    "torch", "dask", "cluster", "postgres", "page", "small_disk", "shared_url=postgresql", "setting=slurm",
     "setting=torchrun", "setting=megatron", "setting=torchtitan", "setting=nanotron", "setting=deepspeed",
     "setting=megatron-bridge", "setting=nanotron by command",
 }  # fmt: skip
@@ -32,6 +32,12 @@ ALLOWED = (
 def torch() -> Any:
     """PyTorch, for tests of real trainings."""
     return pytest.importorskip("torch", reason="real trainings need PyTorch: pip install 'jointopt[torch]'")
+
+
+@pytest.fixture(scope="session")
+def dask() -> Any:
+    """Dask, for tests of its workers."""
+    return pytest.importorskip("distributed", reason="workers need Dask: pip install 'jointopt[dask]'")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,19 +1,21 @@
 """The tables of the store, and the numbered steps that bring a database of an earlier version up to this one.
 
-Version 1 is a measurement per row, as it came, in JSON. Version 2 adds of what kind each is (GPU, GPUs per node,
-framework, model: typed columns of a small table that the rows point to), so that only related rows need be read.
+Version 1 is a measurement per row, as it came, in JSON. Version 2 adds of what kind each is (typed columns of a small
+table that the rows point to), so that only related rows need be read. Version 3 has more of a kind (GPUs, sequences,
+batch, beside GPU, GPUs per node, framework and model) and each row's plan as a key, so that the nearest are read first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable
 
 import sqlalchemy as sa
 
 from jointopt.runs.database import MEASUREMENTS, make_table
+from jointopt.runs.kinds import Kind, kind_of, plan_key
 
-VERSION = 2
+_log = logging.getLogger(__name__)
 _BATCH = 10_000
 METADATA = sa.MetaData()
 MEASURED = sa.Table(
@@ -25,7 +27,9 @@ MEASURED = sa.Table(
     sa.Column("recorded_at", sa.String(32), nullable=False),
     sa.Column("content", sa.JSON, nullable=False),
     sa.Column("kind_id", sa.Integer),
+    sa.Column("plan_key", sa.String(100)),
     sa.Index("jointopt_measurements_by_kind", "kind_id", "id"),
+    sa.Index("jointopt_measurements_by_plan", "kind_id", "plan_key", "id"),
 )
 RETRACTED = sa.Table(
     "jointopt_retractions",
@@ -43,7 +47,9 @@ KINDS = sa.Table(
     sa.Column("gpus_per_node", sa.Integer, nullable=False),  # 0: not stated
     sa.Column("framework", sa.String(200), nullable=False),
     sa.Column("model", sa.String(200), nullable=False),
-    sa.UniqueConstraint("gpu", "gpus_per_node", "framework", "model"),
+    # with a default, as programs of version 2 may still write to a database of this one
+    *(sa.Column(name, sa.Integer, nullable=False, server_default="0") for name in Kind._fields[4:]),
+    sa.UniqueConstraint(*Kind._fields),
 )
 SCHEMA = sa.Table(
     "jointopt_schema",
@@ -51,14 +57,6 @@ SCHEMA = sa.Table(
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("reached_at", sa.String(32), nullable=False, server_default=sa.func.current_timestamp()),
 )
-Kind = tuple[str, int, str, str]
-
-
-def kind_of(content: Mapping[str, Any]) -> Kind:
-    """GPU, GPUs per node, framework and model of a row, as it spells them."""
-    per_node = content.get("gpus_per_node")
-    words = [str(content.get(name) or "")[:200] for name in ("gpu", "framework", "model")]
-    return words[0], per_node if isinstance(per_node, int) else 0, words[1], words[2]
 
 
 def migrate(engine: sa.Engine) -> None:
@@ -69,10 +67,11 @@ def migrate(engine: sa.Engine) -> None:
     for table in (SCHEMA, MEASURED, RETRACTED, KINDS):
         make_table(engine, table)
     with engine.begin() as connection:
-        if not fresh:
-            _to_version_2(connection)
-        known = sa.select(SCHEMA.c.version).where(SCHEMA.c.version == VERSION)
-        if connection.scalar(known) is None:
+        reached = VERSION if fresh else int(connection.scalar(sa.select(sa.func.max(SCHEMA.c.version))) or 1)
+        for number, step in STEPS.items():
+            if number > reached:
+                step(connection)
+        if connection.scalar(sa.select(SCHEMA.c.version).where(SCHEMA.c.version == VERSION)) is None:
             connection.execute(sa.insert(SCHEMA).values(version=VERSION))
 
 
@@ -87,29 +86,50 @@ def version(engine: sa.Engine) -> int:
 
 def kind_ids(connection: sa.Connection, kinds: Iterable[Kind]) -> dict[Kind, int]:
     """Numbers of kinds, those that are new made."""
-    names = (KINDS.c.gpu, KINDS.c.gpus_per_node, KINDS.c.framework, KINDS.c.model)
-    known = {tuple(row[1:]): row[0] for row in connection.execute(sa.select(KINDS.c.id, *names))}
-    for kind in dict.fromkeys(kinds):
+    wanted = list(dict.fromkeys(kinds))
+    gpus = KINDS.c.gpu.in_({kind.gpu for kind in wanted})
+    names = (KINDS.c[name] for name in Kind._fields)
+    known = {Kind(*row[1:]): row[0] for row in connection.execute(sa.select(KINDS.c.id, *names).where(gpus))}
+    for kind in wanted:
         if kind not in known:
-            values = dict(zip(("gpu", "gpus_per_node", "framework", "model"), kind, strict=True))
-            made = connection.execute(sa.insert(KINDS).values(**values)).inserted_primary_key
+            made = connection.execute(sa.insert(KINDS).values(**kind._asdict())).inserted_primary_key
             known[kind] = made[0] if made else 0
     return known
 
 
 def _to_version_2(connection: sa.Connection) -> None:
-    """Say of each row of what kind it is."""
-    columns = {column["name"] for column in sa.inspect(connection).get_columns(MEASURED.name)}
-    if "kind_id" not in columns:
-        connection.execute(sa.text(f"ALTER TABLE {MEASURED.name} ADD COLUMN kind_id INTEGER"))
+    """Make room for each row's kind."""
+    _add_column(connection, "kind_id INTEGER")
+
+
+def _to_version_3(connection: sa.Connection) -> None:
+    """Say of each row of what kind it is, in more than version 2 had, and of which plan."""
+    _log.info("The measurement store is brought up to version 3, once; of a million rows that takes minutes.")
+    _add_column(connection, "plan_key VARCHAR(100)")
+    KINDS.drop(connection)
+    KINDS.create(connection)
     for index in MEASURED.indexes:
-        index.create(connection, checkfirst=True)
-    while rows := connection.execute(
-        sa.select(MEASURED.c.id, MEASURED.c.content).where(MEASURED.c.kind_id.is_(None)).limit(_BATCH)
-    ).all():
-        kinds = [kind_of(row.content) for row in rows]
+        index.drop(connection, checkfirst=True)  # and made when the rows are as they stay
+    last = 0
+    wanted = sa.select(MEASURED.c.id, MEASURED.c.content).order_by(MEASURED.c.id).limit(_BATCH)
+    while rows := connection.execute(wanted.where(MEASURED.c.id > last)).all():
+        kinds, last = [kind_of(row.content) for row in rows], rows[-1].id
         known = kind_ids(connection, kinds)
         connection.execute(
             sa.update(MEASURED).where(MEASURED.c.id == sa.bindparam("row")),
-            [{"row": row.id, "kind_id": known[kind]} for row, kind in zip(rows, kinds, strict=True)],
-        )
+            [{"row": row.id, "kind_id": known[kind], "plan_key": plan_key(row.content)}
+             for row, kind in zip(rows, kinds, strict=True)],
+        )  # fmt: skip
+    for index in MEASURED.indexes:
+        index.create(connection)
+
+
+def _add_column(connection: sa.Connection, column: str) -> None:
+    """Add a column to the measurements where it is missing."""
+    there = {found["name"] for found in sa.inspect(connection).get_columns(MEASURED.name)}
+    if column.partition(" ")[0] not in there:
+        connection.execute(sa.text(f"ALTER TABLE {MEASURED.name} ADD COLUMN {column}"))
+
+
+STEPS: dict[int, Callable[[sa.Connection], None]] = {2: _to_version_2, 3: _to_version_3}
+VERSION = max(STEPS)

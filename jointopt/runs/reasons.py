@@ -50,10 +50,9 @@ def precision(text: str) -> str:
 
 def of_time(run: pd.Series, flop_per_s: float) -> str:
     """Which precision would allow that rate of a GPU, or what else makes a run seem fast."""
-    gpu, rates = known_gpu(run["gpu"]), dict[str, float]()
-    if gpu is not None and is_known(run["dtype"]):
-        rates = peaks(gpu)
-    own = rates.get(precision(str(run["dtype"])))
+    gpu, stated = known_gpu(run["gpu"]), run.get("dtype")  # a table may lack the column
+    rates = peaks(gpu) if gpu is not None and is_known(stated) else {}
+    own = rates.get(precision(str(stated)))
     if own is not None:
         above = sorted((rate, name) for name, rate in rates.items() if rate > own)
         faster = [name for rate, name in above if rate >= flop_per_s]

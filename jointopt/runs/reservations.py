@@ -53,12 +53,9 @@ class Reservation:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the plan was being run by a process that is dead, or silent for longer than a lease."""
-        return (
-            self.state == _RUNNING
-            and not self.mine
-            and (self.silent_s > LEASE_S or not may_live(self.runner.rpartition(":")[0]))
-        )
+        """Whether the plan was being run by a process that is dead, or of another machine and silent for a lease."""
+        dead = not may_live(self.runner.rpartition(":")[0]) if self.here else self.silent_s > LEASE_S
+        return self.state == _RUNNING and not self.mine and dead
 
     @property
     def here(self) -> bool:

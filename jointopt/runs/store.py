@@ -7,12 +7,12 @@ changed or deleted. A second table, append-only too, has those that were retract
 from __future__ import annotations
 
 import datetime
-import functools
 import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +25,15 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
 from jointopt.runs.database import TABLES, database_errors, file_of, in_turn, open_database, write_ahead
-from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, VERSION, Kind, kind_ids, kind_of, migrate, version
+from jointopt.runs.kinds import Wanted, kind_of, plan_key
+from jointopt.runs.migrations import MEASURED, RETRACTED, VERSION, kind_ids, migrate, version
+from jointopt.runs.nearest import nearest_rows
 from jointopt.runs.spill import waiting
-from jointopt.spec.catalog.frameworks import recognise_framework
-from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.spec.framework import Framework
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
 _ATTEMPTS = 6  # SQLite has waited half a minute for its lock by then, each time
+_ROWS_READ = 5_000  # that are held as JSON at a time
 _ROWS_PER_STATEMENT = 500  # SQLite takes at most 999 parameters in versions before 3.32
 
 
@@ -93,19 +93,19 @@ class Store:
             new, absent = _patiently(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
-    def read(self, related: Callable[[Kind], bool] | None = None, most: int | None = None) -> pd.DataFrame:
-        """Every measurement in the order of adding but those retracted; no rows where nothing was ever added.
+    def read(self, wanted: Wanted | None = None) -> pd.DataFrame:
+        """Measurements in the order of adding but those retracted, all or those ``wanted``; no rows where none is.
 
-        ``related``: only rows of kinds of which it is true, and of those the newest ``most``. Columns are those of the
-        schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and ``recorded_at`` (UTC, ISO
-        8601). Raises UsageError where the database cannot be read.
+        Columns are those of the schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and
+        ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
         """
         with database_errors(self._url, "measurement store"):
-            rows = self._rows(related, most)
-        records = [row.content for row in rows]
-        extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
-        table = as_table(records, [*COLUMNS, *extras])
-        return table.assign(origin=[row.origin for row in rows], recorded_at=[row.recorded_at for row in rows])
+            same: dict[str, str] = {}
+            parts = [_table(rows, same) for rows in self._rows(wanted)]
+        if len(parts) < 2:
+            return parts[0] if parts else _table([], {})
+        extras = dict.fromkeys(name for part in parts for name in part.columns if name not in (*COLUMNS, *PROVENANCE))
+        return pd.concat(parts, ignore_index=True).reindex(columns=[*COLUMNS, *extras, *PROVENANCE])
 
     def count(self) -> int:
         """Number of measurements but those retracted."""
@@ -113,7 +113,7 @@ class Store:
             if not self._has(MEASURED):
                 return 0
             with self._engine.connect() as connection:
-                return int(connection.scalar(sa.select(sa.func.count()).where(self._kept())) or 0)
+                return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def take_in(self) -> int:
         """Add what could not be written before and waits in files (`jointopt.runs.spill`); how many rows that were."""
@@ -125,28 +125,25 @@ class Store:
                 taken += len(frame)
         return taken
 
-    def _rows(self, related: Callable[[Kind], bool] | None, most: int | None) -> list[Any]:
-        """Rows with their id, content, origin and time, in the order of adding."""
+    def _rows(self, wanted: Wanted | None) -> Iterator[Sequence[Any]]:
+        """Rows with their id, content, origin and time, in the order of adding, some thousands at a time."""
         if not self._has(MEASURED):
-            return []
+            return
+        if wanted is not None:
+            with suppress(OperationalError):  # a file that may only be read stays as it is
+                self._prepare()
+        old = version(self._engine) < VERSION
         columns = (MEASURED.c.id, MEASURED.c.content, MEASURED.c.origin, MEASURED.c.recorded_at)
-        wanted = sa.select(*columns).where(self._kept()).order_by(MEASURED.c.id.desc())
-        if related is None:
-            with self._engine.connect() as connection:
-                return list(connection.execute(wanted))[::-1]
-        with suppress(OperationalError):  # a file that may only be read stays as it is
-            self._prepare()
-        if version(self._engine) < VERSION:
-            every = [row for row in self._rows(None, None) if related(kind_of(row.content))]
-            return every[-(most or len(every)) :]
-        rows: list[Any] = []
-        with self._engine.connect() as connection:
-            kinds = connection.execute(sa.select(KINDS)).all()
-            for kind in kinds:
-                if related((kind.gpu, kind.gpus_per_node, kind.framework, kind.model)):
-                    # one by one, each along the index: together SQLite would read all of them to find the newest
-                    rows += connection.execute(wanted.where(MEASURED.c.kind_id == kind.id).limit(most)).all()
-        return sorted(rows, key=lambda row: int(row.id))[-(most or len(rows)) :]
+        query = sa.select(*columns).where(self._kept()).order_by(MEASURED.c.id)
+        with self._engine.connect().execution_options(yield_per=_ROWS_READ) as connection:
+            if wanted is None:
+                yield from connection.execute(query).partitions()
+            elif old:
+                yield from _of_version_1(connection.execute(query).partitions(), wanted)
+            else:
+                ids = nearest_rows(connection, wanted, self._kept())
+                for some in _pieces(ids, _ROWS_PER_STATEMENT):
+                    yield connection.execute(query.where(MEASURED.c.id.in_(some))).all()
 
     def _kept(self) -> sa.ColumnElement[bool]:
         if not self._has(RETRACTED):
@@ -178,7 +175,8 @@ class Store:
             new = {key: content for key, content in by_hash.items() if key not in known}
             kinds = {key: kind_of(content) for key, content in new.items()}
             known_kinds = kind_ids(connection, kinds.values())
-            rows = [_provenance(key, origin) | {"content": content, "kind_id": known_kinds[kinds[key]]}
+            rows = [_provenance(key, origin)
+                    | {"content": content, "kind_id": known_kinds[kinds[key]], "plan_key": plan_key(content)}
                     for key, content in new.items()]  # fmt: skip
             _insert_rows(connection, MEASURED, rows)
         return len(rows)
@@ -191,23 +189,6 @@ class Store:
             rows = [_provenance(content_hash, origin) for content_hash in by_hash if content_hash in new]
             _insert_rows(connection, RETRACTED, rows)
         return len(new), len(by_hash) - len(stored)
-
-
-def related_to(
-    gpu_ids: Collection[str], gpus_per_node: int | None = None, framework: Framework | None = None
-) -> Callable[[Kind], bool]:
-    """Whether rows of a kind are of these GPUs, and, where given, of such nodes and of that framework's profile."""
-    profile = framework.name if framework is not None and framework.fitted else ""
-
-    @functools.cache
-    def related(kind: Kind) -> bool:
-        gpu, per_node, name, _ = kind
-        if gpu_id(gpu) not in gpu_ids or (gpus_per_node is not None and per_node not in (0, gpus_per_node)):
-            return False
-        found = recognise_framework(name)[0]
-        return framework is None or (found.name if found.fitted else "") == profile
-
-    return related
 
 
 def _patiently(write: Callable[[], T]) -> T:
@@ -234,16 +215,37 @@ def _provenance(content_hash: str, origin: str) -> dict[str, Any]:
 
 
 def _insert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
-        connection.execute(sa.insert(table), rows[start : start + _ROWS_PER_STATEMENT])
+    for some in _pieces(rows, _ROWS_PER_STATEMENT):
+        connection.execute(sa.insert(table), some)
 
 
 def _known_hashes(connection: sa.Connection, table: sa.Table, hashes: list[str]) -> set[str]:
     column, found = table.c.content_hash, set[str]()
-    for start in range(0, len(hashes), _ROWS_PER_STATEMENT):
-        wanted = column.in_(hashes[start : start + _ROWS_PER_STATEMENT])
-        found.update(connection.scalars(sa.select(column).where(wanted)))
+    for some in _pieces(hashes, _ROWS_PER_STATEMENT):
+        found.update(connection.scalars(sa.select(column).where(column.in_(some))))
     return found
+
+
+def _pieces(values: list[T], size: int) -> Iterator[list[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _table(rows: Sequence[Any], same: dict[str, str]) -> pd.DataFrame:
+    """Rows as `Store.read` returns them; ``same``: their words, each of which is kept once."""
+    records = [
+        {name: same.setdefault(cell, cell) if isinstance(cell, str) else cell for name, cell in row.content.items()}
+        for row in rows
+    ]
+    extras = dict.fromkeys(name for record in records for name in record if name not in COLUMNS)
+    table = as_table(records, [*COLUMNS, *extras])
+    origin, at = ([same.setdefault(row[place], row[place]) for row in rows] for place in (2, 3))
+    return table.assign(origin=origin, recorded_at=at)
+
+
+def _of_version_1(parts: Iterable[Sequence[Any]], wanted: Wanted) -> Iterator[list[Any]]:
+    """The newest related rows of a database whose rows do not say their kind."""
+    every = (row for part in parts for row in part if wanted.related(kind_of(row.content)))
+    yield list(deque(every, wanted.whole))
 
 
 def content_hash(record: Mapping[str, Any]) -> str:

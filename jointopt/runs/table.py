@@ -77,7 +77,7 @@ def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[
             got = f"expected {len(header)} cells as in the header, got {len(record)}"
             ragged.append(Problem(line, header[min(len(record), len(header)) - 1], got))
     if not lines and ragged:
-        return pd.DataFrame(columns=header), ragged
+        return pd.DataFrame(columns=list(dict.fromkeys(header))), ragged  # heads may be blank, or one twice
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(records)
     good, problems = check_measurements(_parse(buffer.getvalue(), path), lines, rules)

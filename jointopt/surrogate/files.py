@@ -27,7 +27,7 @@ FORMAT = 6
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 _DAMAGED = (
-    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError,
+    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, OverflowError,
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
@@ -168,6 +168,11 @@ def _check_values(surrogate: Surrogate) -> None:
         raise ValueError("a number is not finite")
     if trees is not None and not 0.0 <= trees.strength <= 1.0:
         raise ValueError(f"strength {trees.strength}, expected 0 to 1")
+    if not all(isinstance(name, str) for name in surrogate.feature_names):
+        raise ValueError("the name of a feature is no text")
+    signs = (trees.settings["monotone"] if trees is not None else None) or ()
+    if not all(isinstance(sign, int) for sign in signs):
+        raise ValueError("the sign of a monotone feature is no whole number")
     for row in surrogate.card.get("error", {}).values():
         if not all(isinstance(value, float | int) for value in row.values()):
             raise ValueError("an error on held-out groups is no number")

@@ -53,11 +53,13 @@ class JobModel:
     def of(
         cls, job: Job | JobModel, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
         calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+        plans: tuple[str, ...] = (),
     ) -> JobModel:  # fmt: skip
         """The model that a command's options stand for; a model is returned as it is.
 
         ``surrogate``: a shipped one's name, a folder, or none. ``measured``: runs at hand. ``storage``: the URL of a
-        database, whose measurements count too. ``machine``: figures that stand in for what the job does not state.
+        database, whose measurements count too, of many those of ``plans`` first (`jointopt.runs.kinds.plan_key`).
+        ``machine``: figures that stand in for what the job does not state.
         UsageError for an unknown surrogate, or a calibration or machine of another GPU,
         TableError for measured times that are in another unit.
         """
@@ -67,7 +69,7 @@ class JobModel:
         model = cls(on_machine(calibrated(job, calibration), machine), learned, name=surrogate)
         if learned is None:
             return model
-        model = model.fit_evidence(*_measurements(measured, storage, job))
+        model = model.fit_evidence(*_measurements(measured, storage, job, plans))
         if surrogate in surrogate_names():
             return model
         if model.source != HERE:
@@ -218,14 +220,16 @@ def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
 
 
-def _measurements(measured: pd.DataFrame | Measurements | None, storage: str | None, job: Job) -> list[Measurements]:
+def _measurements(
+    measured: pd.DataFrame | Measurements | None, storage: str | None, job: Job, plans: tuple[str, ...]
+) -> list[Measurements]:
     """Measured runs at hand, and those of a database that are related to the job."""
     if measured is None and not (storage and may_hold_rows(storage)):
         return []
     from jointopt.surrogate.measurements import Measurements  # it imports pandas
 
     runs = [] if measured is None else [Measurements.given(measured)]
-    return [*runs, Measurements.stored(storage, job)] if storage else runs
+    return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
 def _own_runs(surrogate: Surrogate, name: str, model: JobModel) -> Evidence:

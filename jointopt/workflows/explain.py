@@ -15,6 +15,7 @@ from jointopt.physics.power_swing import METER_S, power_swing
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
 from jointopt.report.explanation import Explanation, Rank, Stage
+from jointopt.runs.kinds import plan_keys
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -41,7 +42,8 @@ def explain(
     layout has among all, for which they are enumerated.
     Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
     """
-    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    stated = plan_keys(parse_plan(plan, job).layouts) if storage and isinstance(job, Job) else ()
+    model = JobModel.of(job, surrogate, measured, calibration, storage, machine, stated)
     parsed = parse_plan(plan, model.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     broken = check_plan(model.job, record)

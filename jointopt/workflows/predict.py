@@ -61,7 +61,7 @@ def predict(
     """
     import pandas as pd
 
-    runs, queried = _measured(measured, storage), table
+    runs, queried = _measured(measured, storage, table), table
     if runs is not None and not _share_a_source(runs.table, table):
         # the runs were given for this table: then all rows are taken to be of one source
         queried = table.drop(columns="source", errors="ignore")
@@ -92,12 +92,14 @@ def predict(
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
 
 
-def _measured(measured: pd.DataFrame | Measurements | None, storage: str | None) -> Measurements | None:
-    """The runs at hand and those of the database as one; None where neither is given."""
+def _measured(
+    measured: pd.DataFrame | Measurements | None, storage: str | None, table: pd.DataFrame
+) -> Measurements | None:
+    """The runs at hand and those of the database that tell of the table as one; None where neither is given."""
     import pandas as pd
 
     given = None if measured is None else Measurements.given(measured)
-    stored = None if storage is None else Measurements.stored(storage)
+    stored = None if storage is None else Measurements.stored_for(storage, table)
     parts = [part for part in (given, stored) if part is not None and len(part.table)]
     if len(parts) < 2:
         return parts[0] if parts else None

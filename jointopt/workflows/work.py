@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
-import os
-import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.functions import Answer, load_function
 from jointopt.workflows.problem import priced_problem
 from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 _log = logging.getLogger(__name__)
-Answer = Callable[[Job, Columns], Mapping[str, Any]]
+T = TypeVar("T")
 PHYSICS = "physics"
 
 
@@ -45,13 +45,15 @@ def work(
     job: Job | JobModel, storage: str, *, trials: int = 1000, batch: int = 8, seed: int = 0,
     evaluate: str | None = None, lease_s: float = 60.0, study: str | None = None, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    launcher: Launcher | str | None = None, machine: Machine | None = None, **options: Any,
+    launcher: Launcher | str | None = None, machine: Machine | None = None, dask: str | None = None, workers: int = 0,
+    **options: Any,
 ) -> Shared:  # fmt: skip
     """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
 
     ``evaluate`` names a function, ``module:function``: called with the job and at most ``batch`` plans (columns), it
     returns their iteration_time_s and energy_j; None is the job's model, options as in `JobModel.of`, or real runs by
-    the ``launcher``, one or the name of one made with ``options``. A worker that is silent for ``lease_s`` seconds
+    the ``launcher``, one or the name of one made with ``options``. ``dask``, ``workers``: as for `by_dask`, whose
+    workers then call the function while this process keeps the study. A worker that is silent for ``lease_s`` seconds
     loses its plans to others. UsageError for a storage that cannot be shared, a function that is none, or both ways to
     evaluate; InfeasibleError as `propose` does.
     """
@@ -64,8 +66,6 @@ def work(
         job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job, predicted = model.job, priced_problem(model, once=True)
-    answer = None if evaluate is None else _Runs(runner) if runner else load_function(evaluate)
-    problem = predicted if answer is None else _answered(job, predicted, answer)
     start = exact_front_of_profiles(predicted).front
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
@@ -75,13 +75,31 @@ def work(
     evidence = {"evidence": model.fingerprint} if model.fingerprint else {}
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
-    worked = share(
-        problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
-        identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS} | evidence,
-        note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick,
-    )  # fmt: skip
+    with _answering(job, runner, evaluate, dask, workers) as (answer, at_once):
+        problem = predicted if answer is None else _answered(job, predicted, answer)
+        worked = share(
+            problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
+            identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS} | evidence,
+            note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
+        )  # fmt: skip
     finished = len(worked.plans["slack"])
     return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
+
+
+@contextmanager
+def _answering(
+    job: Job, runner: Launcher | None, evaluate: str | None, dask: str | None, workers: int
+) -> Iterator[tuple[Answer | None, int]]:
+    """The function that answers for plans (None: the physics does), and for how many batches at a time."""
+    if dask is None and not workers:
+        yield None if evaluate is None else _Runs(runner) if runner else load_function(evaluate), 1
+        return
+    if evaluate is None or runner is not None:
+        raise UsageError("--dask and --workers share out what --evaluate MODULE:FUNCTION answers; name one.")
+    from jointopt.workflows.by_dask import by_dask
+
+    with by_dask(evaluate, dask, workers, job) as answering:
+        yield answering
 
 
 def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Job:
@@ -118,40 +136,34 @@ class _Runs:
         return {name: [row[name] for row in rows] for name in OBJECTIVES}
 
 
-def load_function(name: str) -> Answer:
-    """The function that ``module:function`` names; UsageError for none.
-
-    The working directory stays on the path: a simulator may import its neighbours when it is first called.
-    """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UsageError(f"--evaluate must be module:function; got {name!r}.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise UsageError(f"--evaluate: the module {module!r} cannot be imported ({error}).") from error
-    if not callable(found):
-        raise UsageError(f"--evaluate: the module {module!r} has no function {attribute!r}.")
-    return cast("Answer", found)
-
-
 def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
     """The same problem with time and energy from ``answer``, and the constraints judged by these."""
     physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
+    lock = threading.Lock()  # answers may be waited for by several threads
+    priced = _one_by_one(lock, predicted.evaluate)
 
     def evaluate(layout_index: Ints, stage_clock_mhz: Floats) -> Columns:
         layouts = {name: values[layout_index] for name, values in predicted.layouts.items()}
         results = answer(job, layouts | {"stage_clock_mhz": stage_clock_mhz})
-        plans = predicted.evaluate(layout_index, stage_clock_mhz)
+        plans = priced(layout_index, stage_clock_mhz)
         plans |= {name: _column(results, name, len(layout_index)) for name in OBJECTIVES}
         gpu_s = plans["iteration_time_s"] * job.cluster.num_gpus
         plans["avg_power_w"] = plans["energy_j"] / gpu_s
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
-    return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=predicted.stage_clocks)
+    decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
+    return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode)
+
+
+def _one_by_one(lock: threading.Lock, function: Callable[..., T]) -> Callable[..., T]:
+    """The function, called by one thread at a time."""
+
+    def locked(*given: Any) -> T:
+        with lock:
+            return function(*given)
+
+    return locked
 
 
 def _column(results: Mapping[str, Any], name: str, count: int) -> Floats:

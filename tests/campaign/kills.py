@@ -89,7 +89,7 @@ class Field:
         tool.send_signal(self.chance.choice(SIGNALS))
         tool.wait(90)
         time.sleep(2.0)
-        wrong = Counter[str]({"orphan": len(self._trainings())})
+        wrong = Counter[str](self._orphans())
         until = time.monotonic() + 20
         while (self._guardians() or self._set()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -102,6 +102,19 @@ class Field:
         if name == "export" and (self.folder / "out.csv").exists():
             wrong["half a file"] = int(not (self.folder / "out.csv").read_bytes().endswith(b"\n"))
         return name, +wrong
+
+    def _orphans(self) -> dict[str, int]:
+        """Processes that are left now: those that end within ten seconds, and others; what they are is printed."""
+        ended = dict[psutil.Process, float]()
+        began, left = time.monotonic(), self._trainings()
+        about = {process: _words(process)[-100:] for process in left}
+        while len(ended) < len(left) and time.monotonic() < began + 10:
+            time.sleep(0.02)
+            gone = (process for process in left if process not in ended and _has_ended(process))
+            ended |= {process: time.monotonic() - began for process in gone}
+        for process in left:
+            print(f"left: {about[process]}, {ended.get(process, 99.0):.1f} s more", flush=True)
+        return {"late": len(ended), "orphan": len(left) - len(ended)}
 
     def _scratch_left(self) -> int:
         """Scratch folders that the next start leaves, too: one may be made just before the kill."""
@@ -171,11 +184,24 @@ def _is_guardian(process: psutil.Process) -> bool:
     return "guardian.py" in words or words.endswith("import restore; restore()")
 
 
+def _has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 def _words(process: psutil.Process) -> str:
     """The command line of a process; blank once it is gone."""
     with suppress(psutil.Error, OSError):
         return " ".join(process.cmdline())
     return ""
+
+
+def _count(file: Path) -> int:
+    """Rows of a database; none where whoever made it was killed before it had tables."""
+    with closing(sqlite3.connect(file)) as db, suppress(sqlite3.OperationalError):
+        return int(db.execute("SELECT count(*) FROM jointopt_measurements").fetchone()[0])
+    return 0
 
 
 def main() -> int:
@@ -190,8 +216,7 @@ def main() -> int:
         wrong += found
         if found or number % 10 == 9:
             print(f"{number + 1} kills, {name}: {dict(found)}; in all {dict(wrong)}", flush=True)
-    ran = sum(sqlite3.connect(file).execute("SELECT count(*) FROM jointopt_measurements").fetchone()[0]
-              for file in folder.glob("runs-*.db"))  # fmt: skip
+    ran = sum(_count(file) for file in folder.glob("runs-*.db"))
     print(f"{count} kills of {dict(names)}; {ran:,} rows stored; wrong: {dict(wrong) or 'nothing'}")
     if not wrong:
         shutil.rmtree(folder)

@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -15,9 +16,10 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import UsageError
 from jointopt.runs.care import backup, check, repair
 from jointopt.runs.cells import json_rows
+from jointopt.runs.kinds import Wanted, plan_key, plan_keys, related_to
 from jointopt.runs.migrations import VERSION
 from jointopt.runs.spill import spill, spill_files, waiting
-from jointopt.runs.store import Added, Store, content_hash, related_to
+from jointopt.runs.store import Added, Store, content_hash
 
 
 def runs(count: int, gpu: str = "h100-sxm5-80gb", first: int = 0) -> pd.DataFrame:
@@ -35,6 +37,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 TABLE = """CREATE TABLE jointopt_measurements (id INTEGER PRIMARY KEY, content_hash VARCHAR(64) NOT NULL UNIQUE,
 origin TEXT NOT NULL, recorded_at VARCHAR(32) NOT NULL, content JSON NOT NULL)"""
 ROW = "INSERT INTO jointopt_measurements (content_hash, origin, recorded_at, content) VALUES (?, 'old', '2026', ?)"
+KINDS_OF_VERSION_2 = """CREATE TABLE jointopt_schema (version INTEGER PRIMARY KEY, reached_at VARCHAR(32) NOT NULL
+DEFAULT CURRENT_TIMESTAMP); INSERT INTO jointopt_schema (version) VALUES (2);
+CREATE TABLE jointopt_kinds (id INTEGER PRIMARY KEY, gpu VARCHAR(200) NOT NULL, gpus_per_node INTEGER NOT NULL,
+framework VARCHAR(200) NOT NULL, model VARCHAR(200) NOT NULL, UNIQUE (gpu, gpus_per_node, framework, model));
+INSERT INTO jointopt_kinds VALUES (1, 'something', 8, 'nemo', '');
+ALTER TABLE jointopt_measurements ADD COLUMN kind_id INTEGER; UPDATE jointopt_measurements SET kind_id = 1;
+CREATE INDEX jointopt_measurements_by_kind ON jointopt_measurements (kind_id, id)"""
 
 
 def of_version_1(file: Path, table: pd.DataFrame) -> None:
@@ -50,18 +59,66 @@ def test_only_related_rows_are_read_and_of_those_the_newest(file: Path) -> None:
     store = Store(f"sqlite:///{file}")
     store.add(pd.concat([runs(5), runs(5, gpu="NVIDIA H100 80GB HBM3", first=5), runs(5, gpu="v100", first=10)]), "a")
     here = related_to({"h100-sxm5-80gb"}, 8)
-    assert store.read(here).iteration_time_s.tolist() == [1.0 + i for i in range(10)]
-    assert store.read(here, 3).iteration_time_s.tolist() == [8.0, 9.0, 10.0]
-    assert store.read(related_to({"h100-sxm5-80gb"}, 4)).empty
+    assert store.read(Wanted(here)).iteration_time_s.tolist() == [1.0 + i for i in range(10)]
+    assert store.read(Wanted(here, 3)).iteration_time_s.tolist() == [8.0, 9.0, 10.0]
+    assert store.read(Wanted(related_to({"h100-sxm5-80gb"}, 4))).empty
     store.retract(runs(1, gpu="NVIDIA H100 80GB HBM3", first=9), "wrong")
-    assert store.read(here, 3).iteration_time_s.tolist() == [7.0, 8.0, 9.0]
+    assert store.read(Wanted(here, 3)).iteration_time_s.tolist() == [7.0, 8.0, 9.0]
+
+
+def test_of_too_many_rows_those_of_the_plan_and_the_job_are_read_before_newer_ones(file: Path) -> None:
+    store = Store(f"sqlite:///{file}")
+    store.add(runs(1).assign(tp=4, pp=1, micro_batch_size=1, model="mine"), "the plan of the job")
+    store.add(runs(50, first=1).assign(tp=1, model="mine"), "the job")
+    store.add(pd.concat(runs(9, first=51 + 9 * i).assign(model=f"m{i}") for i in range(9)), "others")
+    wanted = Wanted(related_to({"h100-sxm5-80gb"}), 20, 20, 3, lambda kind: kind.model != "mine", ("2/4/1/1/1",))
+    found = store.read(wanted)
+    assert found.origin.value_counts().to_dict() == {"the job": 10, "others": 9, "the plan of the job": 1}
+    assert found.model.nunique() == 3
+
+
+def test_a_plan_has_one_key_however_a_row_states_it() -> None:
+    full = {"dp": 2, "tp": 4, "pp": 1, "cp": 1, "micro_batch_size": 8}
+    assert plan_key(full) == plan_key({"tp": 4, "pp": 1, "num_gpus": 8, "micro_batch_size": 8}) == "2/4/1/1/8"
+    assert plan_key(full | {"micro_batch_size": None}) == "2/4/1/1/0"
+    assert plan_keys({name: np.array([value, value]) for name, value in full.items()}) == ("2/4/1/1/8", "2/4/1/1/0")
+
+
+def of_version_2(file: Path, table: pd.DataFrame) -> None:
+    """A database as the second version left it."""
+    of_version_1(file, table)
+    with closing(sqlite3.connect(file)) as db:
+        db.executescript(KINDS_OF_VERSION_2)
+        db.commit()
+
+
+def test_a_database_of_the_second_version_is_brought_up_and_may_still_be_written_by_its_program(file: Path) -> None:
+    of_version_2(file, pd.concat([runs(3), runs(3, gpu="v100")]))
+    store, here = Store(f"sqlite:///{file}"), Wanted(related_to({"h100-sxm5-80gb"}), 100, plans=("2/0/0/1/0",))
+    assert len(store.read(here)) == 3
+    (content,) = json_rows(runs(1, first=9))
+    with closing(sqlite3.connect(file)) as old:
+        old.execute("INSERT INTO jointopt_kinds (gpu, gpus_per_node, framework, model) VALUES (?, 8, 'nemo', 'old')",
+                    (content["gpu"],))  # fmt: skip
+        kind = old.execute("SELECT max(id) FROM jointopt_kinds").fetchone()[0]
+        old.execute(ROW, (content_hash(content), json.dumps(content)))
+        old.execute("UPDATE jointopt_measurements SET kind_id = ? WHERE kind_id IS NULL", (kind,))
+        old.commit()
+    assert store.read(here).iteration_time_s.tolist() == [1.0, 2.0, 3.0, 10.0]
+
+
+def test_a_store_counts_its_rows_but_those_retracted(file: Path) -> None:
+    store = Store(f"sqlite:///{file}")
+    store.add(runs(7), "a")
+    store.retract(runs(2), "wrong")
+    assert store.count() == 5
 
 
 def test_a_database_of_the_first_version_is_brought_up_by_its_first_use(file: Path) -> None:
     of_version_1(file, runs(30))
     store = Store(f"sqlite:///{file}")
     assert len(store.read()) == 30  # also by those who may not write
-    assert len(store.read(related_to({"h100-sxm5-80gb"}))) == 30
+    assert len(store.read(Wanted(related_to({"h100-sxm5-80gb"})))) == 30
     assert store.add(runs(31), "new") == Added(1, 30)
     assert check(f"sqlite:///{file}").facts == (f"31 rows, version {VERSION} of {VERSION}",)
 
@@ -71,7 +128,7 @@ def test_a_database_of_the_first_version_that_may_only_be_read_answers_too(file:
     with closing(sqlite3.connect(file)) as other:
         other.execute("PRAGMA locking_mode = NORMAL")
         monkeypatch.setattr("jointopt.runs.store.migrate", _readonly)
-        assert len(Store(f"sqlite:///{file}").read(related_to({"h100-sxm5-80gb"}), 2)) == 2
+        assert len(Store(f"sqlite:///{file}").read(Wanted(related_to({"h100-sxm5-80gb"}), 2))) == 2
 
 
 def _readonly(_: object) -> None:
@@ -94,7 +151,7 @@ def test_the_rows_of_postgresql_are_backed_up_into_a_file(postgres_url: str, tmp
     Store(postgres_url).retract(runs(1), "wrong")
     backup(postgres_url, tmp_path / "copy.db")
     copy = f"sqlite:///{tmp_path / 'copy.db'}"
-    assert len(Store(copy).read(related_to({"h100-sxm5-80gb"}))) == 19
+    assert len(Store(copy).read(Wanted(related_to({"h100-sxm5-80gb"})))) == 19
     assert check(copy).faults == check(postgres_url).faults == ()
 
 

@@ -80,6 +80,13 @@ def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
     assert [text.split(" (")[0] for text in said] == [f"1 row whose {column} cannot be"]
 
 
+def test_a_run_that_is_too_fast_is_refused_in_a_table_without_precisions_too() -> None:
+    runs = pd.DataFrame([LLAMA | {"iteration_time_s": 0.05}]).drop(columns="dtype")
+    good, problems = check_measurements(runs, rules=MEASUREMENT_RULES)
+    assert good.empty
+    assert "is it in seconds" in problems[0].message
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -105,3 +105,13 @@ def test_a_runner_that_renews_its_reservation_keeps_it(shared_url, monkeypatch) 
     time.sleep(2.5)
     assert not mine.take("plan")
     other.close()
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_a_clock_that_is_set_takes_no_plan_from_a_runner_of_this_machine(tmp_path: Path, ahead_s, monkeypatch) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    runner, other = Reservations(url, "study"), Reservations(url, "study")
+    assert runner.take("plan")
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() + ahead_s)
+    assert (other.look()["plan"].elsewhere, other.take("plan")) == (True, False)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
+from jointopt.runs.store import Added, Store
 from jointopt.runs.table import (
     check_measurements,
     clean_runs,
@@ -133,10 +134,11 @@ def test_a_problem_stands_on_the_line_where_its_row_starts(tmp_path: Path) -> No
 
 def test_a_file_of_ragged_lines_alone_has_no_good_row(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("dp,tp\n1\n1,2,3\n")
-    good, problems = read_measurements(path)
-    assert good.empty
-    assert [p.line for p in problems] == [2, 3]
+    for header in ("dp,tp", "dp,,,tp"):
+        path.write_text(f"{header}\n1\n1,2,3\n")
+        good, problems = read_measurements(path)
+        assert [p.line for p in problems] == [2, 3]
+        assert Store("sqlite://").add(good, "nowhere") == Added(0, 0)
 
 
 def test_a_quote_that_never_closes_does_not_swallow_the_runs_after_it(tmp_path: Path) -> None:

@@ -210,12 +210,25 @@ def _card(**model: Any) -> Callable[[Path], object]:
     return edit
 
 
+def _first_feature(folder: Path, name: object) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    card["model"]["feature_names"][0] = name
+    (folder / "card.json").write_text(json.dumps(card))
+
+
+def _version_of_zip(folder: Path) -> None:
+    content = bytearray((folder / "support.npz").read_bytes())
+    content[content.index(b"PK\x01\x02") + 6] = 193  # needed to extract: 19.3
+    (folder / "support.npz").write_bytes(content)
+
+
 DAMAGE = {
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
     "a pickle as trees": _bytes("trees.json", pickle.dumps(Payload())),
     "a pickle as card": _bytes("card.json", pickle.dumps(Payload())),
     "empty arrays": _bytes("support.npz", b""),
+    "arrays packed in a way to come": _version_of_zip,
     "empty trees": _bytes("trees.json", b""),
     "cut arrays": _cut("support.npz"),
     "cut trees": _cut("trees.json"),
@@ -229,6 +242,9 @@ DAMAGE = {
     "the format before this one": _card(format=4),
     "a category of another table": _setting(categories=[99]),
     "a sign too few": _setting(monotone=[-1]),
+    "a sign that is a list": _setting(monotone=[[1]]),
+    "a feature that is a list": _card(support_features=[["log2_tp"]]),
+    "a feature of trees that is a list": lambda folder: _first_feature(folder, ["log2_tp"]),
     "text for a width": _card(widths={"measured": "wide"}),
     "fewer features than trees": _card(feature_names=["log2_tp"]),
     "fewer support features": _card(support_features=["log2_tp"]),

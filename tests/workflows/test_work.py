@@ -15,7 +15,8 @@ from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.search.pareto import objectives
 from jointopt.search.studies.display import plan_text
 from jointopt.spec.job import Constraints
-from jointopt.workflows.work import load_function, work
+from jointopt.workflows.functions import load_function
+from jointopt.workflows.work import work
 
 JOB = "opt-350m-2x4-a100"
 SIMULATOR = """

@@ -117,6 +117,8 @@ class Series:
             return not_measured(self.reason or "the meter took no sample")
         start = float(self.time_s[0]) if start_s is None else start_s
         end = float(self.time_s[-1]) if end_s is None else end_s
+        if (np.diff(self.time_s) < 0).any():
+            return not_measured("the machine's clock was set back meanwhile")
         cut = self._cut(start, end)
         if len(cut.time_s) < 2:
             return not_measured(self.reason or "the meter took no sample in that time", end - start)

@@ -45,8 +45,7 @@ def main(lifeline: int, answers: int) -> None:
     if tool_is_dead:
         _tidy(task, left)
     else:
-        with suppress(OSError):
-            _answer(answers, code=run.code, left=left)
+        _answer(answers, code=run.code, left=left)
 
 
 class _Run:
@@ -248,7 +247,9 @@ def _first_line(lifeline: int) -> tuple[bytes, bytes]:
 
 
 def _answer(answers: int, **what: Any) -> None:
-    os.write(answers, json.dumps(what).encode() + b"\n")
+    """Answer the tool; one that is dead hears nothing, and what it has started is still to be ended."""
+    with suppress(OSError):
+        os.write(answers, json.dumps(what).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import socket
 import sys
@@ -21,7 +22,7 @@ from typing import TextIO
 
 import psutil
 
-from jointopt.core.processes import lives
+from jointopt.core.processes import born, lives
 from jointopt.core.secrets import redacted
 from jointopt.measure.guard.state import boot_id, state_folder
 
@@ -46,7 +47,7 @@ class RunRecord:
     @property
     def tool_lives(self) -> bool:
         """Whether the tool that started the run is there still."""
-        return lives(self.tool, self.born_s)
+        return self.boot == boot_id() and lives(self.tool, self.born_s)
 
 
 def marked(mark: str) -> Iterable[psutil.Process]:
@@ -64,9 +65,8 @@ def tool_words() -> str:
 
 def written(mark: str) -> TextIO | None:
     """The record of a run that is about to start, open and locked; None where no file can be written."""
-    process = psutil.Process()
     content = {
-        "mark": mark, "command": tool_words(), "tool": process.pid, "born_s": process.create_time(), "boot": boot_id(),
+        "mark": mark, "command": tool_words(), "tool": os.getpid(), "born_s": born(os.getpid()), "boot": boot_id(),
     }  # fmt: skip
     try:
         file = state_folder("runs") / f"{socket.gethostname()}-{mark}.json"

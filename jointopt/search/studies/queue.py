@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +71,16 @@ class Queue:
         """All trials by number; of the finished ones only new ones are read from the database."""
         return self.study.get_trials(deepcopy=False)
 
-    def claim(self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]]) -> list[FrozenTrial]:
-        """At most ``count`` trials to evaluate: those of workers that fell silent or left, else ``breed(trials)``."""
+    def claim(
+        self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]], begun: Collection[int] = ()
+    ) -> list[FrozenTrial]:
+        """At most ``count`` trials to evaluate: those of workers that fell silent or left, else ``breed(trials)``.
+
+        ``begun``: numbers of this worker's own that are on their way.
+        """
         with self._storage.alone(self.name):
             trials = self.trials()
-            if free := self._free(trials)[:count]:
+            if free := [trial for trial in self._free(trials) if trial.number not in begun][:count]:
                 for trial in free:
                     trial_id = self._trial_id(trial.number)
                     self._storage.rdb.set_trial_state_values(trial_id, TrialState.RUNNING)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,17 +48,19 @@ class Worked:
 def share(
     problem: Problem, url: str, *, name: str, identity: Mapping[str, Any], trials: int, seed: int = 0, batch: int = 1,
     start: Columns | None = None, lease_s: float = 60.0, note: str = "", progress: Progress | None = None,
+    at_once: int = 1,
 ) -> Worked:  # fmt: skip
     """Works on the shared study ``name`` until it has ``trials`` finished plans, whoever finished them.
 
     ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
-    front. A worker that is silent for ``lease_s`` loses its plans to others. Raises UsageError for a storage that
-    cannot be shared or a study of another search, LauncherError where one plan after the other cannot be evaluated.
+    front; ``at_once``: batches that are evaluated at a time, by threads. A worker that is silent for ``lease_s`` loses
+    its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
+    LauncherError where one plan after the other cannot be evaluated.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
         queue = Queue(url, name, identity, lease_s=lease_s)
-        worker = _Worker(problem, queue, trials, seed, batch, start, progress)
+        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once)
         worker.run()
         finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
         plans = problem.describe(worker.plans(finished))
@@ -77,6 +80,7 @@ class _Worker:
     batch: int = 1
     start: Columns | None = None
     progress: Progress | None = None
+    at_once: int = 1
     evaluated: int = 0
     failed: int = 0
     _failed_in_a_row: int = 0
@@ -91,18 +95,37 @@ class _Worker:
 
     def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
-        with self.queue.held():
-            while True:
-                if claimed := self.queue.claim(self.batch, self._breed):
-                    self._work(claimed)
-                elif any(trial.state in UNFINISHED for trial in self.queue.trials()):
-                    time.sleep(PAUSE_S)
-                else:
-                    return
+        pool = ThreadPoolExecutor(self.at_once)
+        running: dict[Future[Columns], list[FrozenTrial]] = {}
+        try:
+            with self.queue.held():
+                while self._begin(pool, running) or self._unfinished():
+                    if not running:
+                        time.sleep(PAUSE_S)
+                    for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                        self._end(running.pop(future), future.result)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, pool: ThreadPoolExecutor, running: dict[Future[Columns], list[FrozenTrial]]) -> bool:
+        """Claim and begin batches as long as there is room; whether any is on its way."""
+        while len(running) < self.at_once:
+            begun = {trial.number for trials in running.values() for trial in trials}
+            if not (claimed := self.queue.claim(self.batch, self._breed, begun)):
+                break
+            running[pool.submit(self._evaluated, claimed)] = claimed
+        return bool(running)
+
+    def _unfinished(self) -> bool:
+        return any(trial.state in UNFINISHED for trial in self.queue.trials())
 
     def _work(self, claimed: list[FrozenTrial]) -> None:
+        self._end(claimed, lambda: self._evaluated(claimed))
+
+    def _end(self, claimed: list[FrozenTrial], evaluated: Callable[[], Columns]) -> None:
+        """Keep what the evaluation of claimed plans has come to."""
         try:
-            plans = self._evaluated(claimed)
+            plans = evaluated()
         except JointOptError:
             raise
         except Exception as error:

@@ -111,13 +111,14 @@ class Record:
                 study.end(study.begin(plan, {}, round=0), row, broken)
 
     def related(self, candidates: pd.DataFrame) -> pd.DataFrame:
-        """The newest stored measurements on the GPUs of these rows."""
+        """Stored measurements on the GPUs of these rows, of many those of the job first."""
         if self.store is None:
             return candidates.iloc[:0]
-        from jointopt.runs.store import related_to
+        from jointopt.runs.kinds import Wanted, distance_from, related_to
 
         names = candidates["gpu"].unique() if "gpu" in candidates else ()
-        return self.store.read(related_to({gpu_id(str(name)) for name in names}), _MOST_RELATED)
+        related = related_to({gpu_id(str(name)) for name in names})
+        return self.store.read(Wanted(related, _MOST_RELATED, distance=distance_from([self._job])))
 
     def reserve(self, plan: Mapping[str, Any], again: bool = False) -> bool:
         """Reserve a plan (a record) for this process; False where another runs it, or has run it meanwhile.

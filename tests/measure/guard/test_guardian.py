@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jointopt.measure.guard.guarded import _GUARDIAN as GUARDIAN
 from jointopt.measure.guard.guarded import Guarded
 from jointopt.measure.guard.records import settled
 from jointopt.measure.guard.scratch import scratch_folder, swept
@@ -51,6 +54,23 @@ def test_a_killed_tool_leaves_no_process_no_scratch_and_one_record_of_the_ending
     assert f"A run of process {tool.pid} " in sentence
     assert "which was killed, was ended at" in sentence
     assert (bench.records(), settled()) == ([], [])
+
+
+def test_a_tool_that_dies_before_it_hears_that_its_program_has_started_leaves_nothing(tmp_path: Path) -> None:
+    (task_out, lifeline), (deaf, answers) = os.pipe(), os.pipe()
+    program = ["sh", "-c", f"sleep 600 & echo $$ $! > {tmp_path}/pids; wait"]
+    task = {"command": program, "foreground": False, "mark": "m", "linger_s": 0.0, "cwd": None, "scratch": [],
+            "restore": None, "record": None, "ignored": [], "tool": 1}  # fmt: skip
+    os.close(deaf)  # nobody reads an answer
+    guardian = subprocess.Popen([PYTHON, "-I", "-S", str(GUARDIAN), str(task_out), str(answers)],
+                                pass_fds=(task_out, answers))  # fmt: skip
+    os.close(answers)
+    os.close(task_out)
+    os.write(lifeline, json.dumps(task).encode() + b"\n")
+    eventually(lambda: (tmp_path / "pids").is_file() and len((tmp_path / "pids").read_text().split()) == 2)
+    os.close(lifeline)
+    assert guardian.wait(30) == 0
+    assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
 
 
 def test_a_killed_guardian_takes_the_program_along_and_the_next_start_finds_the_orphans(bench: Bench) -> None:

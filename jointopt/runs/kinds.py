@@ -1,0 +1,149 @@
+"""Of what kind stored rows are, and which kinds matter most to a job: what a store chooses rows by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jointopt.core.schema import Columns
+from jointopt.spec.catalog.frameworks import recognise_framework
+from jointopt.spec.catalog.gpus import gpu_id
+from jointopt.spec.framework import Framework
+from jointopt.spec.job import Job
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WORDS = ("gpu", "framework", "model")
+_LONGEST = 200  # characters of a word
+_KEYED = ("dp", "tp", "pp", "cp", "micro_batch_size")
+
+
+class Kind(NamedTuple):
+    """Fields that rows of one workload have in common, as they spell them; blank and 0: not stated."""
+
+    gpu: str
+    gpus_per_node: int
+    framework: str
+    model: str
+    num_gpus: int = 0
+    seq_length: int = 0
+    global_batch_size: int = 0
+
+    @property
+    def plain(self) -> Kind:
+        """The kind with its words spelled in one way."""
+        gpu, framework = _id(self.gpu) or self.gpu, _profile(self.framework)
+        return self._replace(gpu=gpu, framework=framework, model=self.model.lower())
+
+
+Related = Callable[[Kind], bool]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which stored rows matter: those of ``related`` kinds, all where they are at most ``whole`` (None: any number).
+
+    Where there are more, at most ``most`` (None: ``whole``) and of at most so many kinds: these go by ``distance``,
+    then by the newest row; of the nearest kind rows of ``plans`` (`plan_key`) come first.
+    """
+
+    related: Related
+    whole: int | None = None
+    most: int | None = None
+    kinds: int = 100
+    distance: Callable[[Kind], int] = lambda _: 0
+    plans: tuple[str, ...] = ()
+
+
+def kind_of(content: Mapping[str, Any]) -> Kind:
+    """The kind of a row."""
+    words = {name: str(content.get(name) or "")[:_LONGEST] for name in _WORDS}
+    numbers = {name: _whole(content.get(name)) for name in Kind._fields if name not in words}
+    return Kind(**words, **numbers)  # type: ignore[arg-type]
+
+
+def plan_key(content: Mapping[str, Any]) -> str:
+    """The degrees and micro-batch of a row's plan as ``4/2/1/1/8``, equal for rows of one plan; 0: not stated.
+
+    ``dp`` follows from the GPUs where it is blank, and ``cp`` is then 1.
+    """
+    dp, tp, pp, cp, batch = (_whole(content.get(name)) for name in _KEYED)
+    cp = cp or 1
+    dp = dp or _whole(content.get("num_gpus")) // max(tp * pp * cp, 1)
+    return "/".join(str(number)[:18] for number in (dp, tp, pp, cp, batch))
+
+
+def plan_keys(layouts: Columns) -> tuple[str, ...]:
+    """`plan_key` of plans (n,), each once, and of rows that do not state their micro-batch."""
+    rows = [dict(zip(_KEYED, row, strict=True)) for row in zip(*(layouts[k].tolist() for k in _KEYED), strict=True)]
+    return tuple(dict.fromkeys(plan_key(row | blank) for row in rows for blank in ({}, {"micro_batch_size": 0})))
+
+
+def related_to(
+    gpu_ids: Collection[str], gpus_per_node: int | None = None, framework: Framework | None = None
+) -> Related:
+    """Whether rows of a kind are of these GPUs, and, where given, of such nodes and of that framework's profile."""
+    profile = framework.name if framework is not None and framework.fitted else ""
+
+    def related(kind: Kind) -> bool:
+        if _id(kind.gpu) not in gpu_ids or (gpus_per_node is not None and kind.gpus_per_node not in (0, gpus_per_node)):
+            return False
+        return framework is None or _profile(kind.framework) == profile
+
+    return related
+
+
+def wanted_by(job: Job, whole: int, most: int, kinds: int, plans: tuple[str, ...] = ()) -> Wanted:
+    """Rows on the job's kind of cluster and framework: nearest are those of its model, sequences, batch and GPUs."""
+    cluster = job.cluster
+    related = related_to({cluster.gpu.id}, cluster.gpus_per_node, job.training.framework)
+    return Wanted(related, whole, most, kinds, distance_from([job]), plans)
+
+
+def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:
+    """Rows on the GPUs or by the frameworks of a table: nearest are those of its GPUs, frameworks, then models."""
+    words = {name: set(map(str, table[name].dropna().unique())) if name in table else set() for name in _WORDS}
+    gpus, profiles = ({_id(name) for name in words["gpu"]}, {_profile(name) for name in words["framework"] or {""}})
+    models = {name.lower() for name in words["model"]}
+
+    def distance(kind: Kind) -> int:
+        same = (_id(kind.gpu) in gpus, _profile(kind.framework) in profiles, kind.model.lower() in models)
+        return sum(weight for weight, one in zip((4, 2, 1), same, strict=True) if not one)
+
+    return Wanted(lambda kind: distance(kind) < 6, most, distance=distance)
+
+
+def distance_from(jobs: Iterable[Job]) -> Callable[[Kind], int]:
+    """How far rows of a kind are from the nearest of ``jobs``: another model counts most."""
+    known = [(job.model.name.lower(), _numbers(job)) for job in jobs]
+
+    def distance(kind: Kind) -> int:
+        stated = (kind.num_gpus, kind.seq_length, kind.global_batch_size)
+        apart = (
+            4 * (kind.model.lower() != model) + sum(a not in (0, b) for a, b in zip(stated, numbers, strict=True))
+            for model, numbers in known
+        )
+        return min(apart, default=0)
+
+    return distance
+
+
+def _numbers(job: Job) -> tuple[int, int, int]:
+    return job.cluster.num_gpus, job.training.seq_length, job.training.global_batch_size
+
+
+@functools.cache
+def _profile(name: str) -> str:
+    found = recognise_framework(name)[0]
+    return found.name if found.fitted else ""
+
+
+_id = functools.cache(gpu_id)
+
+
+def _whole(value: Any) -> int:
+    """A whole number as a row states it; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else 0

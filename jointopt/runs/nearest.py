@@ -1,0 +1,58 @@
+"""Which rows of a store matter most, by its indexes alone: a bounded number of them, however many there are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from jointopt.runs.kinds import Kind, Wanted
+from jointopt.runs.migrations import KINDS, MEASURED
+
+_MOST_KINDS = 20_000  # that are looked at, the newest
+_OF_PLANS = 4  # a share of the rows, as a divisor
+
+
+def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> list[int]:
+    """Ids, ascending, of the rows that are wanted; ``kept``: of which rows at all."""
+    ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
+    found: dict[Kind, list[int]] = {}
+    first: list[int] = []
+    for number, kind in _kinds(connection, wanted):
+        # one by one, each along the index: together SQLite would read all of them to find the newest
+        rows = ids.where(MEASURED.c.kind_id == number)
+        if wanted.plans and kind.plain == next(iter(found), kind.plain):
+            first += connection.scalars(
+                rows.where(MEASURED.c.plan_key.in_(wanted.plans)).limit((wanted.most or wanted.whole or 0) // _OF_PLANS)
+            )
+        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(wanted.whole)))
+        total = sum(map(len, found.values()))
+        if wanted.whole is not None and len(found) > wanted.kinds and total > wanted.whole:
+            break
+    groups = [sorted(group, reverse=True)[: wanted.whole] for group in found.values() if group]
+    total = sum(map(len, groups))
+    few = wanted.whole is None or total <= wanted.whole
+    return shared(first, groups, total if few else wanted.most or wanted.whole or total, wanted.kinds)
+
+
+def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
+    """At most ``most`` ids, ascending, of ``groups`` (the nearest first, each newest first), with ``first`` before all.
+
+    Where not all have room, half is of the nearest group and the rest in equal parts of ``kinds`` - 1 others; what
+    these leave goes to the nearest that have more.
+    """
+    if sum(map(len, groups)) <= most:
+        return sorted(itertools.chain.from_iterable(groups))
+    groups = groups[:kinds]
+    part = most // 2 // max(len(groups) - 1, 1)
+    order = [*first, *groups[0][: most // 2], *itertools.chain.from_iterable(group[:part] for group in groups[1:])]
+    return sorted(list(dict.fromkeys([*order, *itertools.chain.from_iterable(groups)]))[:most])
+
+
+def _kinds(connection: sa.Connection, wanted: Wanted) -> list[tuple[int, Kind]]:
+    """Numbers and fields of the related kinds, the nearest first, of those the newest."""
+    fields = (KINDS.c[name] for name in Kind._fields)
+    rows = connection.execute(sa.select(KINDS.c.id, *fields).order_by(KINDS.c.id.desc()).limit(_MOST_KINDS))
+    related = ((row[0], kind) for row in rows if wanted.related(kind := Kind(*row[1:])))
+    return sorted(related, key=lambda one: wanted.distance(one[1]))
