@@ -18,14 +18,14 @@ class Spread:
 
     shared: float = 0.2  # common to all plans of a job: what the kernel table and the cluster share
     trend: float = 0.03  # per doubling of a degree, wherever the others stand
-    noise: float = 0.05  # of one plan, not explained by the others
+    noise: float = 0.07  # of one plan, not explained by the others
 
 
 # CPU cores: their figures are an order of magnitude, and processes that share cores pay for work rather than for
 # waiting. In a sweep of 18 plans (tests/bench/bench_tune_cpu.py) the usual spread took slow plans for stalled runs and
 # ended 41 % behind the best after 8 runs; shared 0.5 to 1 with trend 0.1 to 0.4 came within 1 % in 5 or 6.
 ROUGH = Spread(shared=0.7, trend=0.2, noise=0.1)
-INFORMED = Spread(shared=0.1, trend=0.02)  # where other jobs of the same cluster have moved plan by plan
+INFORMED = Spread(shared=0.1, trend=0.02, noise=0.05)  # where other jobs of the same cluster have moved plan by plan
 
 _TAIL = 3.0  # degrees of freedom of the noise: some runs are several times slower for reasons of their own
 _NOISE_RUNS = 4.0  # how many runs the prior of the noise is worth against those measured
@@ -53,6 +53,11 @@ class Adapted:
     deviation: Floats  # standard deviation, the plan's own noise included
     loadings: Floats  # (n, d): what plans err by together, per independent unit normal
     noise: float  # standard deviation of what each errs by alone
+
+    @property
+    def apart(self) -> Floats:
+        """Standard deviations (n,) without what all plans err by."""
+        return np.asarray(np.sqrt(((self.loadings - self.loadings.mean(axis=0)) ** 2).sum(axis=1) + self.noise**2))
 
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Joint draws (n, count): plans alike are wrong alike."""

@@ -260,7 +260,7 @@ class _Loop(Campaign):
         gpu_s = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time_s)  # of a run of each plan
         return acquire(
             posterior.columns, measured, gpu_s, count, self._rng, objectives=objectives, allowed=left,
-            least_chance=least, draws=posterior.draws,
+            least_chance=least, draws=posterior.draws, apart=posterior.apart,
         )  # fmt: skip
 
     def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:

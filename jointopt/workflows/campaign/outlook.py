@@ -39,11 +39,13 @@ def bounds(job: Job) -> dict[str, float]:
 class Expected:
     """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
 
-    ``draws``: the same as joint draws, and ``fits``. ``basis`` says what the predicted time rests on.
+    ``draws``: the same as joint draws, and ``fits``. ``apart`` (n): standard deviations of the objectives' logarithms
+    without what all candidates err by. ``basis`` says what the predicted time rests on.
     """
 
     columns: Columns
     draws: Columns
+    apart: Columns
     basis: str
 
 
@@ -79,7 +81,7 @@ class Outlook:
         for kept in self._probabilities_kept(found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        return Expected(columns, draws, basis)
+        return Expected(columns, draws, {name: found_by_name[name].apart for name in objectives}, basis)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Adapted, str]:
         """The log of a result of every candidate, and what it rests on."""
