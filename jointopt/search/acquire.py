@@ -108,8 +108,8 @@ def expected_gain(
     """(expected gain in log-volume (n,), probability of a plan better by 1 % (n,)); both count a failure as no gain.
 
     One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15), of Student's
-    errors. Two: mean gain in hypervolume of draws from independent log-normals. Before the first run the incumbents
-    are the best predictions that are likely to fit, and what all plans err by (see ``apart``) moves these as well.
+    errors. Two: mean gain in hypervolume of such draws, independent. Before the first run the incumbents are the best
+    predictions that are likely to fit, and what all plans err by (see ``apart``) moves these as well.
     """
     mean, deviation = _log_normal(predicted, objectives)
     if apart is not None and not len(measured[objectives[0]]):
@@ -144,7 +144,7 @@ def _hypervolume_gain(
     """Two objectives: the draws are common to all plans, so that plans differ by what is predicted alone."""
     everything = np.concatenate([known, mean])
     reference = nadir(everything[:, 0], everything[:, 1])
-    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal((1, SAMPLES, 2))
+    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, 2))
     gain = added_area(known, draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
     ahead = added_area(known + np.log(0.99), draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
     return gain.mean(axis=1), (ahead > 0).mean(axis=1)

@@ -37,7 +37,7 @@ from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import why_none
 
 _log = logging.getLogger(__name__)
-LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
 _CLEARLY_BEHIND = 1.5  # times the best iteration: a run whose first ones all take longer is ended early
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 TIME = ("iteration_time_s",)
