@@ -17,6 +17,7 @@ class FailureKind(StrEnum):
 
     OOM = "oom"
     TIMEOUT = "timeout"
+    BEHIND = "behind"  # ended early, as its iterations took clearly longer than those of the best plan
     DISK_FULL = "disk full"
     MISSING_MODULE = "missing module"
     UNKNOWN_FLAG = "unknown flag"
@@ -49,6 +50,8 @@ class Failure:
     @property
     def status(self) -> str:
         """The status of its row of a measurement table: oom, timeout or failed."""
+        if self.kind is FailureKind.BEHIND:
+            return FailureKind.TIMEOUT.value
         return self.kind.value if self.kind in (FailureKind.OOM, FailureKind.TIMEOUT) else "failed"
 
     @property

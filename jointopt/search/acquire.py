@@ -6,7 +6,7 @@ Everything is judged in logarithms, so that one per cent counts the same at ever
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import gammaln, stdtr
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.pareto import front_order, hypervolume, nadir
@@ -15,21 +15,27 @@ SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed 
 _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
 _INTERVAL = 2 * 1.6448536269514722  # standard deviations between the ends of a 90 % interval
+# Degrees of freedom of what a plan errs by: some are far off for reasons of their own. With normal errors plans of slim
+# chances to fit in memory were run before those that the model was surely wrong about (bench_replay.py).
+_TAIL = 4.0
+_PEAK = float(np.exp(gammaln((_TAIL + 1) / 2) - gammaln(_TAIL / 2)) / np.sqrt(_TAIL * np.pi))  # of Student's density
 
 
 def acquire(
     predicted: Columns, measured: Columns, costs: Floats, k: int, rng: np.random.Generator, *,
     objectives: tuple[str, ...], allowed: Bools, least_chance: float = 0.0, draws: Columns | None = None,
+    apart: Columns | None = None,
 ) -> Ints:  # fmt: skip
     """Indices of at most ``k`` plans worth running next, the best first, none chosen knowing what the others show.
 
     ``predicted`` (n): each objective with ``_low`` and ``_high`` (90 % interval of a log-normal), and
     ``probability_fits``; ``measured`` (m): the objectives of the runs that succeeded; ``costs`` (n) in GPU-seconds.
     ``draws`` (n, s): joint draws of the objectives and ``fits`` (bool), which make a batch diverse; without them plans
-    err independently. Not chosen: plans outside ``allowed``, and those that better what was measured by 1 % with a
-    probability below ``least_chance``.
+    err independently. ``apart`` (n): standard deviations of logarithms without what all plans err by, which count
+    before anything is measured. Not chosen: plans outside ``allowed``, and those that better what was measured by 1 %
+    with a probability below ``least_chance``.
     """
-    gain, chance = expected_gain(predicted, measured, rng, objectives=objectives)
+    gain, chance = expected_gain(predicted, measured, rng, objectives=objectives, apart=apart)
     eligible = np.flatnonzero(allowed & (chance >= least_chance) & np.isfinite(gain))
     if not len(eligible):
         return np.empty(0, np.int64)
@@ -96,15 +102,18 @@ def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -
 
 
 def expected_gain(
-    predicted: Columns, measured: Columns, rng: np.random.Generator, *, objectives: tuple[str, ...]
-) -> tuple[Floats, Floats]:
+    predicted: Columns, measured: Columns, rng: np.random.Generator, *, objectives: tuple[str, ...],
+    apart: Columns | None = None,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """(expected gain in log-volume (n,), probability of a plan better by 1 % (n,)); both count a failure as no gain.
 
-    One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15). Two: mean gain
-    in hypervolume of draws from independent log-normals. Before the first run the incumbents are the best predictions
-    that are likely to fit.
+    One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15), of Student's
+    errors. Two: mean gain in hypervolume of such draws, independent. Before the first run the incumbents are the best
+    predictions that are likely to fit, and what all plans err by (see ``apart``) moves these as well.
     """
     mean, deviation = _log_normal(predicted, objectives)
+    if apart is not None and not len(measured[objectives[0]]):
+        deviation = np.stack([apart[name] for name in objectives], axis=1)
     known = _known(predicted, measured, objectives)
     if len(objectives) == 1:
         gain, chance = _improvement(mean[:, 0], deviation[:, 0], float(known.min()))
@@ -121,11 +130,12 @@ def _log_normal(predicted: Columns, objectives: tuple[str, ...]) -> tuple[Floats
 
 
 def _improvement(mean: Floats, deviation: Floats, incumbent: float) -> tuple[Floats, Floats]:
+    """Expected fall below the incumbent, and probability of one by 1 %, of Student's errors of that scale."""
     z = (incumbent - mean) / deviation
-    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-    gain: Floats = deviation * (z * ndtr(z) + density)
-    chance: Floats = ndtr((incumbent + np.log(0.99) - mean) / deviation)
-    return gain, chance
+    density = _PEAK * (1.0 + z**2 / _TAIL) ** (-(_TAIL + 1) / 2)
+    gain = deviation * (z * stdtr(_TAIL, z) + (_TAIL + z**2) / (_TAIL - 1) * density)
+    chance = stdtr(_TAIL, (incumbent + np.log(0.99) - mean) / deviation)
+    return np.maximum(gain, 0.0), np.asarray(chance)
 
 
 def _hypervolume_gain(
@@ -134,7 +144,7 @@ def _hypervolume_gain(
     """Two objectives: the draws are common to all plans, so that plans differ by what is predicted alone."""
     everything = np.concatenate([known, mean])
     reference = nadir(everything[:, 0], everything[:, 1])
-    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_normal((1, SAMPLES, 2))
+    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, 2))
     gain = added_area(known, draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
     ahead = added_area(known + np.log(0.99), draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
     return gain.mean(axis=1), (ahead > 0).mean(axis=1)

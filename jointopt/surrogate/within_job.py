@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import log_ndtr
 
-from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
+from jointopt.core.schema import DOUBLINGS, SWITCHES, Bools, Columns, Floats, Ints
 
 # A factor common to all plans, and one per doubling of each degree. With as few runs of one job the Gaussian process
 # of `residual_gp` makes the order of plans worse (bench_replay.py models: 3.9 runs in the mean instead of 2.3).
@@ -18,17 +19,18 @@ class Spread:
 
     shared: float = 0.2  # common to all plans of a job: what the kernel table and the cluster share
     trend: float = 0.03  # per doubling of a degree, wherever the others stand
-    noise: float = 0.05  # of one plan, not explained by the others
+    noise: float = 0.07  # of one plan, not explained by the others
 
 
 # CPU cores: their figures are an order of magnitude, and processes that share cores pay for work rather than for
 # waiting. In a sweep of 18 plans (tests/bench/bench_tune_cpu.py) the usual spread took slow plans for stalled runs and
 # ended 41 % behind the best after 8 runs; shared 0.5 to 1 with trend 0.1 to 0.4 came within 1 % in 5 or 6.
 ROUGH = Spread(shared=0.7, trend=0.2, noise=0.1)
-INFORMED = Spread(shared=0.1, trend=0.02)  # where other jobs of the same cluster have moved plan by plan
+INFORMED = Spread(shared=0.1, trend=0.02, noise=0.05)  # where other jobs of the same cluster have moved plan by plan
 
 _TAIL = 3.0  # degrees of freedom of the noise: some runs are several times slower for reasons of their own
 _NOISE_RUNS = 4.0  # how many runs the prior of the noise is worth against those measured
+_BOUND_ROUNDS = 10  # of expecting what runs that were ended early would have taken
 _ROUNDS = 20  # of reweighting; the weights settle to a few per cent in ten
 
 
@@ -54,6 +56,11 @@ class Adapted:
     loadings: Floats  # (n, d): what plans err by together, per independent unit normal
     noise: float  # standard deviation of what each errs by alone
 
+    @property
+    def apart(self) -> Floats:
+        """Standard deviations (n,) without what all plans err by."""
+        return np.asarray(np.sqrt(((self.loadings - self.loadings.mean(axis=0)) ** 2).sum(axis=1) + self.noise**2))
+
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Joint draws (n, count): plans alike are wrong alike."""
         together = self.loadings @ rng.standard_normal((self.loadings.shape[1], count))
@@ -61,14 +68,18 @@ class Adapted:
 
 
 def adapted(
-    features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread | None = None
-) -> Adapted:
+    features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread | None = None,
+    bounded: Bools | None = None,
+) -> Adapted:  # fmt: skip
     """The log of every plan (n,), given that of the measured ones ``index`` (m,).
 
     Bayesian linear regression (Rasmussen and Williams 2006, equation 2.8) on a common factor and the features (n, d);
     without measurements, the prediction itself. Noise is Student's, by reweighting, and its scale is learned, so that
-    one run that stalled moves the others little and many that scatter widen everything.
+    one run that stalled moves the others little and many that scatter widen everything. Of runs that are ``bounded``
+    (m,) the time is what they would have taken at least: each counts as what is expected beyond (Schmee and Hahn 1979).
     """
+    if bounded is not None and bounded.any():
+        log_measured = _beyond(features, log_predicted, index, log_measured, spread, bounded)
     spread = spread or Spread()
     scaled = np.column_stack([np.full(len(features), spread.shared), spread.trend * features])
     if not len(index):
@@ -82,16 +93,36 @@ def adapted(
     return _spread_out(log_predicted + scaled @ weights, scaled @ root, scale)
 
 
+def _beyond(
+    features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread | None, bounded: Bools
+) -> Floats:
+    """The measured logarithms (m,), those of bounded runs as expected from all runs, beyond their bounds."""
+    bound, known = log_measured[bounded], ~bounded
+    expected = np.array(log_measured)
+    found = adapted(features, log_predicted, index[known], log_measured[known], spread)
+    for _ in range(_BOUND_ROUNDS):
+        mean, deviation = found.mean[index[bounded]], found.deviation[index[bounded]]
+        z = (bound - mean) / deviation
+        hazard = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
+        expected[bounded] = np.maximum(mean + deviation * hazard, bound)
+        found = adapted(features, log_predicted, index, expected, spread)
+    return expected
+
+
 def _spread_out(mean: Floats, loadings: Floats, noise_variance: float) -> Adapted:
     deviation = np.sqrt((loadings**2).sum(axis=1) + noise_variance)
     return Adapted(mean, deviation, loadings, float(np.sqrt(noise_variance)))
 
 
-def left_out_error(features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread) -> float:
-    """Mean absolute error of the log of each measured plan when all others are known."""
-    errors = []
-    for i, row in enumerate(index):
-        rest = adapted(features, log_predicted, np.delete(index, i), np.delete(log_measured, i), spread)
+def left_out_error(
+    features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread,
+    bounded: Bools | None = None,
+) -> float:  # fmt: skip
+    """Mean absolute error of the log of each measured plan, but for bounded ones, when all others are known."""
+    errors, bounded = [], np.zeros(len(index), bool) if bounded is None else bounded
+    for i in np.flatnonzero(~bounded):
+        row, others = index[i], np.arange(len(index)) != i
+        rest = adapted(features, log_predicted, index[others], log_measured[others], spread, bounded[others])
         errors.append(abs(float(rest.mean[row] - log_measured[i])))
     return float(np.mean(errors))
 

@@ -16,7 +16,8 @@ import pandas as pd
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
+from jointopt.measure.launchers.base import EndsEarly, Launcher, load_launcher, narrowed
+from jointopt.measure.launchers.rows import is_bounded
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
@@ -36,7 +37,8 @@ from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import why_none
 
 _log = logging.getLogger(__name__)
-LEAST_CHANCE = 0.002  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
+_CLEARLY_BEHIND = 1.5  # times the best iteration: a run whose first ones all take longer is ended early
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 TIME = ("iteration_time_s",)
 _BAR = "spent of the budget"
@@ -260,7 +262,7 @@ class _Loop(Campaign):
         gpu_s = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time_s)  # of a run of each plan
         return acquire(
             posterior.columns, measured, gpu_s, count, self._rng, objectives=objectives, allowed=left,
-            least_chance=least, draws=posterior.draws,
+            least_chance=least, draws=posterior.draws, apart=posterior.apart,
         )  # fmt: skip
 
     def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:
@@ -285,6 +287,7 @@ class _Loop(Campaign):
                 plan = self.candidates.record(index)
                 words, spent = plan_words(plan, self._differing), budget.words(self.spent)
                 _log.info("%s: %s (%s spent) ...", name(len(order) - 1), words, spent)
+                self._end_those_behind()
                 yield Queued(self.candidates.question(index), plan, _predicted(columns, index), number)
 
         def name(place: int) -> str:
@@ -303,6 +306,17 @@ class _Loop(Campaign):
                 self.judge(done, name(place).capitalize())
         return not self.reason
 
+    def _end_those_behind(self) -> None:
+        """Have the launcher end the next run early where it turns out clearly slower than the best so far.
+
+        Only where time is all that counts: a slow plan may be one that needs little energy.
+        """
+        if isinstance(self.launcher, EndsEarly):
+            objectives = self.objectives()
+            best_s = self._known(objectives)[objectives[0]]
+            known = objectives == TIME and self.job.objectives == TIME and len(best_s)
+            self.launcher.behind_s = _CLEARLY_BEHIND * float(best_s.min()) if known else 0.0
+
     def _add(
         self, index: int, row: Mapping[str, Any], place: int, number: int, predicted: Mapping[str, float], fits: float
     ) -> TunedRun:
@@ -318,13 +332,13 @@ class _Loop(Campaign):
     def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
         """Count plans of this job that the store has measured as run, in round 0."""
         for index, row in zip(earlier.index, earlier.rows, strict=True):
-            if retry_failed and row["status"] in _CURABLE:
+            if retry_failed and row["status"] in _CURABLE and not is_bounded(row):
                 self._forgotten += 1
                 continue
             self._add(index, row, len(self.runs), 0, {}, float("nan"))
         if self.runs:
             was, are = ("was", "is") if len(self.runs) == 1 else ("were", "are")
-            failed = sum(run.status in _CURABLE for run in self.runs)
+            failed = sum(run.status in _CURABLE and not is_bounded(run.row) for run in self.runs)
             again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
             plans = count(len(self.runs), "plan")
             self.note(f"{plans} of this job {was} measured before (run -) and {are} not run again.{again}")

@@ -1,10 +1,10 @@
 """Runs that `tune` needs to come within 1 % of the best plan of each recorded group; by hand, prints tables.
 
-    .venv/bin/python tests/bench/bench_replay.py [tune | others | models | choices]
+    .venv/bin/python tests/bench/bench_replay.py [tune | others | models | choices | parts]
 
 Reads ../shared/data beside the repository. ``tune`` (the default) replays every group through `workflows.tune.tune`,
 ``others`` with the runs of the source's other groups at hand, ``models`` compares what predicts the plans that are
-left, ``choices`` how they are chosen, one or several at a time.
+left, ``choices`` how they are chosen, one or several at a time, ``parts`` spreads on random parts of every group.
 Constants were chosen on the first, third, ... group by name and are reported on the others too.
 """
 
@@ -14,7 +14,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -215,7 +215,8 @@ def gain(found: Adapted, fits: np.ndarray, draws: dict, known: np.ndarray, left:
     }  # fmt: skip
     costs = 120.0 + 20.0 * columns["iteration_time_s"]
     measured = {"iteration_time_s": known}
-    return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws)
+    apart = {"iteration_time_s": found.apart}
+    return acquire(columns, measured, costs, k, rng, objectives=TIME, allowed=left, draws=draws, apart=apart)
 
 
 def best_predicted(
@@ -277,6 +278,38 @@ def choices() -> None:
                 print(f"  {k} at a time, {name:22}", summary(counts), flush=True)
 
 
+def part(group: Group, keep: np.ndarray) -> Group:
+    """The group with some of its plans."""
+    known = group.candidates
+    plans = {name: values[keep] for name, values in known.plans.items()}
+    predicted = {name: values[keep] for name, values in known.predicted.items()}
+    rows = known.rows[keep].reset_index(drop=True)
+    some = Candidates(rows, plans, predicted, known.log_load[keep], known.log_room[keep])
+    return replace(
+        group, candidates=some, runs=group.runs.take(np.flatnonzero(keep)), log_physics=group.log_physics[keep],
+        log_time=group.log_time[keep], oom=group.oom[keep], features=plan_features(plans),
+    )  # fmt: skip
+
+
+def parts() -> None:
+    """More problems from the same groups: eight parts of each, of seven in ten of its plans and eight runs at least."""
+    rng = np.random.default_rng(11)
+    for known in (True, False):
+        found = []
+        for group in prepared(known):
+            drawn = (rng.random(group.candidates.size) < 0.7 for _ in range(200))
+            some = [keep for keep in drawn if np.isfinite(group.log_time[keep]).sum() >= 8][:8]
+            found += [group, *(part(group, keep) for keep in some)]
+        for spread in (Spread(), *(Spread(trend=t, noise=n) for t in (0.02, 0.03, 0.04) for n in (0.05, 0.08))):
+
+            def model(group: Group, index: np.ndarray, spread: Spread = spread) -> Adapted:
+                return adapted(group.features, group.log_physics, index, group.log_time[index], spread)
+
+            print(
+                "known" if known else "unknown", spread, summary([played(g, model, gain, 1) for g in found]), flush=True
+            )
+
+
 if __name__ == "__main__":
-    ways = {"tune": through_tune, "others": after_other_groups, "models": models, "choices": choices}
+    ways = {"tune": through_tune, "others": after_other_groups, "models": models, "choices": choices, "parts": parts}
     ways[(sys.argv[1:] or ["tune"])[0]]()

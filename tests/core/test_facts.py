@@ -9,7 +9,8 @@ from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_the_status_of_a_row_follows_from_the_kind(kind: FailureKind) -> None:
-    expected = {FailureKind.OOM: "oom", FailureKind.TIMEOUT: "timeout"}.get(kind, "failed")
+    known = {FailureKind.OOM: "oom", FailureKind.TIMEOUT: "timeout", FailureKind.BEHIND: "timeout"}
+    expected = known.get(kind, "failed")
     assert Failure(kind, "").status == expected
 
 

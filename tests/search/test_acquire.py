@@ -83,10 +83,24 @@ def test_a_batch_holds_no_plan_twice_and_no_more_than_there_are():
     assert sorted(chosen(outlook([1.0, 2.0, 3.0]), k=9)) == [0, 1, 2]
 
 
-def test_expected_improvement_is_the_published_formula():
-    gain, _ = expected_gain(outlook([1.0]), measured([1.0]), np.random.default_rng(0), objectives=TIME)
-    # at the incumbent itself: deviation times the normal density at zero
-    assert gain[0] == pytest.approx(0.1 / np.sqrt(2 * np.pi), rel=1e-3)
+def test_expected_improvement_is_the_mean_over_draws_of_student_with_four_degrees():
+    times, rng = np.array([0.8, 1.0, 1.2]), np.random.default_rng(0)
+    gain, chance = expected_gain(outlook(times), measured([1.0]), rng, objectives=TIME)
+    draws = np.log(times)[:, None] + 0.1 * rng.standard_t(4.0, (3, 400_000))
+    assert gain == pytest.approx(np.maximum(-draws, 0.0).mean(axis=1), rel=0.02)
+    assert chance == pytest.approx((draws <= np.log(0.99)).mean(axis=1), rel=0.02)
+
+
+def test_a_plan_sure_to_fit_goes_before_a_faster_one_that_hardly_does_though_it_seems_surely_worse():
+    predicted = outlook([0.9, 1.12], spread=0.06, fits=[0.03, 1.0])
+    assert chosen(predicted, measured([1.0])) == [1]
+
+
+def test_before_the_first_run_what_all_plans_err_by_makes_none_of_them_more_promising():
+    predicted = outlook([1.0, 1.03], spread=0.3, fits=[0.88, 1.0])
+    assert chosen(predicted) == [1]
+    assert chosen(predicted, apart={"iteration_time_s": np.full(2, 0.05)}) == [0]
+    assert chosen(predicted, measured([1.0]), apart={"iteration_time_s": np.full(2, 0.05)}) == [1]
 
 
 @settings(max_examples=30, deadline=None)

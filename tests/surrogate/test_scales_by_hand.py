@@ -59,7 +59,7 @@ def noise_of(kernel: float, residual: float, usual: float) -> tuple[float, float
 @pytest.mark.parametrize("residual", [0.1, 0.8])
 def test_one_run_moves_all_plans_by_the_common_factor(residual: float) -> None:
     found = adapted(np.zeros((2, 3)), np.array([1.0, 2.0]), np.array([0]), np.array([1.0 + residual]))
-    run, plan = noise_of(0.04, residual, 0.0025)
+    run, plan = noise_of(0.04, residual, 0.0049)
     assert found.mean == pytest.approx(np.array([1.0, 2.0]) + 0.04 / (0.04 + run) * residual)
     assert found.deviation == pytest.approx(np.sqrt([0.04 * run / (0.04 + run) + plan] * 2))
 
@@ -77,7 +77,7 @@ def test_a_doubling_away_a_run_counts_less_by_the_trend() -> None:
 def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
     found = adapted(np.array([[2.0], [-2.0]]), np.zeros(2), NONE, np.empty(0), Spread(0.3, 0.2, 0.1))
     assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + 0.01] * 2))
-    assert Spread() == Spread(0.2, 0.03, 0.05)
+    assert Spread() == Spread(0.2, 0.03, 0.07)
     assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05)) == (ROUGH, INFORMED)
 
 

@@ -71,6 +71,24 @@ def test_draws_have_the_mean_and_deviation_and_err_together():
     assert np.corrcoef(draws[0], draws[3])[0, 1] > 0.99
 
 
+def test_a_lower_bound_beyond_what_is_expected_moves_plans_up_and_one_below_does_not():
+    index, bounded = np.array([0, 1, 2]), np.array([False, False, True])
+
+    def mean_of_the_fourth(bound: float) -> float:
+        seen = np.array([0.0, 0.0, bound])
+        return float(adapted(FEATURES, FLAT, index, seen, Spread(), bounded).mean[3])
+
+    exact = float(adapted(FEATURES, FLAT, index, np.array([0.0, 0.0, 0.1]), Spread()).mean[3])
+    assert mean_of_the_fourth(0.1) > exact > 0.0
+    assert abs(mean_of_the_fourth(-2.0)) < 1e-3
+    assert np.isfinite(mean_of_the_fourth(40.0))
+
+
+def test_what_all_plans_share_is_no_difference_between_them():
+    found = adapted(FEATURES, FLAT, NONE, np.empty(0), Spread(shared=9.0, trend=0.1, noise=0.2))
+    np.testing.assert_allclose(found.apart, np.sqrt(0.01 * (FEATURES**2).sum(axis=1) + 0.04))
+
+
 def test_a_run_left_out_is_predicted_from_the_others_alone():
     index, seen = np.array([0, 1, 2]), np.array([0.2, 0.2, 0.2])
     alike = left_out_error(FEATURES, FLAT, index, seen, Spread())

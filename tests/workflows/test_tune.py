@@ -22,6 +22,12 @@ from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import Outlook
 from jointopt.workflows.tune import front, tune, volumes
 
+SMALL = {
+    "model": "llama-3-8b",
+    "training": {"seq_length": 4096, "global_batch_size": 32},
+    "cluster": {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8},
+}
+
 
 @pytest.fixture
 def timed(job: Job) -> Job:
@@ -54,6 +60,41 @@ class Simulated:
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         time = 1.0 + 0.1 * plan["tp"] + 0.2 * plan["pp"] + 100.0 / float(str(plan["stage_clock_mhz"]).split(";")[0])
         return {"status": "ok", "iteration_time_s": time, "energy_j": 3.0 / time if self.energy else None}
+
+
+class EndingEarly(Simulated):
+    """Ends runs that are behind, as its row says, and remembers from when on they were."""
+
+    behind_s = 0.0
+
+    def __init__(self, energy: bool = False) -> None:
+        super().__init__(energy)
+        self.asked: list[tuple[float, float]] = []
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        row = super().run(job, plan)
+        self.asked.append((self.behind_s, row["iteration_time_s"]))
+        return dict(row) | ({"status": "timeout"} if 0.0 < self.behind_s < row["iteration_time_s"] else {})
+
+
+def test_a_run_is_ended_where_it_takes_half_as_long_again_as_the_best_and_none_for_energy() -> None:
+    job, launcher = parse_job(SMALL, "small", Path()), EndingEarly()
+    tune(replace(job, objectives=("iteration_time_s",)), launcher, 6)
+    best = [min(time for _, time in launcher.asked[:n]) for n in range(1, 6)]
+    assert [behind for behind, _ in launcher.asked] == pytest.approx([0.0, *(1.5 * value for value in best)])
+    launcher = EndingEarly(energy=True)
+    tune(job, launcher, 3)
+    assert {behind for behind, _ in launcher.asked} == {0.0}
+
+
+def test_a_run_that_was_ended_early_is_no_result_and_tells_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
+    outlook = Outlook(timed, candidates, Earlier(), Spread(), np.random.default_rng(0))
+    time_s = float(candidates.predicted["iteration_time_s"][0])
+    behind = {"status": "timeout", "iteration_time_s": 2.0 * time_s}
+    told, untold = (outlook.after(timed.objectives, np.array([0]), [row]) for row in (behind, {"status": "timeout"}))
+    assert (told.columns["iteration_time_s"] > 1.2 * untold.columns["iteration_time_s"]).all()
+    assert told.columns["probability_fits"].sum() > untold.columns["probability_fits"].sum()
 
 
 def test_every_run_is_another_plan_and_the_first_is_expected_to_fit(make_runs, timed: Job) -> None:
@@ -178,12 +219,7 @@ def test_a_table_of_another_job_cannot_be_tuned(make_runs, timed: Job) -> None:
 
 
 def test_without_a_list_the_plans_are_those_of_the_jobs_space() -> None:
-    document = {
-        "model": "llama-3-8b",
-        "training": {"seq_length": 4096, "global_batch_size": 32},
-        "cluster": {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8},
-    }
-    job = parse_job(document, "small", Path())
+    job = parse_job(SMALL, "small", Path())
     tuned = tune(job, Simulated(energy=True), 4)
     assert tuned.candidates > 50
     assert tuned.objectives == job.objectives

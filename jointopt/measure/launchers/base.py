@@ -76,6 +76,16 @@ class ManyAtOnce(Launcher, Protocol):
         """
 
 
+@runtime_checkable
+class EndsEarly(Launcher, Protocol):
+    """A launcher that ends a run after a few iterations where each took longer than ``behind_s`` (0: none is ended).
+
+    Its row is a timeout with the shortest of them as iteration time, a lower bound.
+    """
+
+    behind_s: float
+
+
 def run_all(
     launcher: Launcher, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
 ) -> Generator[Ended, None, None]:

@@ -60,12 +60,18 @@ def outcome(reported: Mapping[str, Any] | None, whole: bool, failure: Failure) -
     return failed_row(failure)
 
 
+def is_bounded(row: Mapping[str, Any]) -> bool:
+    """Whether a run was ended early, behind others: its time is what it would have taken at least."""
+    time_s = row.get("iteration_time_s")
+    return row.get("status") == "timeout" and not is_blank(time_s) and float(str(time_s)) > 0
+
+
 def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
     """``row`` of a failed run with the place of its ``log``, where it is ``kept``, in the notes; oom needs none."""
     where = ""
     if row["status"] != STATUSES[0] and kept and log.is_file():
         where = f"log: {log.absolute()}"
-    elif row["status"] in ("failed", "timeout") and not kept:
+    elif row["status"] in ("failed", "timeout") and not kept and not is_bounded(row):
         where = "no log is kept without --logs"
     return dict(row) | {"notes": joined_notes(row["notes"], where)}
 

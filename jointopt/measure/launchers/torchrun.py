@@ -8,7 +8,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class TorchrunProgram(Program):
     name = "torchrun"
     environment = _ENVIRONMENT
     missing = "the training ended well and wrote no result file"
+    behind_s = 0.0  # see `EndsEarly`
 
     def __init__(self, iterations: int = 10, warmup_iterations: int = 3) -> None:
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
@@ -69,7 +70,8 @@ class TorchrunProgram(Program):
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
         """The task of the trainer: model, plan, iterations."""
-        return train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
+        spec = train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
+        return replace(spec, behind_s=self.behind_s)
 
 
 class TorchrunLauncher(LocalLauncher):
@@ -80,6 +82,16 @@ class TorchrunLauncher(LocalLauncher):
 
     name = "torchrun"
     program: TorchrunProgram
+
+    @property
+    def behind_s(self) -> float:
+        """As of `EndsEarly`."""
+        return self.program.behind_s
+
+    @behind_s.setter
+    def behind_s(self, seconds: float) -> None:
+        """Set it."""
+        self.program.behind_s = seconds
 
     def __init__(
         self, limit_s: float = 600.0, iterations: int = 10, warmup_iterations: int = 3, logs: Path | None = None,
@@ -113,6 +125,8 @@ def read_result(path: Path, model: Model) -> dict[str, Any] | None:
 
 def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """The result columns of a run that ended well; the spread of its iterations stands in ``notes``."""
+    if found.get("behind_s"):
+        return _behind(found)
     seconds, losses = found["iteration_s"], found["loss"]
     middle = statistics.median(seconds)
     spread = (max(seconds) - min(seconds)) / middle
@@ -124,6 +138,14 @@ def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
         *map(str, found.get("remarks", [])),
     )
     return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
+
+
+def _behind(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The result columns of a run that was ended early, whose time is a lower bound."""
+    seconds, least = found["iteration_s"], min(found["iteration_s"])
+    words = f"ended early: each of {len(seconds)} iterations took {least:.4g} s or more, beyond {found['behind_s']:.4g}"
+    known = {"iteration_time_s": least, "peak_memory_gib": found["peak_memory_gib"]}
+    return failed_row(Failure(FailureKind.BEHIND, words)) | known
 
 
 def _not_built(model: Model) -> list[str]:

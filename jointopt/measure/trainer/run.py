@@ -22,6 +22,7 @@ from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import TrainSpec
 
+JUDGED_ON = 3  # measured iterations: the least of them is taken for what the others would need at least
 Step = Callable[[], Tensor]  # one iteration's passes: this rank's mean loss (0 where it has none)
 
 
@@ -37,7 +38,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     _forget_peak(device)
     seconds: list[float] = []
     losses: list[float] = []
-    left, begun_s = spec.warmup_iterations + spec.iterations, time.time()
+    left, begun_s, behind = spec.warmup_iterations + spec.iterations, time.time(), False
     while left:
         started = now_s(device)
         if len(seconds) == spec.warmup_iterations:
@@ -48,10 +49,13 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         losses.append(_mean_loss(spec, mesh, loss))  # last, because it waits for the GPU
         seconds.append(now_s(device) - started)
         left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
+        if behind := _is_behind(spec, seconds[spec.warmup_iterations :], device):
+            break
     measured_s = [begun_s, time.time()]
     return {
         "measured_s": measured_s,
         "iteration_s": _slowest(seconds, device)[spec.warmup_iterations :],
+        "behind_s": spec.behind_s if behind else 0.0,
         "loss": losses,
         "peak_memory_gib": _slowest([_memory_gib(device)], device)[0],
     }
@@ -63,6 +67,13 @@ def _missing(spec: TrainSpec, seconds: list[float], device: torch.device) -> int
         return 0
     passed_s = _slowest([sum(seconds)], device)[0]
     return math.ceil((spec.least_s - passed_s) / passed_s * len(seconds)) if passed_s < spec.least_s else 0
+
+
+def _is_behind(spec: TrainSpec, seconds: list[float], device: torch.device) -> bool:
+    """Whether the first measured iterations all took longer than ``behind_s``, the same on every rank."""
+    if not spec.behind_s or len(seconds) != JUDGED_ON:
+        return False
+    return min(_slowest(seconds, device)) > spec.behind_s
 
 
 def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:

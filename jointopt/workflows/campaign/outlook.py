@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.facility import facility_energy_j
 from jointopt.search.acquire import SAMPLES
 from jointopt.spec.job import Job
@@ -39,11 +40,13 @@ def bounds(job: Job) -> dict[str, float]:
 class Expected:
     """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
 
-    ``draws``: the same as joint draws, and ``fits``. ``basis`` says what the predicted time rests on.
+    ``draws``: the same as joint draws, and ``fits``. ``apart`` (n): standard deviations of the objectives' logarithms
+    without what all candidates err by. ``basis`` says what the predicted time rests on.
     """
 
     columns: Columns
     draws: Columns
+    apart: Columns
     basis: str
 
 
@@ -79,27 +82,29 @@ class Outlook:
         for kept in self._probabilities_kept(found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        return Expected(columns, draws, basis)
+        return Expected(columns, draws, {name: found_by_name[name].apart for name in objectives}, basis)
 
     def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Adapted, str]:
         """The log of a result of every candidate, and what it rests on."""
         values = np.array([result(row, name) for row in rows], float)
-        good = np.flatnonzero(values > 0)
-        at, seen = index[good], np.log(values[good])
+        bounds = np.array([lower_bound(row, name) for row in rows], float)
+        held = bounds > 0
+        good = np.flatnonzero((values > 0) | held)
+        at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
         physics, best = np.log(self._candidates.predicted[name]), 0
         # the physics comes first until runs say otherwise, unless other jobs are known to order plans better
         choices = [(physics, self._spread, _OWN_RUNS)]
         if self._earlier.log_factor is not None and name != "avg_power_w":
             learned = (physics + self._earlier.log_factor, INFORMED, _LEARNED)
             choices.insert(0 if self._earlier.first else 1, learned)
-        if len(at) >= ENOUGH_TO_JUDGE:
-            errors = [left_out_error(self._features, prior, at, seen, spread) for prior, spread, _ in choices]
-            best = int(np.argmin(errors))
-            if float(np.mean(np.abs(physics[at] - seen))) < errors[best]:
-                scatter = max(float(np.sqrt(np.mean((seen - physics[at]) ** 2))), self._spread.noise)
+        if (~held).sum() >= ENOUGH_TO_JUDGE:
+            errors = [left_out_error(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
+            best, off = int(np.argmin(errors)), (physics[at] - seen)[~held]
+            if float(np.mean(np.abs(off))) < errors[best]:
+                scatter = max(float(np.sqrt(np.mean(off**2))), self._spread.noise)
                 return adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter)), _PHYSICS
         prior, spread, source = choices[best]
-        return adapted(self._features, prior, at, seen, spread), source
+        return adapted(self._features, prior, at, seen, spread, held), source
 
     def _probabilities_kept(self, found: Mapping[str, Adapted]) -> Iterator[Floats]:
         """For each bound of the job, how probably every candidate keeps it."""
@@ -111,10 +116,11 @@ class Outlook:
             yield _probability_below(np.log(site_j), energy.deviation, self._site_bound_j)
 
     def _fits(self, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Floats, Any]:
-        """Probability and draws of fitting, by runs that ended well or out of memory alone."""
+        """Probability and draws of fitting, by runs that trained or ran out of memory alone."""
         load, room = self._candidates.log_load, self._candidates.log_room
         status = np.array([row["status"] for row in rows], str)
-        own = MemoryEvidence(ok_load=load[index[status == "ok"]], oom_load=load[index[status == "oom"]])
+        fitted = (status == "ok") | np.array([is_bounded(row) for row in rows], bool)
+        own = MemoryEvidence(ok_load=load[index[fitted]], oom_load=load[index[status == "oom"]])
         posterior = MemoryPosterior(self._earlier.memory + own, self._framework)
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
@@ -136,6 +142,11 @@ def result(row: Mapping[str, Any], name: str) -> float:
     if name == "avg_power_w" and not known > 0 and row.get("num_gpus"):
         return result(row, "energy_j") / result(row, "iteration_time_s") / float(row["num_gpus"])
     return known
+
+
+def lower_bound(row: Mapping[str, Any], name: str = "iteration_time_s") -> float:
+    """The least time that a run which was ended early would have taken; NaN of others, and of what is no time."""
+    return float(row[name]) if name == "iteration_time_s" and is_bounded(row) else float("nan")
 
 
 def broken_bounds(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jointopt.core.facts import failure_in
+from jointopt.measure.launchers.rows import is_bounded
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import figure
@@ -32,10 +33,10 @@ def why_none(job: Job, runs: Sequence[MeasuredRun]) -> str:
 def same_cause(rows: Sequence[Mapping[str, Any]], launcher: object, retry: str) -> str:
     """Sentences, where the last three of ``rows`` (runs as they ended) failed for one cause and none succeeded.
 
-    Runs out of memory do not count: they are evidence of which plans fit. Blank elsewhere, and where no cause is known.
-    ``retry`` is the option with which plans that failed are run again.
+    Runs out of memory and those ended early do not count: they are evidence on plans. Blank elsewhere, and where no
+    cause is known. ``retry`` is the option with which plans that failed are run again.
     """
-    judged = [row for row in rows if row["status"] != "oom"]
+    judged = [row for row in rows if row["status"] != "oom" and not is_bounded(row)]
     if len(judged) < _ALIKE or any(row["status"] == "ok" for row in judged):
         return ""
     last = [failure_in(row) for row in judged[-_ALIKE:]]

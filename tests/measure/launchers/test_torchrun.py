@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from jointopt.core.errors import LauncherError
+from jointopt.measure.launchers.base import EndsEarly
+from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
@@ -66,6 +68,21 @@ def test_a_run_leaves_no_folder_of_its_own_among_temporary_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     assert TorchrunLauncher(iterations=1, warmup_iterations=1).run(job, PLAN)["status"] == "ok"
     assert [path.name for path in (tmp_path / "tmp").iterdir() if "inductor" not in path.name] == []  # a cache
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "status", "iterations"), [(1e-6, "timeout", 3), (60.0, "ok", 12), (0.0, "ok", 12)]
+)
+def test_a_run_that_is_behind_ends_after_three_iterations_with_its_least_time_as_a_bound(
+    job: Job, behind_s: float, status: str, iterations: int
+) -> None:
+    launcher = TorchrunLauncher(iterations=12, warmup_iterations=1)
+    assert isinstance(launcher, EndsEarly)
+    launcher.behind_s = behind_s
+    row = launcher.run(job, PLAN)
+    assert (row["status"], is_bounded(row)) == (status, status == "timeout")
+    assert f"{iterations} iterations" in row["notes"]
+    assert 1e-6 < row["iteration_time_s"] < 60
 
 
 def test_a_run_whose_memory_does_not_suffice_is_out_of_memory(job: Job) -> None:

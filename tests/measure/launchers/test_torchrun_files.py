@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jointopt.measure.launchers.rows import with_log
 from jointopt.measure.launchers.torchrun import TorchrunProgram, read_result, train_spec
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -48,6 +49,14 @@ def test_the_time_of_a_run_is_the_median_of_its_iterations_and_notes_give_the_sp
     assert row is not None
     assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("ok", 1.0, 2.5)
     assert "3 iterations, spread 50.0%, loss 5 to 3" in row["notes"]
+
+
+def test_the_time_of_a_run_that_was_ended_early_is_the_least_of_its_iterations_and_no_failure_is_logged(tmp_path: Path):
+    row = read_result(written(tmp_path, behind_s=0.8), MODEL)
+    assert row is not None
+    assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("timeout", 0.9, 2.5)
+    assert row["notes"] == "ended early: each of 3 iterations took 0.9 s or more, beyond 0.8"
+    assert with_log(row, tmp_path, kept=False)["notes"] == row["notes"]
 
 
 @pytest.mark.parametrize(("loss", "finite"), [([5.0, 4.0], True), ([5.0, math.nan], False), ([math.inf, 4.0], False)])

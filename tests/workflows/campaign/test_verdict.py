@@ -63,11 +63,14 @@ def test_three_failures_for_one_cause_are_told_with_the_logs_and_what_to_do() ->
     assert "--logs FOLDER keeps them" in same_cause([MISSING] * 3, CommandLauncher("a {result}"), "")
 
 
+BEHIND = {"status": "timeout", "notes": "ended early", "iteration_time_s": 9.0}
+
+
 @pytest.mark.parametrize(
     "rows",
     [[MISSING] * 2, [OK, *[MISSING] * 3], [OOM] * 3, [MISSING, MISSING, {"status": "timeout", "notes": "slow"}],
-     [{"status": "failed", "notes": None}] * 3],
-    ids=["two", "success", "oom", "other", "unknown"],
+     [{"status": "failed", "notes": None}] * 3, [BEHIND] * 3],
+    ids=["two", "success", "oom", "other", "unknown", "behind"],
 )  # fmt: skip
 def test_fewer_failures_others_and_those_beside_a_success_are_no_pattern(rows: list[dict[str, object]]) -> None:
     assert same_cause(rows, None, "--again") == ""
