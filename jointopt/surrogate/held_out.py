@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -116,18 +116,24 @@ def calibrated(
 ) -> Surrogate:
     """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
 
-    ``parts``: held-out predictions per source under ``measured``, ``fitted`` and ``unknown``, by a surrogate whose
-    widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for the three.
+    ``parts``: held-out predictions per source under the kinds of `Widths` (``measured``, ``fitted``, ``unknown``,
+    ``measured_unknown``), by a surrogate whose widths are 1. ``of_pairs``: those of differences, which take one factor
+    more, that with runs of the source and that without.
     """
     widths = replace(surrogate.widths, **{kind: conformal(held) for kind, held in parts.items() if held})
-    apart = [
-        replace(held, half_width=held.half_width * getattr(widths, kind))
-        for kind, each in (of_pairs or {}).items()
-        for held in each
-    ]
-    if apart:
-        widths = replace(widths, difference=conformal(apart))
-    return replace(surrogate, widths=widths)
+    apart: dict[str, list[HeldOut]] = {}
+    for kind, each in (of_pairs or {}).items():
+        name = "measured_difference" if kind.startswith("measured") else "difference"
+        wide = getattr(widths, kind)
+        apart.setdefault(name, []).extend(replace(held, half_width=held.half_width * wide) for held in each)
+    return replace(surrogate, widths=replace(widths, **{name: conformal(held) for name, held in apart.items() if held}))
+
+
+def joined(parts: Sequence[HeldOut]) -> HeldOut | None:
+    """All of ``parts`` as one; None where there are none."""
+    if not parts:
+        return None
+    return HeldOut(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(HeldOut)))
 
 
 def conformal(held: list[HeldOut]) -> float:

@@ -24,10 +24,13 @@ MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more ar
 class Widths:
     """Conformal factors on the process's own 90 % half-width, by how much is known of a run's source."""
 
-    measured: float = 1.0  # runs of the same source are known
-    fitted: float = 1.0  # none are, but its framework has a profile
+    measured: float = 1.0  # runs of the same source are known, and its framework has a profile
+    fitted: float = 1.0  # no runs are, but its framework has a profile
     unknown: float = 1.0
-    difference: float = 1.0  # on top of these, of differences between two plans of one job
+    measured_unknown: float = 1.0  # runs are known, of a framework without a profile
+    # on top of these, of differences between two plans of one job, without runs of its source and with such
+    difference: float = 1.0
+    measured_difference: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        factor = self.width * self.surrogate.widths.difference
+        widths = self.surrogate.widths
+        factor = self.width * (widths.measured_difference if self._measured else widths.difference)
         half_width = Z_90 * factor * self.posterior.contrast_deviation(runs, against)
         return self.mean(runs) - self.mean(against), half_width
 
@@ -140,12 +144,18 @@ class Conditioned:
         widths = self.surrogate.widths
         if self.own is not None:
             return self.own.width
-        return widths.measured if len(self.known) else widths.fitted if self.fitted else widths.unknown
+        if self._measured:
+            return widths.measured if self.fitted else widths.measured_unknown
+        return widths.fitted if self.fitted else widths.unknown
+
+    @property
+    def _measured(self) -> bool:
+        return len(self.known) > 0 or self.own is not None
 
     def inside(self, runs: Runs) -> Bools:
         """Whether what was learned supports ``runs``, (n,)."""
         inside = self.surrogate.inside(runs, self.known)
-        return inside if len(self.known) or self.own is not None else inside & self.fitted
+        return inside if self._measured else inside & self.fitted
 
     def knows_kind(self, runs: Runs) -> bool:
         """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""
