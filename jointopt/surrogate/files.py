@@ -98,9 +98,8 @@ def _mix(path: Path, values: dict[str, Any]) -> Mix:
 
 
 def _widths(values: Mapping[str, Any]) -> Widths:
-    """A card's widths; one written before known frameworks and unknown ones were told apart has the same for both."""
-    same = {"measured_unknown": values["measured"], "measured_difference": values.get("difference", 1.0)}
-    return Widths(**{name: float(width) for name, width in (same | dict(values)).items()})
+    """A card's widths; one written before few runs and many were told apart has the same for both."""
+    return Widths(**{name: float(width) for name, width in {"few": values["measured"], **values}.items()})
 
 
 def _sha256(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class HeldOut:
     mean: Floats
     half_width: Floats
     rows: Ints
+    known: int = 0  # runs of the source that were
 
     @property
     def median_error(self) -> float:
@@ -74,7 +75,7 @@ def predict_rows(
     for source in np.unique(runs.source[test]):
         at = np.flatnonzero(runs.source[test] == source)
         mean[at], width[at], _ = surrogate.predict(runs.take(test[at]), fitted, given)
-    return HeldOut(residual[test], mean, width, test)
+    return HeldOut(residual[test], mean, width, test, len(measured))
 
 
 def predict_pairs(
@@ -91,7 +92,7 @@ def predict_pairs(
         at = np.flatnonzero(runs.source[first] == source)
         known = surrogate.conditioned(str(source), fitted, given)
         mean[at], width[at] = known.difference(runs.take(first[at]), runs.take(second[at]))
-    return HeldOut(residual[first] - residual[second], mean, width, first) if len(first) else None
+    return HeldOut(residual[first] - residual[second], mean, width, first, len(measured)) if len(first) else None
 
 
 def pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
@@ -116,24 +117,28 @@ def calibrated(
 ) -> Surrogate:
     """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
 
-    ``parts``: held-out predictions per source under the kinds of `Widths` (``measured``, ``fitted``, ``unknown``,
-    ``measured_unknown``), by a surrogate whose widths are 1. ``of_pairs``: those of differences, which take one factor
-    more, that with runs of the source and that without.
+    ``parts``: held-out predictions per source under ``measured``, ``few``, ``fitted`` and ``unknown``, by a surrogate
+    whose widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for all of these.
     """
     widths = replace(surrogate.widths, **{kind: conformal(held) for kind, held in parts.items() if held})
-    apart: dict[str, list[HeldOut]] = {}
-    for kind, each in (of_pairs or {}).items():
-        name = "measured_difference" if kind.startswith("measured") else "difference"
-        wide = getattr(widths, kind)
-        apart.setdefault(name, []).extend(replace(held, half_width=held.half_width * wide) for held in each)
-    return replace(surrogate, widths=replace(widths, **{name: conformal(held) for name, held in apart.items() if held}))
+    apart = [
+        replace(held, half_width=held.half_width * getattr(widths, kind))
+        for kind, each in (of_pairs or {}).items()
+        for held in each
+    ]
+    if apart:
+        widths = replace(widths, difference=conformal(apart))
+    return replace(surrogate, widths=widths)
 
 
 def joined(parts: Sequence[HeldOut]) -> HeldOut | None:
     """All of ``parts`` as one; None where there are none."""
     if not parts:
         return None
-    return HeldOut(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(HeldOut)))
+    truth, mean, half_width, rows = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("truth", "mean", "half_width", "rows")
+    )
+    return HeldOut(truth, mean, half_width, rows, parts[0].known)
 
 
 def conformal(held: list[HeldOut]) -> float:

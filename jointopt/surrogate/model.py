@@ -17,6 +17,9 @@ from jointopt.surrogate.trees import Trees
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
+# Counts of runs between which the factor on intervals goes from that of few to that of many: the process's own width
+# has what three leave open, but not what hundreds do.
+FEW_AND_MANY = (3, 20)
 MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
 
 
@@ -24,13 +27,17 @@ MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more ar
 class Widths:
     """Conformal factors on the process's own 90 % half-width, by how much is known of a run's source."""
 
-    measured: float = 1.0  # runs of the same source are known, and its framework has a profile
-    fitted: float = 1.0  # no runs are, but its framework has a profile
+    measured: float = 1.0  # many runs of the same source are known
+    fitted: float = 1.0  # none are, but its framework has a profile
     unknown: float = 1.0
-    measured_unknown: float = 1.0  # runs are known, of a framework without a profile
-    # on top of these, of differences between two plans of one job, without runs of its source and with such
-    difference: float = 1.0
-    measured_difference: float = 1.0
+    difference: float = 1.0  # on top of these, of differences between two plans of one job
+    few: float = 1.0  # a few runs of the same source are known
+
+    def of_measured(self, count: int) -> float:
+        """The factor where so many runs of the same source are known."""
+        few, many = np.log(FEW_AND_MANY)
+        share = np.clip((np.log(max(count, 1)) - few) / (many - few), 0.0, 1.0)
+        return float(self.few ** (1.0 - share) * self.measured**share)
 
 
 @dataclass(frozen=True)
@@ -133,8 +140,7 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        widths = self.surrogate.widths
-        factor = self.width * (widths.measured_difference if self._measured else widths.difference)
+        factor = self.width * self.surrogate.widths.difference
         half_width = Z_90 * factor * self.posterior.contrast_deviation(runs, against)
         return self.mean(runs) - self.mean(against), half_width
 
@@ -144,18 +150,14 @@ class Conditioned:
         widths = self.surrogate.widths
         if self.own is not None:
             return self.own.width
-        if self._measured:
-            return widths.measured if self.fitted else widths.measured_unknown
+        if len(self.known):
+            return widths.of_measured(len(self.known))
         return widths.fitted if self.fitted else widths.unknown
-
-    @property
-    def _measured(self) -> bool:
-        return len(self.known) > 0 or self.own is not None
 
     def inside(self, runs: Runs) -> Bools:
         """Whether what was learned supports ``runs``, (n,)."""
         inside = self.surrogate.inside(runs, self.known)
-        return inside if self._measured else inside & self.fitted
+        return inside if len(self.known) or self.own is not None else inside & self.fitted
 
     def knows_kind(self, runs: Runs) -> bool:
         """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""

@@ -72,17 +72,6 @@ def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None
     assert known.difference(THREE, THREE.take(np.array([0])))[1] == pytest.approx(6.0 * Z_90 * deviation)
 
 
-def test_differences_after_measured_runs_have_a_factor_of_their_own() -> None:
-    off = HeldOut(np.linspace(0.0, 1.0, 11), np.zeros(11), np.full(11, 0.3), np.arange(11))
-    unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
-    pairs_off = {"fitted": [replace(off, truth=2.0 * off.truth)], "measured_unknown": [off]}
-    widths = calibrated(unseen, {"fitted": [off], "measured_unknown": [off]}, pairs_off).widths
-    assert (widths.difference, widths.measured_difference) == (pytest.approx(2.0), pytest.approx(1.0))
-    known = replace(unseen, widths=widths).conditioned("a", False, (THREE, np.zeros(3)))
-    deviation = known.posterior.contrast_deviation(THREE, THREE.take(np.array([0])))
-    assert known.difference(THREE, THREE.take(np.array([0])))[1] == pytest.approx(3.0 * Z_90 * deviation)
-
-
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
 
 
