@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from jointopt.spec.model import Model
+
 HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
 _SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]
 
@@ -30,6 +32,13 @@ def with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) ->
     heads, filled = shape["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
     heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
     return runs.assign(num_attention_heads=heads, **{HEADS_FROM_KIN: filled})
+
+
+def model_as_kin(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
+    """A model's shape as a row of each source of ``runs``, for `with_heads_of_kin`."""
+    sources = runs["source"].unique() if "source" in runs else [None]
+    shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}
+    return pd.DataFrame([{"source": source, **shape} for source in sources])
 
 
 def _shape(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,11 @@ def _mix(path: Path, values: dict[str, Any]) -> Mix:
     return Mix(trees, float(values["weight"]), bool(values["beyond"]), tuple(map(str, values["names"])))
 
 
+def _widths(values: Mapping[str, Any]) -> Widths:
+    """A card's widths; one written before few runs and many were told apart has the same for both."""
+    return Widths(**{name: float(width) for name, width in {"few": values["measured"], **values}.items()})
+
+
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -124,7 +130,7 @@ def load(folder: Path) -> Surrogate:
             kernel=_kernel(model["kernel"]), trees=Trees.read(folder / TREES, model["booster"]),
             feature_names=tuple(model["feature_names"]),
             support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
-            widths=Widths(**{name: float(width) for name, width in model["widths"].items()}), card=card,
+            widths=_widths(model["widths"]), card=card,
             own=tuple(_own(folder, number, values) for number, values in enumerate(model["own"])),
         )  # fmt: skip
         _check_sizes(surrogate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ class HeldOut:
     mean: Floats
     half_width: Floats
     rows: Ints
+    known: int = 0  # runs of the source that were
 
     @property
     def median_error(self) -> float:
@@ -74,7 +75,7 @@ def predict_rows(
     for source in np.unique(runs.source[test]):
         at = np.flatnonzero(runs.source[test] == source)
         mean[at], width[at], _ = surrogate.predict(runs.take(test[at]), fitted, given)
-    return HeldOut(residual[test], mean, width, test)
+    return HeldOut(residual[test], mean, width, test, len(measured))
 
 
 def predict_pairs(
@@ -91,7 +92,7 @@ def predict_pairs(
         at = np.flatnonzero(runs.source[first] == source)
         known = surrogate.conditioned(str(source), fitted, given)
         mean[at], width[at] = known.difference(runs.take(first[at]), runs.take(second[at]))
-    return HeldOut(residual[first] - residual[second], mean, width, first) if len(first) else None
+    return HeldOut(residual[first] - residual[second], mean, width, first, len(measured)) if len(first) else None
 
 
 def pairs(runs: Runs, rows: Ints, seed: int = 0) -> tuple[Ints, Ints]:
@@ -116,8 +117,8 @@ def calibrated(
 ) -> Surrogate:
     """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
 
-    ``parts``: held-out predictions per source under ``measured``, ``fitted`` and ``unknown``, by a surrogate whose
-    widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for the three.
+    ``parts``: held-out predictions per source under ``measured``, ``few``, ``fitted`` and ``unknown``, by a surrogate
+    whose widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for all of these.
     """
     widths = replace(surrogate.widths, **{kind: conformal(held) for kind, held in parts.items() if held})
     apart = [
@@ -128,6 +129,16 @@ def calibrated(
     if apart:
         widths = replace(widths, difference=conformal(apart))
     return replace(surrogate, widths=widths)
+
+
+def joined(parts: Sequence[HeldOut]) -> HeldOut | None:
+    """All of ``parts`` as one; None where there are none."""
+    if not parts:
+        return None
+    truth, mean, half_width, rows = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("truth", "mean", "half_width", "rows")
+    )
+    return HeldOut(truth, mean, half_width, rows, parts[0].known)
 
 
 def conformal(held: list[HeldOut]) -> float:

@@ -14,6 +14,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.runs.database import without_password
+from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.table import checked_results
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
@@ -119,10 +120,15 @@ class Measurements:
         return self.take(same & self.table["status"].isin(LEARNED_FROM))
 
     def evidence(self, job: Job, source: str) -> Evidence:
-        """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``."""
+        """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
+
+        Where they do not state attention heads, those as wide as the job's model have its heads.
+        """
         here = self.on(job.cluster.gpu.id)
         if here.table.empty:
             return Evidence()
+        if lacks_heads(here.table):
+            here = replace(here, kin=model_as_kin(job.model, here.table))
         try:
             works = [work for work in here.workloads[0] if kind(work.job) == kind(job)]
         except TableError as error:

@@ -17,6 +17,9 @@ from jointopt.surrogate.trees import Trees
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
+# Counts of runs between which the factor on intervals goes from that of few to that of many: the process's own width
+# has what three leave open, but not what hundreds do.
+FEW_AND_MANY = (3, 20)
 MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
 
 
@@ -24,10 +27,17 @@ MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more ar
 class Widths:
     """Conformal factors on the process's own 90 % half-width, by how much is known of a run's source."""
 
-    measured: float = 1.0  # runs of the same source are known
+    measured: float = 1.0  # many runs of the same source are known
     fitted: float = 1.0  # none are, but its framework has a profile
     unknown: float = 1.0
     difference: float = 1.0  # on top of these, of differences between two plans of one job
+    few: float = 1.0  # a few runs of the same source are known
+
+    def of_measured(self, count: int) -> float:
+        """The factor where so many runs of the same source are known."""
+        few, many = np.log(FEW_AND_MANY)
+        share = np.clip((np.log(max(count, 1)) - few) / (many - few), 0.0, 1.0)
+        return float(self.few ** (1.0 - share) * self.measured**share)
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,9 @@ class Conditioned:
         widths = self.surrogate.widths
         if self.own is not None:
             return self.own.width
-        return widths.measured if len(self.known) else widths.fitted if self.fitted else widths.unknown
+        if len(self.known):
+            return widths.of_measured(len(self.known))
+        return widths.fitted if self.fitted else widths.unknown
 
     def inside(self, runs: Runs) -> Bools:
         """Whether what was learned supports ``runs``, (n,)."""

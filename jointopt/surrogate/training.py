@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import CATEGORY
 from jointopt.surrogate.dataset import Priced, price, timed_runs
 from jointopt.surrogate.evidence import power_log_ratio
-from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split, predict_pairs, predict_rows
+from jointopt.surrogate.held_out import (
+    HeldOut,
+    calibrated,
+    group_folds,
+    joined,
+    measured_split,
+    predict_pairs,
+    predict_rows,
+)
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
@@ -29,7 +37,9 @@ STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
 MOST_SUPPORT = 500  # runs kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
-PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False), ("unseen_three", 3, False))
+PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False))
+FEW = (("few", True), ("unseen_few", False))
+ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
 LEAST_ROWS = 20
 BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
 MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
@@ -179,26 +189,29 @@ def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldO
     """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
     rows, known = data.of({name}), data.known.runs
     folds = group_folds(known.group[rows])
-    parts = [predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds]
-    columns = ([getattr(part, each.name) for part in parts] for each in fields(HeldOut))
-    return HeldOut(*map(np.concatenate, columns)) if parts else None
+    return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
 
 
 def leave_source_out(
     data: TrainingSet, surrogate: Surrogate, name: str, per_group: int, seed: int = 0, fitted: bool = True,
-    predicted: Callable[..., HeldOut | None] = predict_rows,
+    predicted: Callable[..., HeldOut | None] = predict_rows, group: str = "group",
 ) -> HeldOut | None:  # fmt: skip
     """Nothing of the source known but what `measured_split` draws from it, ``per_group`` runs of each group, pooled.
 
+    ``group``: "group", or "source" for so many runs of each cluster and software.
     ``fitted``: its framework's profile is known. ``predicted``: `predict_rows`, or `predict_pairs` for differences.
+    Of a source of which a draw leaves few runs to judge there are several draws.
     """
     rows = data.of({name})
     runs, residual = (data.known.runs, data.known_residual) if fitted else (data.unknown.runs, data.unknown_residual)
-    split = measured_split(runs.group[rows], per_group, seed)
-    if split is None:
+    groups = getattr(runs, group)[rows]
+    first = measured_split(groups, per_group, seed)
+    if first is None:
         return None
-    chosen, test = split
-    return predicted(surrogate, runs, residual, rows[test], rows[chosen], fitted)
+    draws = min(-(-ENOUGH_JUDGED // len(first[1])), MOST_DRAWS) if per_group else 1
+    splits = (measured_split(groups, per_group, seed + draw) for draw in range(draws))
+    answers = (predicted(surrogate, runs, residual, rows[s[1]], rows[s[0]], fitted) for s in splits if s is not None)
+    return joined([answer for answer in answers if answer is not None])
 
 
 @dataclass(frozen=True)
@@ -213,6 +226,8 @@ class Scores:
     ten: HeldOut | None
     unseen: HeldOut | None  # as source_out and three, under a framework without a profile
     unseen_three: HeldOut | None
+    few: HeldOut | None = None  # three runs of each cluster and software, with a profile of it and without
+    unseen_few: HeldOut | None = None
     pairs: Mapping[str, HeldOut | None] = field(default_factory=dict)  # of differences: source_out, three, and unseen
 
 
@@ -230,7 +245,12 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
             kind: leave_source_out(data, surrogate, name, count, seed, fitted, predict_pairs)
             for kind, count, fitted in PAIRS
         }
-        scores.append(Scores(name, physics, group_out, none, three, ten, unseen, unseen_three, of_pairs))
+        few, few_pairs = (
+            {kind: leave_source_out(data, surrogate, name, 3, seed, fitted, of, "source") for kind, fitted in FEW}
+            for of in (predict_rows, predict_pairs)
+        )
+        pairs = of_pairs | few_pairs
+        scores.append(Scores(name, physics, group_out, none, three, ten, unseen, unseen_three, pairs=pairs, **few))
     return scores
 
 
@@ -239,7 +259,8 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
     # By how much was known: runs of the source, a profile of its framework, neither. Profiles were fitted to recorded
     # sources, so that a cluster of one's own lies between these under their profile and under none.
     kinds = {
-        "measured": ("group_out", "three", "unseen_three"), "fitted": ("source_out", "unseen"), "unknown": ("unseen",),
+        "measured": ("group_out",), "few": ("few", "unseen_few"),
+        "fitted": ("source_out", "unseen"), "unknown": ("unseen",),
     }  # fmt: skip
     held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
     pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
@@ -249,22 +270,27 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
 def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
     """Median errors and coverage per source, one row each, and their means; intervals have the factors ``widths``."""
     w = widths or Widths()
-    apart = w.fitted * w.difference, w.measured * w.difference
     rows = []
     for s in scores:
         held = {
             "group out": (s.group_out, w.measured), "source out": (s.source_out, w.fitted),
-            "+3 runs": (s.three, w.measured), "+10 runs": (s.ten, w.measured),
-            "framework unknown": (s.unseen, w.unknown), "framework unknown, +3 runs": (s.unseen_three, w.measured),
+            "+3 runs": _after(s.three, w), "+10 runs": _after(s.ten, w), "framework unknown": (s.unseen, w.unknown),
+            "framework unknown, +3 runs": _after(s.unseen_three, w),
         }  # fmt: skip
         row: dict[str, Any] = {"source": s.source, "physics": s.physics}
         row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
-        held["differences"] = s.pairs.get("source_out"), apart[0]
-        held["differences, +3 runs"] = s.pairs.get("three"), apart[1]
+        of_pairs = {"differences": (s.pairs.get("source_out"), w.fitted)}
+        of_pairs["differences, +3 runs"] = _after(s.pairs.get("three"), w)
+        held |= {name: (h, factor * w.difference) for name, (h, factor) in of_pairs.items()}
         rows.append(row | {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()})
     table = pd.DataFrame(rows)
     mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
     return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
+
+
+def _after(held: HeldOut | None, widths: Widths) -> tuple[HeldOut | None, float]:
+    """Held-out predictions after some runs of the source, and the factor on their half-widths."""
+    return held, widths.of_measured(held.known) if held else 1.0
 
 
 def train(
@@ -316,8 +342,7 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     origin = str(data.source[0])
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
-    if held:
-        every = HeldOut(*(np.concatenate([getattr(h, f.name) for _, h in held]) for f in fields(HeldOut)))
+    if (every := joined([each for _, each in held])) is not None:
         row |= {"group out": every.median_error, "group out covered": every.coverage}
     table = pd.DataFrame([row, row | {"source": "mean"}])
     table.attrs |= _attributes(data, held, found)

@@ -20,6 +20,7 @@ from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import price
 from jointopt.surrogate.evidence import evidence_by_source
+from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
 
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
@@ -108,6 +109,16 @@ def test_measured_runs_without_heads_have_those_of_the_table_they_are_for(runs):
     blank = table[:3].assign(num_attention_heads=np.nan)
     assert errors(table[3:], blank) == pytest.approx(errors(table[3:], table[:3]))
     assert np.median(errors(table[3:], blank)) < 0.01
+
+
+def test_measured_runs_without_heads_have_those_of_the_jobs_model(runs):
+    odd = {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 160}
+    job = replace(JOB, model=replace(JOB.model, num_attention_heads=160, num_query_groups=160))
+    table = runs(job, model="mine", **odd)
+    stated, blank = table[:3], table[:3].assign(num_attention_heads=np.nan)
+    known = JobModel.of(job, measured=stated).evidence.residual
+    assert JobModel.of(job, measured=blank).evidence.residual == pytest.approx(known)
+    assert (np.abs(JobModel.of(JOB, measured=blank).evidence.residual - known) > 0.01).all()
 
 
 def test_one_broken_run_among_six_moves_the_others_little(runs):

@@ -259,6 +259,11 @@ DAMAGE = {
 }
 
 
+def test_a_card_of_before_few_runs_were_told_from_many_has_one_width_for_both(folder: Path) -> None:
+    _card(widths={"measured": 1.4, "fitted": 0.8, "unknown": 1.0, "difference": 1.3})(folder)
+    assert load(folder).widths == Widths(measured=1.4, fitted=0.8, difference=1.3, few=1.4)
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_no_surrogate_is_refused_in_one_sentence_and_runs_nothing(folder: Path, damage: str) -> None:
     DAMAGE[damage](folder)

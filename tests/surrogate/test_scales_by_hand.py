@@ -133,7 +133,7 @@ def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior()
 
 
 def surrogate(support: Runs, residual: np.ndarray) -> Surrogate:
-    return Surrogate(default_kernel(1), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3))
+    return Surrogate(default_kernel(1), None, ("log2_tp",), support, residual, Widths(1.1, 1.2, 1.3, few=1.4))
 
 
 def rows(n: int, source: str, peak: float = 8.0) -> Runs:
@@ -157,9 +157,15 @@ def test_of_seven_runs_of_one_plan_the_median_counts_alone() -> None:
     mean, width, _ = model.predict(new, True, (rows(7, "b"), seven))
     alone = condition(model.kernel, new, np.array([0.4])).predict(new)
     assert mean == pytest.approx(alone[0])
-    assert width == pytest.approx(1.645 * 1.1 * alone[1])
+    assert width == pytest.approx(1.645 * 1.4 * alone[1])
     six = condition(model.kernel, rows(6, "b"), seven[:6]).predict(new)[0]
     assert model.predict(new, True, (rows(6, "b"), seven[:6]))[0] == pytest.approx(six)
+
+
+@pytest.mark.parametrize(("count", "factor"), [(1, 1.4), (3, 1.4), (8, 1.2361), (20, 1.1), (500, 1.1)])
+def test_the_factor_goes_from_that_of_few_runs_to_that_of_many(count: int, factor: float) -> None:
+    # of 8 runs: log(8 / 3) / log(20 / 3) of the way is 0.5170, and 1.4 ** 0.483 * 1.1 ** 0.517 = 1.2359
+    assert Widths(1.1, few=1.4).of_measured(count) == pytest.approx(factor, abs=3e-4)
 
 
 @pytest.mark.parametrize(("peak", "inside"), [(8.069, True), (8.071, False)])
