@@ -176,9 +176,6 @@ def _check_values(surrogate: Surrogate) -> None:
         raise ValueError(f"strength {trees.strength}, expected 0 to 1")
     if not all(isinstance(name, str) for name in surrogate.feature_names):
         raise ValueError("the name of a feature is no text")
-    signs = (trees.settings["monotone"] if trees is not None else None) or ()
-    if not all(isinstance(sign, int) for sign in signs):
-        raise ValueError("the sign of a monotone feature is no whole number")
     for row in surrogate.card.get("error", {}).values():
         if not all(isinstance(value, float | int) for value in row.values()):
             raise ValueError("an error on held-out groups is no number")

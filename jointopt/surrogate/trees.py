@@ -75,6 +75,10 @@ class Trees:
         given = settings["parameters"]
         if set(given) != SETTINGS:
             raise ValueError(f"settings {', '.join(given)}, expected {', '.join(sorted(SETTINGS))}")
+        for name in ("monotone", "categories"):
+            listed = given[name]
+            if not (listed is None or (isinstance(listed, list) and all(isinstance(one, int) for one in listed))):
+                raise ValueError(f"{name} of the trees is no list of whole numbers")
         low, high = (np.asarray(settings[name], dtype=np.float64) for name in ("low", "high"))
         return cls(given, low, high, path)
 

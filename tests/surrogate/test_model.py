@@ -243,6 +243,8 @@ DAMAGE = {
     "a category of another table": _setting(categories=[99]),
     "a sign too few": _setting(monotone=[-1]),
     "a sign that is a list": _setting(monotone=[[1]]),
+    "signs that are a number": _setting(monotone=0),
+    "categories that are text": _setting(categories="1"),
     "a feature that is a list": _card(support_features=[["log2_tp"]]),
     "a feature of trees that is a list": lambda folder: _first_feature(folder, ["log2_tp"]),
     "text for a width": _card(widths={"measured": "wide"}),
