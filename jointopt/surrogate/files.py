@@ -192,19 +192,14 @@ def _check_sizes(surrogate: Surrogate) -> None:
         "lengths": {len(FEATURES), len(surrogate.kernel.lengths)},
     }
     if trees is not None:
-        width = len(surrogate.feature_names)
-        signs = len(trees.settings["monotone"] or trees.low)
-        sizes["features"] = {width, signs, *trees.low.shape, *trees.high.shape}
-        if not all(0 <= column < width for column in trees.settings["categories"] or ()):
-            raise ValueError("a category is no column of the trees")
+        sizes["features"] = {len(surrogate.feature_names), len(trees.low)}
     for own in surrogate.own:
         kernel = own.kernel or surrogate.kernel
         sizes[f"constants of {own.source}"] = {constants, len(kernel.constants)}
         sizes[f"lengths of {own.source}"] = {len(FEATURES), len(kernel.lengths)}
         for of, mix in (("time", own.time), ("power", own.power_mix)):
             if mix.trees is not None:
-                width = len(mix.names) + constants
-                sizes[f"features of {of} of {own.source}"] = {width, *mix.trees.low.shape, *mix.trees.high.shape}
+                sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")

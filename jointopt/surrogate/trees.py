@@ -75,11 +75,8 @@ class Trees:
         given = settings["parameters"]
         if set(given) != SETTINGS:
             raise ValueError(f"settings {', '.join(given)}, expected {', '.join(sorted(SETTINGS))}")
-        for name in ("monotone", "categories"):
-            listed = given[name]
-            if not (listed is None or (isinstance(listed, list) and all(isinstance(one, int) for one in listed))):
-                raise ValueError(f"{name} of the trees is no list of whole numbers")
         low, high = (np.asarray(settings[name], dtype=np.float64) for name in ("low", "high"))
+        _check(given, low, high)
         return cls(given, low, high, path)
 
     def save(self, path: Path) -> dict[str, Any]:
@@ -132,3 +129,15 @@ class Trees:
         from jointopt.surrogate.tree_files import load_forest
 
         return load_forest(self.source, len(self.low)) if isinstance(self.source, Path) else None
+
+
+def _check(settings: Mapping[str, Any], low: Floats, high: Floats) -> None:
+    """ValueError where what a card says of each feature is not of the same number of features."""
+    for name in ("monotone", "categories"):
+        listed = settings[name]
+        if not (listed is None or (isinstance(listed, list) and all(isinstance(one, int) for one in listed))):
+            raise ValueError(f"{name} of the trees is no list of whole numbers")
+    if len({(len(settings["monotone"] or low),), low.shape, high.shape}) > 1:
+        raise ValueError("signs and ranges of the trees differ in number")
+    if not all(0 <= column < len(low) for column in settings["categories"] or ()):
+        raise ValueError("a category is no column of the trees")
