@@ -147,12 +147,12 @@ class CostModel:
         out["peak_memory_gib"] = self.memory_bytes[index] / GIB
         return out | {"violation": self.violation(out)}
 
-    def least_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
+    def least_time_s(self, index: Ints, stage_clock_mhz: Floats, makespan: ms.Makespan = ms.least_makespan_s) -> Floats:
         """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
-            out[at] = self.times(g, rows, clock, ms.least_makespan_s).total_s
+            out[at] = self.times(g, rows, clock, makespan).total_s
         return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:

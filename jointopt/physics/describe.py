@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common, with_host_of
-from jointopt.physics.makespan import least_makespan_s
+from jointopt.physics.makespan import Makespan, Pipelines, least_makespan_s
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
@@ -137,20 +137,48 @@ def moved(job: Job, by: Floats) -> Job:
     return job
 
 
+@dataclass
+class _Makespans:
+    """Makespans of the pieces that a model prices in turn, which another of the same pipelines meets again."""
+
+    pieces: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)  # forward and backward (n, pp), (n,)
+
+    def found(self, pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+        """`least_makespan_s`, remembered."""
+        self.pieces.append((forward, backward, least_makespan_s(pipes, rows, forward, backward)))
+        return self.pieces[-1][2]
+
+    def again(self) -> Makespan:
+        """`least_makespan_s`, worked out for those rows only whose stages take another time than they took."""
+        pieces = iter(self.pieces)
+
+        def known(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+            before_f, before_b, out_s = next(pieces)
+            new = np.flatnonzero(((forward != before_f) | (backward != before_b)).any(axis=1))
+            if not len(new):
+                return out_s
+            out_s = out_s.copy()
+            out_s[new] = least_makespan_s(pipes, rows[new], forward[new], backward[new])
+            return out_s
+
+        return known
+
+
 def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Floats:
     """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
 
     By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
     `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
     """
-    models, common = [], Common(physics.hardware, physics.shapes)
+    times, common, makespans = [], Common(physics.hardware, physics.shapes), _Makespans()
+    time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
     for name, move in _MOVES.items():
         job = move(physics.job, STEP)
         if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
             model = copy.copy(physics)
             model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
+            times.append(model.least_time_s(index, stage_clock_mhz, makespans.again()))
         else:
             model = CostModel(job, physics.layouts, physics.hardware.constants, common=common)
-        models.append(model)
-    time_s = physics.least_time_s(index, stage_clock_mhz)
-    return np.log([model.least_time_s(index, stage_clock_mhz) / time_s for model in models]).T / STEP
+            times.append(model.least_time_s(index, stage_clock_mhz))
+    return np.log(np.array(times) / time_s).T / STEP

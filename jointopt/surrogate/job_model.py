@@ -150,9 +150,11 @@ class JobModel:
         out = np.stack([np.zeros(count), np.ones(count), np.zeros(count)])
         if (correction := self._correction) is None:
             return out
+        # those of one depth and number of chunks in a row: all that follows works on such at once
+        order = np.lexsort((layouts["vpp"], layouts["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
-            at = slice(start, min(start + _CHUNK, count))
-            physics, every = CostModel(self._moved, _rows(layouts, at)), np.arange(at.stop - at.start)
+            at = order[start : start + _CHUNK]
+            physics, every = CostModel(self._moved, _rows(layouts, at)), np.arange(len(at))
             runs = self._runs(physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
             power = correction.power(runs, _watts(correction, physics, every))
             out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w

@@ -6,6 +6,7 @@ read without a word.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     import xgboost
 
 _MOST_NODES = 1 << 22
-_ROWS = 100  # walked at a time: their nodes stay in the cache
+_ROWS = 16_384  # answered at a time: their columns stay in the cache
+_Columns = npt.NDArray[np.float32]  # (k, n)
+_Places = npt.NDArray[np.unsignedinteger[Any]]
+_Ranges = tuple[list[float], list[float]]  # lowest and highest value of each column
 _OF_NODES = ("left_children", "right_children", "parents", "split_indices", "split_conditions", "default_left")
 
 
@@ -36,25 +40,53 @@ class Forest:
     threshold: npt.NDArray[np.float32]
     leaf: Floats  # value of a leaf, 0 of other nodes
     first: Ints  # first node of each tree, (trees,)
-    depth: int
     base: float
 
     def predict(self, features: Floats) -> Floats:
         """Sum of the trees (n,) for features (n, k) without blanks, as XGBoost's in single precision.
 
-        For the few thousand plans of a search: to import XGBoost takes a second and a half.
+        For the thousands of plans of a search: to import XGBoost takes a second and a half. Rows that are alike are
+        quickest one after the other, as splits that all of them take the same way are not looked at.
         """
-        x, out = features.astype(np.float32), np.empty(len(features))
-        children = np.stack([self.right, self.left], axis=1).ravel()
-        for start in range(0, len(x), _ROWS):
-            some = x[start : start + _ROWS]
-            row = np.arange(len(some))[:, None] * x.shape[1]
-            node = np.broadcast_to(self.first, (len(some), len(self.first)))
-            for _ in range(self.depth):
-                lower = some.ravel().take(row + self.feature.take(node)) < self.threshold.take(node)
-                node = children.take(2 * node + lower)
-            out[start : start + _ROWS] = self.base + self.leaf.take(node).sum(axis=1)
+        out = np.full(len(features), self.base)
+        for start in range(0, len(features), _ROWS):
+            rows = slice(start, start + _ROWS)
+            columns = np.ascontiguousarray(features[rows].T, dtype=np.float32)
+            ranges = columns.min(axis=1).tolist(), columns.max(axis=1).tolist()
+            for root in self.first.tolist():
+                leaves: list[float] = []
+                places = self._places(root, columns, ranges, leaves)
+                out[rows] += np.take(leaves, places)
         return out
+
+    def _places(self, node: int, columns: _Columns, ranges: _Ranges, leaves: list[float]) -> _Places:
+        """Where the leaf of each row (n,) below ``node`` stands in ``leaves``, which those reached are appended to.
+
+        By bits of whole columns: to follow each row from node to node takes three times as long.
+        """
+        (left, right, feature, threshold), (low, high) = self._splits, ranges
+        while left[node] != node and (high[feature[node]] < threshold[node] or low[feature[node]] >= threshold[node]):
+            node = left[node] if high[feature[node]] < threshold[node] else right[node]
+        if left[node] == node:
+            leaves.append(float(self.leaf[node]))
+            return np.array(len(leaves) - 1, self._place)
+        lower: _Places = np.negative(
+            (columns[feature[node]] < self.threshold[node]).astype(self._place)
+        )  # all bits or none
+        sides = [self._places(child[node], columns, ranges, leaves) for child in (left, right)]
+        lower &= sides[0] ^ sides[1]
+        lower ^= sides[1]
+        return lower
+
+    @functools.cached_property
+    def _splits(self) -> tuple[list[int], list[int], list[int], list[float]]:
+        return self.left.tolist(), self.right.tolist(), self.feature.tolist(), self.threshold.tolist()
+
+    @functools.cached_property
+    def _place(self) -> type[np.uint8 | np.uint16 | np.uint32]:
+        """The smallest kind of number that tells the leaves of any tree apart."""
+        most = np.diff([*self.first.tolist(), len(self.left)]).max()
+        return np.uint8 if most <= 2**8 else np.uint16 if most <= 2**16 else np.uint32
 
 
 def load_forest(path: Path, width: int) -> Forest:
@@ -69,16 +101,8 @@ def load_forest(path: Path, width: int) -> Forest:
     return Forest(
         left, right, np.where(leaf, 0, arrays["split_indices"]), arrays["split_conditions"].astype(np.float32),
         np.where(leaf, arrays["split_conditions"].astype(np.float32), 0.0).astype(np.float64), first[:-1],
-        max(_depth(tree) for tree in trees), float(learner["learner_model_param"]["base_score"].strip("[]")),
+        float(learner["learner_model_param"]["base_score"].strip("[]")),
     )  # fmt: skip
-
-
-def _depth(tree: Mapping[str, Any]) -> int:
-    """The longest path of a checked tree, whose children stand behind their nodes."""
-    depth = [0] * len(tree["parents"])
-    for node in range(1, len(depth)):
-        depth[node] = depth[tree["parents"][node]] + 1
-    return max(depth)
 
 
 def load_regressor(path: Path, width: int) -> xgboost.XGBRegressor:

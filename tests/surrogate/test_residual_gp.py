@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.surrogate.posterior import SCALES, condition
+from jointopt.surrogate.posterior import SCALES, _under, condition
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -50,6 +50,13 @@ def test_more_runs_narrow_the_interval():
     new, y = runs(20, seed=9), 0.2 + 0.01 * np.random.default_rng(1).normal(size=64)
     widths = [condition(KERNEL, runs(n), y[:n]).predict(new)[1].mean() for n in (0, 1, 4, 16, 64)]
     assert (np.diff(widths) < 0).all()
+
+
+def test_one_scale_answers_as_two_that_are_the_same():
+    rows, y, new = runs(30), np.random.default_rng(1).normal(0.1, 0.05, 30), runs(8, seed=9)
+    y[4] = 1.2  # noise that is reweighted
+    one, two = (_under(KERNEL, np.ones((n, 5)), np.full(n, 1.0 / n), rows, y)[1].predict(new) for n in (1, 2))
+    np.testing.assert_allclose(one, two, rtol=1e-9)
 
 
 def test_an_outlier_moves_the_mean_little():
