@@ -95,4 +95,4 @@ def local_torchrun(processes: int, folder: Path) -> list[str]:
 
     What it leaves goes to ``folder``; by default that is a folder in /tmp that nobody removes.
     """
-    return [sys.executable, *_TORCHRUN, "--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}"]
+    return [sys.executable, *_TORCHRUN, "--standalone", f"--log-dir={folder}", f"--nproc-per-node={processes}"]
