@@ -56,7 +56,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
     ),
     "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec/plans")),
-    "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py")),
+    "surrogate": (
+        ("jointopt/surrogate", "jointopt/core/units.py"), (),
+        (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),
+    ),
     "polish": (
         ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
         (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
