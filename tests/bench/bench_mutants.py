@@ -46,6 +46,7 @@ HAND = Path(__file__).with_name("wrong_formulas.yaml")
 QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
 NOT_DRAWN = (
     "launchers/process.py",  # it ends processes: a change in which may end those of others
+    "guard",  # so does a guardian, which outlives what started it
     "trainer", "launchers/slurm.py", "launchers/slurm_control.py", "launchers/slurm_fleet.py",
     "launchers/slurm_watch.py",  # tests of PyTorch and Slurm are those of services
 )  # fmt: skip
