@@ -46,6 +46,7 @@ HAND = Path(__file__).with_name("wrong_formulas.yaml")
 QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
 NOT_DRAWN = (
     "launchers/process.py",  # it ends processes: a change in which may end those of others
+    "guard",  # so does a guardian, which outlives what started it
     "trainer", "launchers/slurm.py", "launchers/slurm_control.py", "launchers/slurm_fleet.py",
     "launchers/slurm_watch.py",  # tests of PyTorch and Slurm are those of services
 )  # fmt: skip
@@ -56,7 +57,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
     ),
     "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec/plans")),
-    "surrogate": (("jointopt/surrogate",), (), (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py")),
+    "surrogate": (
+        ("jointopt/surrogate", "jointopt/core/units.py"), (),
+        (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),
+    ),
     "polish": (
         ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
         (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),

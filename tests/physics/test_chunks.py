@@ -13,7 +13,7 @@ from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.makespan import chunk_times_s
+from jointopt.physics.makespan import chunk_times_s, least_makespan_s, most_makespan_s
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.schedule import replay
 from jointopt.spec.job import Job
@@ -76,6 +76,16 @@ def test_chunks_share_their_ranks_time_and_unequal_ones_take_longer(uneven: Cost
     np.testing.assert_allclose(forward.sum(axis=0)[:, 0], t.forward_s[0])
     assert forward[0, 0, 0] > 2.5 * forward[1, 0, 0]
     assert t.makespan_s[0] > t.makespan_s[1]
+
+
+def test_a_pipeline_takes_at_most_what_chunks_as_long_as_the_longest_of_their_rank_take(uneven: CostModel) -> None:
+    pipes, rows = uneven.groups[0].pipelines, np.arange(2)
+    t = uneven.times(0, rows, np.full((2, 2), uneven.top_mhz))
+    longest = [2.0 * s.max(axis=0).T for s in chunk_times_s(pipes, rows[:1], t.forward_s[:1], t.backward_s[:1])[:2]]
+    by_hand = iteration_time_s(*longest, np.array([2]), np.array([2]), pipes.num_micro_batches[:1])
+    most = most_makespan_s(pipes, rows, t.forward_s, t.backward_s)
+    assert most == pytest.approx([by_hand[0], t.makespan_s[1]])
+    assert least_makespan_s(pipes, rows, t.forward_s, t.backward_s)[0] < t.makespan_s[0] < 0.95 * most[0]
 
 
 def test_no_clock_beats_the_bounds_of_unequal_chunks(uneven: CostModel) -> None:

@@ -177,7 +177,7 @@ def test_a_damaged_file_is_replaced_by_all_that_can_be_read_and_is_kept(file: Pa
     assert kept is not None
     assert kept.read_bytes() == bytes(raw)
     assert 1500 < saved <= 2000
-    assert (check(url).faults, len(Store(url).read()), repair(url)[0]) == ((), saved, None)
+    assert (check(url).faults, len(Store(url).read()), repair(url)) == ((), saved, (None, 0, 0))
 
 
 def test_a_repaired_file_has_the_indexes_of_the_damaged_one(file: Path) -> None:

@@ -274,6 +274,17 @@ def test_a_micro_batch_larger_than_the_ranks_share_is_cut_and_a_broken_batch_pad
     assert found.predicted_iteration_time_s[2] == time_s()
 
 
+@pytest.mark.parametrize(("batch", "micro", "padded", "cut"), [
+    (126, 3, 132, 3), (126, 2, 128, 2), (120, 3, 120, 3), (6, 4, 8, 1),
+])  # fmt: skip
+def test_batches_are_padded_to_whole_micro_batches_of_all_four_ranks(
+    batch: int, micro: int, padded: int, cut: int
+) -> None:
+    (work,), _ = workloads(table({"global_batch_size": batch, "micro_batch_size": micro}))
+    assert work.job.training.global_batch_size == padded
+    assert work.plans["micro_batch_size"].tolist() == [cut]
+
+
 def test_clocks_come_from_the_stages_else_from_one_else_the_maximum() -> None:
     assert time_s(stage_clock_mhz="1410;1410") == time_s(clock_mhz=1410) == time_s()
     assert time_s(stage_clock_mhz="900;900") == time_s(stage_clock_mhz=900.0) == time_s(clock_mhz=900) > time_s()

@@ -49,6 +49,14 @@ def test_one_factor_and_equal_sensitivities_cancel_and_noise_counts_twice() -> N
     assert alone.predict(THREE)[1].min() > 5.0
 
 
+def test_the_noise_of_both_runs_is_left_of_a_difference_of_equal_plans_after_runs_too() -> None:
+    known = condition_alone(kernel(noise=0.03), THREE, np.array([0.1, 0.1, -0.1]))
+    assert known.noise_variance is not None
+    twin = known.contrast_deviation(THREE.take(np.array([0])), THREE.take(np.array([1])))
+    assert twin == pytest.approx(np.sqrt(2.0 * known.share @ known.noise_variance))
+    assert known.noise_variance[0] >= 0.3 * 0.03**2
+
+
 def test_a_measured_run_narrows_differences_from_plans_that_are_unlike_it() -> None:
     known = condition_alone(kernel(shape=0.5), THREE, np.array([0.1, 0.1, -0.1]))
     nothing = condition_alone(kernel(shape=0.5), THREE.take(NONE), np.zeros(0))

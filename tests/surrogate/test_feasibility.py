@@ -107,6 +107,13 @@ def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
     assert _loss(_START, ratios[1:]) == pytest.approx(_loss(_START, ratios[:1]))
 
 
+def test_no_probability_is_beyond_its_bounds_by_rounding():
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(GRID)), 50)
+    found = np.array([fit_probability(np.linspace(-3.0, 3.0, 2001), row / row.sum(), MARGIN) for row in weights])
+    assert found.min() >= 0.0
+    assert found.max() <= 1.0
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.floats(-5.0, 5.0), st.floats(0.01, 0.5), st.integers(0, 2**32 - 1))
 def test_the_table_of_fit_probabilities_is_the_sum_over_the_grid(load, plan_sd, seed):

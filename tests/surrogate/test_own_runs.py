@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, folds_by_model, learn_mix, learn_own
+from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, folds_by_model, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
 from jointopt.surrogate.trees import Trees
@@ -85,6 +85,18 @@ def test_answers_for_runs_left_out_hold_nine_in_ten() -> None:
     own, mean, half_width = learn_own(SOURCE, timed(some, residual), KERNEL)
     assert 0.85 <= (np.abs(mean - residual) <= half_width).mean() <= 0.95
     assert own.held_out == "models"
+
+
+@pytest.mark.parametrize(("seed", "slope", "ratio"), [(2, 0.1, 0.983), (1, 0.0, 0.733)])
+def test_a_kernel_of_its_own_must_err_three_in_a_hundred_less(seed: int, slope: float, ratio: float) -> None:
+    some = runs(15, seed)
+    residual = slope * some.features["log2_tp"] + 0.3 * (slope == 0.0) + noise(15)
+    fold, _ = folds_by_model(some)
+    own, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(some, residual), KERNEL, fold, 0)
+    assert (own.kernel is not None) == (ratio < 0.97)
+    if own.kernel is not None:
+        assert errors["kernel"] / errors["process"] == pytest.approx(ratio, abs=0.01)
+        assert np.abs(mean - residual).mean() < 0.02
 
 
 @pytest.mark.parametrize(("models", "groups", "kind"), [(5, 10, "models"), (2, 10, "groups"), (1, 1, "runs")])

@@ -13,10 +13,12 @@ from jointopt.surrogate.residual_gp import (
     Kernel,
     Runs,
     _penalised_likelihood,
+    _task,
     _tasks,
     _unlikelihood,
     default_kernel,
     kinship,
+    learn_alone,
     terms,
     variances,
 )
@@ -150,3 +152,13 @@ def test_learning_weighs_a_prior_on_logarithms_and_on_the_noise_of_each_source()
     own = sum(task.weight * _unlikelihood(kernel, task, 0.06**2)[0] for task in tasks)
     value, _ = _penalised_likelihood(logs, [tasks], centre, 2)
     assert value == pytest.approx(0.125 + 0.5 * (np.log(2) / 0.7) ** 2 + own)
+
+
+def test_runs_of_a_source_learned_alone_count_in_full_beside_the_prior() -> None:
+    y, centre = np.array([0.3, -0.1]), KERNEL.pack()
+    found = learn_alone(TWO, y, KERNEL).pack()
+    at = np.append(np.append(found[:-1], centre[-1]), found[-1])  # noise of the kernel, then that of the source
+    _, slope = _penalised_likelihood(at, [[_task(TWO, y, 1.0)]], centre, 2)
+    _, of_more = _penalised_likelihood(at, [[_task(TWO, y, 1.1)]], centre, 2)
+    assert np.abs(slope).max() < 1e-3
+    assert np.abs(of_more).max() > 0.01

@@ -17,7 +17,7 @@ from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
-from jointopt.workflows.polish import Schedule, _best_within, _by_linear, polish
+from jointopt.workflows.polish import Schedule, _best_within, _by_linear, _by_lowtime, polish
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -165,11 +165,25 @@ def test_a_chunk_of_an_interleaved_stage_takes_its_share_of_the_stage_s_time_and
         assert 2 * twice == pytest.approx(once, rel=0.15)  # transfers of more chunks come on top
 
 
-@pytest.mark.parametrize(("place", "tried"), [(0, True), (1, False), (2, True), (3, False), (46, True)])
-def test_of_a_window_s_48_schedules_every_second_is_tried_as_the_ends_of_a_whole_one(place: int, tried: bool) -> None:
+@pytest.mark.parametrize(
+    ("count", "place", "tried"),
+    [(48, 0, True), (48, 1, False), (48, 2, True), (48, 3, False), (48, 46, True), (3, 1, True)],
+)
+def test_of_a_window_s_schedules_all_or_of_48_every_second_are_tried_as_ends(
+    count: int, place: int, tried: bool
+) -> None:
     schedule = schedule_of("dp=8 pp=4 mbs=1 clock=1980")
     part = window(schedule.problem, 64)
-    candidates = [part.slowest()] * 48
+    candidates = [part.slowest()] * count
     candidates[place] = part.fastest()
     limit_s = schedule.time_s(schedule.problem.fastest()) * (1 + 1e-9)  # which slow ends cannot keep to
     assert bool(_best_within(schedule, part, candidates, limit_s)) == tried
+
+
+def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_plan() -> None:
+    schedule = schedule_of("dp=8 pp=4 mbs=32 clock=1500")
+    problem = schedule.problem
+    unit_s = (problem.makespan_s(problem.slowest()) - problem.makespan_s(schedule.plan_choice(problem))) / 8
+    found = [problem.makespan_s(choice) for choice in _by_lowtime(schedule, problem, unit_s)]
+    assert len(found) > 3
+    assert found[-1] <= problem.makespan_s(schedule.plan_choice(problem)) < min(found[:-1])

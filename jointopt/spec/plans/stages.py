@@ -215,8 +215,7 @@ def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) ->
         layers[rank] += 1
         done += layer_cost
         rank += done * pp > total * (rank + 1)
-    if rank < pp - 1:
-        layers[rank], layers[-1] = 0, layers[rank]
+    layers[rank], layers[-1] = 0, layers[rank]
     return tuple(layers)
 
 

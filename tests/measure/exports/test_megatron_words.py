@@ -196,3 +196,10 @@ def test_megatron_s_own_parser_takes_the_words(archive: str, torch: Any, intent:
     check = [sys.executable, str(PEERS / "megatron_check.py"), str(PEERS / f"megatron-lm-{archive}.tar.xz")]
     done = subprocess.run([*check, str(tmp_path / "cases.json")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_shared_experts_are_one_as_wide_as_all_of_them() -> None:
+    job = job_named("deepseek-v2-lite", gpus=64)  # two shared experts of 1408
+    said = options(intent_of(job, plan_of(job)))
+    assert said["moe-shared-expert-intermediate-size"] == "2816"
+    assert said["moe-ffn-hidden-size"] == "1408"

@@ -48,6 +48,18 @@ def test_backward_products_in_fp8_write_gradients_of_inputs_and_of_weights_in_tw
     assert wide - narrow == pytest.approx(saved)
 
 
+def test_inputs_of_each_expert_are_cast_to_fp8_and_gradients_of_its_outputs() -> None:
+    # on one of eight GPUs two of 16 experts get SEQ tokens each; attention and the router have all of the rank's
+    shapes = (*LAYER_SHAPES[:2], (16, 1024), *((2 * 512, 1024), (1024, 512)) * 2)
+    wide, narrow = (middle(machine=MOVING, model=MOE, dp=8, ep=8, dtype=d) for d in ("bf16", "fp8"))
+    forward = sum(2 * SEQ * n + SEQ * k + n * k for n, k in shapes) / (0.8 * HBM_BYTES_PER_S) * IN_TRAINING
+    backward = sum(2 * SEQ * n + 3 * SEQ * k + 3 * n * k for n, k in shapes) / (0.8 * HBM_BYTES_PER_S) * IN_TRAINING
+    inputs, outputs = (streamed_s(4 * SEQ * sum(widths)) for widths in ([k for _, k in shapes], [n for n, _ in shapes]))
+    saved = [wide[name] - narrow[name] for name in ("forward_memory_s", "backward_memory_s")]
+    assert saved[0] == pytest.approx(operands_s(*shapes) - forward - inputs)
+    assert saved[1] == pytest.approx(2 * operands_s(*shapes) - backward - outputs)
+
+
 def test_a_layer_s_products_and_elementwise_kernels_move_their_operands() -> None:
     # norms, residuals: 10 times the stream forward, 12 backward; rotary embedding of 20 heads of queries and keys;
     # SwiGLU reads two inner activations and writes one, backward reads three and writes two

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from jointopt.core.errors import UsageError
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import _spec, need_lowtime, shortened
+from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.options import Options, Problem
 
 from .conftest import problems
@@ -38,10 +39,18 @@ def test_it_goes_from_the_slowest_schedule_to_about_the_fastest_and_saves_as_the
 
 
 def test_instructions_that_no_clock_changes_leave_nothing_to_shorten() -> None:
-    from jointopt.physics.polish.graph import schedule_graph
-
     fixed = Options(np.array([1000.0]), np.array([1.0]), np.array([1.0]))
     assert len(list(shortened(Problem(schedule_graph(2, 1, 2), [fixed] * 6), 0.1))) == 1
+
+
+def test_seconds_start_where_every_pass_is_at_its_slowest_and_fall_to_the_fastest() -> None:
+    forward = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), np.array([10.0, 4.0]))
+    last = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), np.array([20.0, 16.0]))
+    alone = Problem(schedule_graph(1, 1, 1), [forward, last, last])
+    seconds = np.array(list(shortened(alone, 0.25)))
+    assert seconds[0] == pytest.approx([2.0, 4.0])
+    assert seconds[-1] == pytest.approx([1.0, 2.0])
+    assert np.diff(seconds.sum(axis=1)) == pytest.approx(-0.25)
 
 
 @pytest.mark.parametrize(("last_j", "units"), [(3.9942, [1, 2]), (3.9935, [1, 2, 3])])

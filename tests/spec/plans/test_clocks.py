@@ -27,6 +27,10 @@ def test_a_scalar_clock_holds_for_all_plans():
     assert uniform_stage_clocks(np.array([2, 2]), 600.0).tolist() == [[600.0, 600.0]] * 2
 
 
+def test_no_plans_have_no_stages_and_no_clocks():
+    assert uniform_stage_clocks(np.zeros(0, int), 600.0).shape == (0, 0)
+
+
 @given(st.lists(CLOCKS, max_size=8))
 def test_clock_text_reads_back_exactly(clocks):
     assert parse_stage_clocks(format_stage_clocks(clocks)) == clocks
@@ -42,12 +46,12 @@ def test_whole_clocks_are_written_without_a_point():
 
 
 def test_numbers_blanks_and_lists_are_read_too():
-    cells = [1410, "", None, float("nan"), "1410; 1395", [600, 615.0]]
-    assert [parse_stage_clocks(cell) for cell in cells] == [[1410], [], [], [], [1410, 1395], [600, 615]]
+    cells = [1410, "", None, float("nan"), "1410; 1395", [600, 615.0], "999999"]
+    assert [parse_stage_clocks(cell) for cell in cells] == [[1410], [], [], [], [1410, 1395], [600, 615], [999999]]
 
 
 @pytest.mark.parametrize(
-    "bad", ["fast", "1410;;1395", "-5", "0", "inf", "1410;nan", True, [1410, None], "1410..1395", "1410x0"]
+    "bad", ["fast", "1410;;1395", "-5", "0", "inf", "1410;nan", True, [1410, None], "1410..1395", "1410x0", "1000000"]
 )
 def test_what_is_no_clock_is_named_with_its_place(bad):
     with pytest.raises(PlanError, match="stage_clock_mhz of row 2 must be MHz such as 1410"):
