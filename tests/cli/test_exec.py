@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt as commands
 from jointopt.measure.devices.reading import Series, together
+from tests.processes import gone
 
 PLAN = {"dp": 2, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200]}
 
@@ -164,7 +165,7 @@ def test_where_guardians_are_killed_too_restore_is_offered_and_works(driver, pla
     _, pid = killed_mid_run(driver, plan, with_guardians=True)
     offer = here("exec", "--plan", plan, "--default-clocks", "true").stderr
     assert "put them back with: jointopt clocks restore" in offer
-    assert not psutil.pid_exists(pid)
+    assert gone(pid)
     restored = here("clocks", "restore")
     assert (restored.exit_code, restored.stdout.count("is the driver's again")) == (0, 4)
     assert driver.held() == {}

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
 import pytest
 
 import jointopt
 from jointopt.core.errors import UsageError
 from jointopt.workflows.work import work
+from tests.processes import gone
 from tests.slurm_cluster import Cluster, wait_for
 
 JOB = "opt-350m-2x4-a100"
@@ -104,7 +104,7 @@ def test_a_killed_coordinator_takes_its_workers_along_and_the_next_goes_on_from_
     assert (second.returncode, finished(url)) == (0, Counter(COMPLETE=20)), output
     assert len(calls("begun")) <= 20 + 2 * 3  # what was on its way is evaluated again, nothing else
     assert before > 0
-    assert not any(map(psutil.pid_exists, workers))
+    assert gone(*workers)
 
 
 def test_workers_on_three_nodes_of_slurm_of_which_two_are_killed_lose_nothing(cluster: Cluster, url: str) -> None:

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.launchers.process import run_in_foreground
+from tests.processes import gone
 
 RUN = """
 import sys
@@ -54,7 +54,7 @@ def test_a_program_that_does_not_listen_is_killed_with_its_children_after_the_gr
     program, child = started(0.3, DEAF)
     program.terminate()
     assert program.wait(30) == 137
-    assert not psutil.pid_exists(int(child))
+    assert gone(int(child))
 
 
 def test_a_second_signal_does_not_wait_for_the_grace() -> None:
