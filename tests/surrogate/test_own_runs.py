@@ -87,16 +87,13 @@ def test_answers_for_runs_left_out_hold_nine_in_ten() -> None:
     assert own.held_out == "models"
 
 
-@pytest.mark.parametrize(("seed", "slope", "ratio"), [(2, 0.1, 0.983), (1, 0.0, 0.733)])
-def test_a_kernel_of_its_own_must_err_three_in_a_hundred_less(seed: int, slope: float, ratio: float) -> None:
+@pytest.mark.parametrize(("seed", "slope", "better"), [(2, 0.1, False), (1, 0.0, True)])
+def test_a_kernel_of_its_own_must_err_three_in_a_hundred_less(seed: int, slope: float, better: bool) -> None:
     some = runs(15, seed)
     residual = slope * some.features["log2_tp"] + 0.3 * (slope == 0.0) + noise(15)
     fold, _ = folds_by_model(some)
-    own, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(some, residual), KERNEL, fold, 0)
-    assert (own.kernel is not None) == (ratio < 0.97)
-    if own.kernel is not None:
-        assert errors["kernel"] / errors["process"] == pytest.approx(ratio, abs=0.01)
-        assert np.abs(mean - residual).mean() < 0.02
+    own, _, _, errors = _best_process(OwnRuns(SOURCE), timed(some, residual), KERNEL, fold, 0)
+    assert (own.kernel is not None, errors.get("kernel", np.inf) < 0.97 * errors["process"]) == (better, better)
 
 
 @pytest.mark.parametrize(("models", "groups", "kind"), [(5, 10, "models"), (2, 10, "groups"), (1, 1, "runs")])
