@@ -186,10 +186,10 @@ def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) ->
     Only the slowest stage's move gains much, so most moves are ruled out by the square root of their number.
     """
     _, first, count = np.unique(origin, return_index=True, return_counts=True)
+    if (count <= 2).all():  # as many evaluations as moves
+        return np.zeros(len(origin))
     size = np.ceil(np.sqrt(count)).astype(np.int64)
     starts = np.flatnonzero((np.arange(len(origin)) - np.repeat(first, count)) % np.repeat(size, count) == 0)
-    if not len(starts):
-        return np.zeros(0)
     fastest = np.fmax.reduceat(clocks, starts)
     time_s = problem.evaluate(layout[starts], fastest)["iteration_time_s"]
     return np.repeat(time_s, np.diff(starts, append=len(origin)))
