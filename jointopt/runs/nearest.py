@@ -17,23 +17,32 @@ _OF_PLANS = 4  # a share of the rows, as a divisor
 def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> list[int]:
     """Ids, ascending, of the rows that are wanted; ``kept``: of which rows at all."""
     ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
+    kinds, few = _enough(connection, wanted)
+    most = None if few else wanted.most or wanted.whole
     found: dict[Kind, list[int]] = {}
     first: list[int] = []
-    for number, kind in _kinds(connection, wanted):
+    for number, kind in kinds:
         # one by one, each along the index: together SQLite would read all of them to find the newest
         rows = ids.where(MEASURED.c.kind_id == number)
-        if wanted.plans and kind.plain == next(iter(found), kind.plain):
-            first += connection.scalars(
-                rows.where(MEASURED.c.plan_key.in_(wanted.plans)).limit((wanted.most or wanted.whole or 0) // _OF_PLANS)
-            )
-        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(wanted.whole)))
-        total = sum(map(len, found.values()))
-        if wanted.whole is not None and len(found) > wanted.kinds and total > wanted.whole:
-            break
-    groups = [sorted(group, reverse=True)[: wanted.whole] for group in found.values() if group]
-    total = sum(map(len, groups))
-    few = wanted.whole is None or total <= wanted.whole
-    return shared(first, groups, total if few else wanted.most or wanted.whole or total, wanted.kinds)
+        for plan in wanted.plans if kind.plain == next(iter(found), kind.plain) else ():
+            of_plan = rows.where(MEASURED.c.plan_key == plan)
+            first += connection.scalars(of_plan.limit((wanted.most or wanted.whole or 0) // _OF_PLANS))
+        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(most)))
+    groups = [sorted(group, reverse=True)[:most] for group in found.values() if group]
+    return shared(first, groups, most or sum(map(len, groups)), wanted.kinds)
+
+
+def _enough(connection: sa.Connection, wanted: Wanted) -> tuple[list[tuple[int, Kind]], bool]:
+    """(the related kinds to read, the nearest first, whether all of their rows are): counted in the index alone."""
+    kinds, total = _kinds(connection, wanted), 0
+    if wanted.whole is None:
+        return kinds, True
+    for place, (number, _) in enumerate(kinds, 1):
+        of_kind = sa.select(MEASURED.c.id).where(MEASURED.c.kind_id == number).limit(wanted.whole + 1).subquery()
+        total += connection.scalar(sa.select(sa.func.count()).select_from(of_kind)) or 0
+        if total > wanted.whole and len({kind.plain for _, kind in kinds[:place]}) > wanted.kinds:
+            return kinds[:place], False
+    return kinds, total <= wanted.whole
 
 
 def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
