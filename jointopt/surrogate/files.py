@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -27,9 +28,9 @@ OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they 
 FORMAT = 6
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
-_DAMAGED = (
+DAMAGED = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, OverflowError,
-    zipfile.BadZipFile, zlib.error,
+    zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError,  # the last two: of an array's header
 )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def load(folder: Path) -> Surrogate:
         )  # fmt: skip
         _check_sizes(surrogate)
         _check_values(surrogate)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
         raise TableError(
             f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."

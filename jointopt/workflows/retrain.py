@@ -7,8 +7,6 @@ import hashlib
 import platform
 import shlex
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -26,7 +24,7 @@ from jointopt.runs.database import without_password
 from jointopt.runs.table import checked_results, read_table
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
-from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.files import CARD, DAMAGED, load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, Use, train
 
@@ -161,7 +159,7 @@ def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:
     try:
         with np.load(folder / HELD_OUT, allow_pickle=False) as arrays:
             judged = pd.DataFrame({name: arrays[name] for name in _HELD_OUT_TYPES}).astype(_HELD_OUT_TYPES)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error):
+    except DAMAGED:
         judged = _judged({})  # an earlier version wrote none, and what cannot be read tells nothing
     return set(map(str, card.get("data", {}))), judged
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -222,7 +224,18 @@ def _version_of_zip(folder: Path) -> None:
     (folder / "support.npz").write_bytes(content)
 
 
+def _header_without_end(folder: Path) -> None:
+    text = b"{'descr': (\n"
+    with zipfile.ZipFile(folder / "support.npz", "w") as archive:
+        archive.writestr("residual.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    digest = hashlib.sha256((folder / "support.npz").read_bytes()).hexdigest()
+    card = json.loads((folder / "card.json").read_text())
+    card["model"]["sha256"]["support.npz"] = digest  # as whoever means harm would write it
+    (folder / "card.json").write_text(json.dumps(card))
+
+
 DAMAGE = {
+    "an array whose header does not end": _header_without_end,
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),
     "a pickle as trees": _bytes("trees.json", pickle.dumps(Payload())),
