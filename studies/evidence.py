@@ -113,6 +113,14 @@ class Outcome:
     inter_bytes: float
 
 
+def shown(one: Outcome) -> dict[str, float]:
+    """The columns of a prediction that tables of several studies begin with, in the papers' units."""
+    return {
+        "time s": one.iteration_time_s, "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w,
+        "kernels %": 100.0 * one.kernels,
+    }  # fmt: skip
+
+
 def with_batch(job: Job, batch: int) -> Job:
     """The job at so many sequences per iteration."""
     return replace(job, training=replace(job.training, global_batch_size=batch))

@@ -73,8 +73,8 @@ class _Sweep:
             self.front = merge(self.front, batch)
             little = slack[some] <= LITTLE
             np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
-            more_s = np.where(slack[left] > LITTLE, np.maximum(least_s[of[left]] - bounds[0, left], 0.0), 0.0)
-            bounds[:, left] += np.stack([more_s, self.problem.slope_w(layout[left]) * more_s])
+            known_s = np.where(slack[left] > LITTLE, least_s[of[left]], 0.0)
+            bounds[:, left] = self.problem.raised(layout[left], bounds[0, left], bounds[1, left], known_s)
 
 
 def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = None) -> ExactFront:

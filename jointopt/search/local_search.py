@@ -130,9 +130,9 @@ def move_stages(problem: Problem, front: Columns, evaluations: int) -> tuple[Col
         time_s, energy_j = _bounds(problem, moved, layout, clocks, origin)
         left = np.flatnonzero(_may_be_noticed(front, time_s, energy_j))
         if problem.has_slope:
-            more_s = np.maximum(_together_s(problem, layout[left], clocks[left], origin[left]) - time_s[left], 0.0)
-            more_j = problem.slope_w(layout[left]) * more_s
-            left = left[_may_be_noticed(front, time_s[left] + more_s, energy_j[left] + more_j)]
+            least_s = _together_s(problem, layout[left], clocks[left], origin[left])
+            bounds = problem.raised(layout[left], time_s[left], energy_j[left], least_s)
+            left = left[_may_be_noticed(front, *bounds)]
         front = merge(front, noticeable(front, explicit(problem, layout[left], clocks[left])))
     return front, spent
 
@@ -176,8 +176,7 @@ def _bounds(problem: Problem, plans: Columns, layout: Ints, clocks: Floats, orig
     if not problem.has_slope:
         return time_s, energy_j
     slower = (np.nan_to_num(clocks) <= np.nan_to_num(plans["stage_clock_mhz"][origin])).all(axis=1)
-    more_s = np.where(slower, np.maximum(plans["iteration_time_s"][origin] - time_s, 0.0), 0.0)
-    return time_s + more_s, energy_j + problem.slope_w(layout) * more_s
+    return problem.raised(layout, time_s, energy_j, np.where(slower, plans["iteration_time_s"][origin], 0.0))
 
 
 def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) -> Floats:

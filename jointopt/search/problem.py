@@ -134,6 +134,11 @@ class Problem:
         time_s = self.least_time_s(layout_index, clocks)
         return time_s, self.work(layout_index, clocks) + self.slope_w(layout_index) * time_s
 
+    def raised(self, layout_index: Ints, time_s: Floats, energy_j: Floats, least_s: Floats) -> tuple[Floats, Floats]:
+        """Bounds on time and energy (n,) of plans of a problem with a slope whose times are not below ``least_s``."""
+        more_s = np.maximum(least_s - time_s, 0.0)
+        return time_s + more_s, energy_j + self.slope_w(layout_index) * more_s
+
     def least_time(self, layout_index: Ints, clocks: Floats) -> Floats:
         """Time (n,) that plans of explicit stage clocks (n, S) do not go below."""
         return (self.least_time_s or self._times)(layout_index, clocks)

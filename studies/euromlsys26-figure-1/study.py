@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.spec.jobfile import shipped_job
+from jointopt.studies.evidence import shown
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.euromlsys26_plans import LAYOUTS, SIZES, over_batches
 
@@ -18,8 +19,7 @@ def rows() -> pd.DataFrame:
     plans = {(layout, size): f"{layout} micro_batch_size={size}" for layout in LAYOUTS for size in SIZES}
     return pd.DataFrame([
         {
-            "batch": batch, "layout": layout, "micro-batch": size, "time s": one.iteration_time_s,
-            "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
+            "batch": batch, "layout": layout, "micro-batch": size, **shown(one),
             "occupied %": 100.0 * one.occupied,
         }
         for batch, (layout, size), one in over_batches(shipped_job("opt-350m-8x4-gh200"), plans)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.spec.jobfile import shipped_job
+from jointopt.studies.evidence import shown
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.euromlsys26_plans import EXPERT_LAYOUTS, over_batches
 
@@ -20,8 +21,7 @@ def rows() -> pd.DataFrame:
     plans = {(layout, ep): f"{layout} ep={ep} micro_batch_size=1" for layout in EXPERT_LAYOUTS for ep in DEGREES}
     return pd.DataFrame([
         {
-            "batch": batch, "layout": layout, "ep": ep, "time s": one.iteration_time_s,
-            "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w, "kernels %": 100.0 * one.kernels,
+            "batch": batch, "layout": layout, "ep": ep, **shown(one),
             "network %": 100.0 * one.inter_node,
         }
         for batch, (layout, ep), one in over_batches(shipped_job("olmoe-1b-7b-8x4-gh200"), plans)

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from jointopt.studies.evidence import shown
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.rack_training import COUNTS, LINKS, MODES, link_j, plan, trained
 
@@ -23,8 +24,7 @@ def _row(sweep: str, mode: str, gpus: int, link: float) -> dict[str, object]:
     one = trained(mode, gpus, link)
     return {
         "sweep": sweep, "GPUs": gpus, "link GB/s": link, "mode": mode, "plan": plan(mode, gpus).split(" zero")[0],
-        "time s": one.iteration_time_s, "energy kJ": one.energy_j / 1e3, "power W": one.avg_power_w,
-        "kernels %": 100.0 * one.kernels, "NVLink %": 100.0 * one.intra_node, "network %": 100.0 * one.inter_node,
+        **shown(one), "NVLink %": 100.0 * one.intra_node, "network %": 100.0 * one.inter_node,
         "links J": link_j(one, gpus),
     }  # fmt: skip
 
