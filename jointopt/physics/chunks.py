@@ -7,6 +7,8 @@ round the ring at both ends. So one step is a few operations on all ranks of all
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
@@ -42,40 +44,40 @@ def path_bound_s(first_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Fl
 
 
 def _block_time_s(f: Floats, b: Floats, groups: Ints) -> Floats:
-    """Makespan (n,) of one block of plans; whole groups of pp micro-batches that only repeat are not walked through.
+    """Makespan (n,) of one block of plans, walked from both ends to the middle of two groups of pp micro-batches.
 
-    Once all that the next step reads has moved on by one constant within a group, so it will in each further group: the
-    step takes maxima of sums, which a common constant passes through. Until then plans of 2 groups and more walk side
-    by side however many they have: only the last steps differ. ``groups`` (n,): all 1, or all above.
+    Read backwards in time the schedule is the same one, with passes exchanged: its longest path is the longest way to
+    a cut and on from it, the latter as of plans (b, f). From there on further groups are walked through, but for those
+    that only repeat: once all that the next step reads has moved on by one constant within a group, so it will in each
+    further one, as the step takes maxima of sums. ``groups`` (n,): all 1, or all above.
     """
     v, p, n = f.shape
-    period = p * v
-    steady = (groups - 1) * period - p + 2  # of the latter steps all ranks run both passes
-    state, done, left = _State(f, b, int(groups.max())), min(int(steady[0]), 0), np.maximum(steady, 0) // period
-    state.run(-(period + p - 2), done)
-    time_s, alive = np.empty(n), np.arange(n)
-    while len(alive):
-        last = left[alive] <= 1
-        for count in np.unique(groups[alive[last]]).tolist():
-            some = last & (groups[alive] == count)
-            time_s[alive[some]] = state.of(some).end_s(done, count)
+    period, least = p * v, min(int(groups.min()), 2)
+    cut = (least - 1) * period - p + 2  # steps from the first one with a backward pass of rank 0, of both walks
+    both = _State(np.concatenate([f, b], axis=2), np.concatenate([b, f], axis=2), int(groups.max()))
+    both.run(-(period + p - 2), done := cut // 2)
+    ahead, behind = both.of(slice(n)), both.of(slice(n, None))
+    behind.run(done, cut - done)
+    time_s, alive, left = np.empty(n), np.arange(n), groups - least
+    while True:
+        last = left[alive] == 0
+        time_s[alive[last]] = ahead.of(last).joined_s(behind.of(last), done)
         if last.all():
             return time_s
         if last.any():
-            alive, state = alive[~last], state.of(~last)
-        before = state.values()
-        state.run(done, done + period)
+            alive, ahead, behind = alive[~last], ahead.of(~last), behind.of(~last)
+        before = ahead.values()
+        ahead.run(done, done + period)
+        done += period
         left[alive] -= 1
-        advance = state.values() - before
-        least, most = advance.min(axis=(0, 1)), advance.max(axis=(0, 1))
-        repeats = most - least <= _ALIKE * state.free.max(axis=0)
+        advance = ahead.values() - before
+        fewest, most = advance.min(axis=(0, 1)), advance.max(axis=(0, 1))
+        repeats = most - fewest <= _ALIKE * ahead.free.max(axis=0)
         if repeats.any():
             some = alive[repeats]
-            rest = state.of(repeats).moved(left[some] * most[repeats])
-            time_s[some] = rest.end_s(done + period, int(groups[some[0]] - left[some[0]]))  # one number for all alive
-            alive, state = alive[~repeats], state.of(~repeats)
-        done += period
-    return time_s
+            here_s = ahead.of(repeats).joined_s(behind.of(repeats), done)
+            time_s[some] = here_s + left[some] * most[repeats]
+            alive, ahead, behind = alive[~repeats], ahead.of(~repeats), behind.of(~repeats)
 
 
 class _State:
@@ -92,24 +94,22 @@ class _State:
         """All of it, (3, pp, n); inputs that come from no rank stand in for as when the rank is free."""
         return np.stack([self.free, self.down[1:], self.up[:-1]])
 
-    def of(self, rows: Floats) -> _State:
+    def of(self, rows: Floats | slice) -> _State:
         """Of some plans."""
-        part = _State(self.f[:, :, rows], self.b[:, :, rows], self.groups)
-        part.free, part.down, part.up = self.free[:, rows], self.down[:, rows], self.up[:, rows]
+        part = copy.copy(self)
+        for name in ("f", "b", "free", "down", "up"):
+            setattr(part, name, getattr(self, name)[..., rows])
         return part
 
-    def moved(self, seconds: Floats) -> _State:
-        """So much later, (n,)."""
-        for values in (self.free, self.down, self.up):
-            values += seconds
-        return self
-
-    def end_s(self, start: int, groups: int) -> Floats:
-        """Seconds, (n,), at the end of so many groups, from step ``start`` on."""
+    def joined_s(self, behind: _State, step: int) -> Floats:
+        """Seconds, (n,), of the longest path: to this walk, before ``step``, and on from there as ``behind`` came."""
         v, p, _ = self.f.shape
-        self.groups = groups
-        self.run(start, groups * p * v)
-        return np.asarray(self.free.max(axis=0))
+        paths = [self.free + behind.free, self.down[1:p] + behind.up[1:p], self.up[1:p] + behind.down[1:p]]
+        if (step + p - 2) % (p * v) >= p:  # rank 0's next forward is of no first chunk, so that the last rank sends it
+            paths.append(self.down[p:] + behind.up[:1])
+        if (step + p - 1) % (p * v) >= p:
+            paths.append(self.up[:1] + behind.down[p:])
+        return np.asarray(np.concatenate(paths).max(axis=0))
 
     def run(self, start: int, stop: int) -> None:
         """Walk through the steps ``start`` to ``stop`` - 1."""

@@ -57,6 +57,7 @@ class CostModel:
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
+        self.distinct: list[tuple[pc.StageCosts, Floats]] = []  # costs and ceilings of the ranks that differ, by group
         self._energy_terms: dict[int, pc.EnergyTerms] = {}  # by group, of those whose energy was asked for
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
@@ -95,7 +96,9 @@ class CostModel:
             lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
             ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
             self.limits_w.append(limit_w)
-            self.groups.append(pc.paused(costs, duty).of_all_ranks())
+            costs = pc.paused(costs, duty)
+            self.distinct.append((costs, ceiling))
+            self.groups.append(costs.of_all_ranks())
             self.ceilings.append(ceiling if costs.kind is None else pc.over_ranks(ceiling, costs.kind))
 
     @functools.cached_property
@@ -249,18 +252,19 @@ class CostModel:
         return self.power_factor * slack.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
-        """Clocks (n, max pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
-        out = np.full((len(index), int(self.layouts["pp"].max())), np.nan)
+        """Clocks (n, deepest pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
+        out = np.full((len(index), int(self.layouts["pp"][index].max(initial=1))), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
         overlap = self.job.training.framework.dp_overlap
         self._price(index)
         group_of = self.group_of[index]
         for g in np.unique(group_of):
             at = np.flatnonzero(group_of == g)
-            costs, rows = self.groups[g], self.row_of[index[at]]
-            out[at, : costs.depth] = slack.stage_clocks_mhz(
-                costs, self.ceilings[g], rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
+            (costs, ceiling), rows = self.distinct[g], self.row_of[index[at]]
+            clocks = slack.stage_clocks_mhz(
+                costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
+            out[at, : costs.depth] = clocks if costs.kind is None else pc.over_ranks(clocks, costs.kind[rows])
         return out
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:

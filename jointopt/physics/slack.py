@@ -25,11 +25,12 @@ def stage_clocks_mhz(
 ) -> Floats:  # fmt: skip
     """One clock per stage (n, pp): the slowest at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
 
+    Of ``costs`` of ranks that differ, theirs (n, K).
     At slack 1 a stage runs at the lowest grid clock at which it keeps up with the slowest, at 0 at the same clock (the
     intrinsic energy bloat of Perseus, Chung et al., SOSP'24). Snapped up, so that no stage is a new bottleneck.
     """
-    step = max(_CELLS // costs.depth, 1)
-    out = np.empty((len(rows), costs.depth))
+    step = max(_CELLS // ceiling_mhz.shape[1], 1)
+    out = np.empty((len(rows), ceiling_mhz.shape[1]))
     for some in (slice(start, start + step) for start in range(0, len(rows), step)):
         genes = rows[some], bottleneck_mhz[some], slack[some]
         out[some] = _stage_clocks_mhz(costs, ceiling_mhz, *genes, grid_mhz, top_mhz, gather_overlap)
@@ -41,12 +42,17 @@ def _stage_clocks_mhz(
     top_mhz: float, gather_overlap: float,
 ) -> Floats:  # fmt: skip
     shared_mhz = bottleneck_mhz[:, None]
-    stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz[rows])
-    gather = costs.gather_s[rows]  # hides under either pass, up to the overlap
+    stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz.take(rows, 0))
+    gather = costs.gather_s.take(rows, 0)  # hides under either pass, up to the overlap
     exposed = (1.0 - gather_overlap) * gather
-    forward = (costs.forward_sm_s[rows], costs.forward_memory_s[rows] + costs.forward_comm_s[rows] + exposed)
-    backward = (costs.backward_sm_s[rows], costs.backward_memory_s[rows] + costs.backward_comm_s[rows] + exposed)
-    host = costs.host_s[rows]
+    forward, backward = (
+        (sm_s.take(rows, 0), memory_s.take(rows, 0) + comm_s.take(rows, 0) + exposed)
+        for sm_s, memory_s, comm_s in (
+            (costs.forward_sm_s, costs.forward_memory_s, costs.forward_comm_s),
+            (costs.backward_sm_s, costs.backward_memory_s, costs.backward_comm_s),
+        )
+    )
+    host = costs.host_s.take(rows, 0)
     own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
     own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))
     own = own_forward + own_backward

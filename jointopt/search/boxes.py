@@ -70,13 +70,15 @@ def open_clocks(
     rows = np.arange(len(layouts))
     boxes = np.stack([rows, np.zeros_like(rows), np.full_like(rows, problem.num_clocks - 1)])
     time_s, least = fastest_s, bounds(*boxes)
-    while boxes.size:
+    while True:
         energy_j = least[0] + problem.slope_w(layouts[boxes[0]]) * time_s
         left = may_improve(front(), time_s, energy_j)
         left = left[may_be_feasible(problem, layouts[boxes[0, left]], time_s[left], energy_j[left], least[1, left])]
         single = boxes[1, left] == boxes[2, left]
         yield layouts[boxes[0, left[single]]], boxes[1, left[single]]
         left = left[~single]
+        if not len(left):
+            return
         row, low, high = boxes[:, left]
         middle = (low + high) // 2
         middle_s = problem.least_time(layouts[row], problem.clocks_mhz[middle, None])

@@ -16,7 +16,7 @@ from jointopt.search.breeding import Seen
 from jointopt.search.exact import STAGE_CELLS_PER_CHUNK, ExactFront, exact_front, promising
 from jointopt.search.genome import SLACK_LEVELS
 from jointopt.search.pareto import front_order, merge
-from jointopt.search.problem import Problem, Progress
+from jointopt.search.problem import Problem, Progress, StageClocks
 
 MOST_AT_ONCE = 512  # layouts at one clock, whose shares of slack are evaluated before the front rules others out
 LITTLE = 0.3  # share of slack
@@ -28,6 +28,7 @@ class _Sweep:
     """The running front, and plans evaluated or bounded one by one."""
 
     problem: Problem
+    stage_clocks: StageClocks
     front: Columns
     evaluated: int = 0
 
@@ -38,7 +39,7 @@ class _Sweep:
         clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
         every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
         # with all slack used, by layout and clock; one more row, as a range ends before the next one begins
-        relaxed = np.pad(self.problem.decode_clocks(*every, np.ones(len(every[0])))[:, :depth], ((0, 1), (0, 0)))
+        relaxed = np.pad(self.stage_clocks(*every, np.ones(len(every[0])))[:, :depth], ((0, 1), (0, 0)))
 
         def slowest(row: Ints, low: Ints, high: Ints) -> Floats:
             order = np.argsort(row * clocks + low)  # what lies between two ranges is reduced in vain
@@ -86,7 +87,7 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     uniform = exact_front(problem, progress=progress)
     if problem.stage_clocks is None or not problem.has_slope or not problem.num_layouts:
         return uniform
-    sweep = _Sweep(problem, uniform.front)
+    sweep = _Sweep(problem, problem.stage_clocks, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
     order, time_lb_s, energy_lb_j = promising(problem, sweep.front, pipelines)
     left = may_improve(sweep.front, time_lb_s, energy_lb_j)
