@@ -95,6 +95,8 @@ class Source:
     @classmethod
     def parse(cls, key: str) -> Source:
         """The source of a key that ``str`` wrote; ValueError for other text."""
+        if key.count("|") < 3:
+            raise ValueError(f"source {key!r}, expected origin|framework|GPU|GPUs per node")
         origin, framework, gpu, gpus_per_node = key.rsplit("|", 3)
         return cls(origin, framework, gpu, int(gpus_per_node))
 

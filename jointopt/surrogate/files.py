@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.own_runs import Mix, OwnRuns
 from jointopt.surrogate.power_scale import PowerScale
@@ -170,11 +171,11 @@ def _check_values(surrogate: Surrogate) -> None:
     if not all(1e-9 < value < 1e9 for value in positive):
         raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
     given = [surrogate.residual, runs.sensitivity, *runs.features.values()]
-    given += [trees.low, trees.high, np.array([trees.strength])] if trees is not None else []
+    given += [trees.low, trees.high] if trees is not None else []
     if not all(np.isfinite(values).all() for values in given):
         raise ValueError("a number is not finite")
-    if trees is not None and not 0.0 <= trees.strength <= 1.0:
-        raise ValueError(f"strength {trees.strength}, expected 0 to 1")
+    for source in {str(one) for one in runs.source} | {own.source for own in surrogate.own}:
+        Source.parse(source)
     if not all(isinstance(name, str) for name in surrogate.feature_names):
         raise ValueError("the name of a feature is no text")
     for row in surrogate.card.get("error", {}).values():

@@ -132,7 +132,10 @@ class Trees:
 
 
 def _check(settings: Mapping[str, Any], low: Floats, high: Floats) -> None:
-    """ValueError where what a card says of each feature is not of the same number of features."""
+    """ValueError where a setting is no number, or what a card says of each feature is not of as many features."""
+    words = [name for name, value in settings.items() if not isinstance(value, int | float | list | None)]
+    if words or not 0.0 <= settings["strength"] <= 1.0:
+        raise ValueError(f"{words[0]} of the trees is no number" if words else "strength of the trees is not 0 to 1")
     for name in ("monotone", "categories"):
         listed = settings[name]
         if not (listed is None or (isinstance(listed, list) and all(isinstance(one, int) for one in listed))):

@@ -27,7 +27,10 @@ NAMES = FEATURES
 RAN: list[str] = []
 
 
-def runs(n: int, seed: int = 0, source: str = "a") -> Runs:
+A, B = "a|megatron-lm|a100-sxm4-80gb|8", "b|megatron-lm|a100-sxm4-80gb|8"
+
+
+def runs(n: int, seed: int = 0, source: str = A) -> Runs:
     rng = np.random.default_rng(seed)
     # what single precision holds exactly, as the files do
     values = rng.integers(-8, 8, (n, len(NAMES))) / 8.0
@@ -53,7 +56,7 @@ def folder(surrogate: Surrogate, tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-@pytest.mark.parametrize("source", ["a", "b"])
+@pytest.mark.parametrize("source", [A, B])
 def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Path, source: str) -> None:
     new = runs(9, seed=3, source=source)
     given = (runs(4, seed=5, source=source), np.full(4, 0.2))
@@ -80,17 +83,17 @@ def test_a_card_of_an_earlier_version_with_a_figure_that_nothing_reads_is_loaded
 
 def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:
     plain = replace(surrogate, trees=None)
-    mean, half, _ = plain.predict(runs(5, source="b"), fitted=True)
+    mean, half, _ = plain.predict(runs(5, source=B), fitted=True)
     np.testing.assert_array_equal(mean, 0.0)
     assert (half > plain.predict(runs(5), fitted=True)[1]).all()
-    assert (plain.predict(runs(5, source="b"), fitted=False)[1] > half).all()
+    assert (plain.predict(runs(5, source=B), fitted=False)[1] > half).all()
 
 
 def test_only_runs_of_the_same_source_move_a_prediction(surrogate: Surrogate) -> None:
-    new = runs(5, seed=2, source="b")
+    new = runs(5, seed=2, source=B)
     without = surrogate.predict(new, True)
     other = surrogate.predict(new, True, (runs(4, source="c"), np.full(4, 0.5)))
-    own = surrogate.predict(new, True, (runs(4, source="b"), np.full(4, 0.5)))
+    own = surrogate.predict(new, True, (runs(4, source=B), np.full(4, 0.5)))
     np.testing.assert_array_equal(without[0], other[0])
     assert (own[0] > without[0]).all()
 
@@ -101,7 +104,7 @@ def test_out_of_domain_is_said_of_features_never_seen_and_of_unknown_software(su
     middle = replace(far, features={**dict.fromkeys(NAMES, np.zeros(5)), "log2_peak": np.full(5, 0.125)})
     assert not surrogate.predict(far, True)[2].any()
     assert surrogate.predict(middle, True)[2].all()
-    assert not surrogate.predict(replace(middle, source=np.full(5, "b")), fitted=False)[2].any()
+    assert not surrogate.predict(replace(middle, source=np.full(5, B)), fitted=False)[2].any()
 
 
 def test_a_gpu_of_a_speed_never_seen_is_out_of_domain_until_a_run_of_it_is_measured(surrogate: Surrogate) -> None:
@@ -121,7 +124,7 @@ def test_a_gpu_with_other_memory_is_another_gpu_although_it_multiplies_as_fast(s
 
 
 def test_copies_of_measured_runs_change_nothing(surrogate: Surrogate) -> None:
-    new, own = runs(5, seed=2, source="b"), runs(4, seed=4, source="b")
+    new, own = runs(5, seed=2, source=B), runs(4, seed=4, source=B)
     residual = np.array([0.1, 0.2, 0.15, 0.9])
     fifty = np.tile(np.arange(4), 50)
     once = surrogate.predict(new, True, (own, residual))
@@ -131,7 +134,7 @@ def test_copies_of_measured_runs_change_nothing(surrogate: Surrogate) -> None:
 
 
 def test_a_log_of_many_iterations_counts_as_the_run_that_it_is(surrogate: Surrogate) -> None:
-    new, own = runs(5, seed=2, source="b"), runs(3, seed=4, source="b")
+    new, own = runs(5, seed=2, source=B), runs(3, seed=4, source=B)
     noise = 0.01 * np.random.default_rng(0).standard_normal((3, 41))
     residual = np.array([0.1, 0.2, 0.15])[:, None] + noise - np.median(noise, axis=1, keepdims=True)
     logged = surrogate.predict(new, True, (own.take(np.repeat(np.arange(3), 41)), residual.ravel()))
@@ -139,7 +142,7 @@ def test_a_log_of_many_iterations_counts_as_the_run_that_it_is(surrogate: Surrog
 
 
 def test_runs_of_dense_models_are_not_known_runs_of_experts(surrogate: Surrogate) -> None:
-    dense, experts = runs(3, source="b"), runs(3, source="b")
+    dense, experts = runs(3, source=B), runs(3, source=B)
     dense.features.update(moe=np.zeros(3), dtype=np.full(3, 2.0))
     experts.features.update(moe=np.ones(3), dtype=np.full(3, 2.0))
     known = surrogate.conditioned(dense.source[0], True, (dense, np.zeros(3)))
@@ -148,12 +151,12 @@ def test_runs_of_dense_models_are_not_known_runs_of_experts(surrogate: Surrogate
 
 
 def test_joined_runs_have_all_features_and_zeros_where_one_side_lacks_them() -> None:
-    first, second = runs(2), runs(3, source="b")
+    first, second = runs(2), runs(3, source=B)
     second.features["extra"] = np.ones(3)
     both = together([first, second])
     assert len(both) == 5
     np.testing.assert_array_equal(both.features["extra"], [0, 0, 1, 1, 1])
-    assert both.source.tolist() == ["a", "a", "b", "b", "b"]
+    assert both.source.tolist() == [A, A, B, B, B]
 
 
 class Payload:
@@ -177,9 +180,21 @@ def _setting(**parameters: Any) -> Callable[[Path], None]:
     return damage
 
 
-def _short_residual(folder: Path) -> None:
-    with np.load(folder / "support.npz") as arrays:
-        np.savez(folder / "support.npz", **{**arrays, "residual": arrays["residual"][:3]})
+def _array(name: str, change: Callable[[Any], Any]) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        with np.load(folder / "support.npz") as arrays:
+            np.savez(folder / "support.npz", **{**arrays, name: change(arrays[name])})
+        _hash_again(folder)
+
+    return damage
+
+
+def _hash_again(folder: Path) -> None:
+    """As whoever means harm would write it."""
+    digest = hashlib.sha256((folder / "support.npz").read_bytes()).hexdigest()
+    card = json.loads((folder / "card.json").read_text())
+    card["model"]["sha256"]["support.npz"] = digest
+    (folder / "card.json").write_text(json.dumps(card))
 
 
 def _bytes(name: str, content: bytes) -> Callable[[Path], object]:
@@ -192,11 +207,6 @@ def _pipe(name: str) -> Callable[[Path], object]:
         os.mkfifo(folder / name)
 
     return replace_by_pipe
-
-
-def _no_number(folder: Path) -> None:
-    with np.load(folder / "support.npz") as arrays:
-        np.savez(folder / "support.npz", **{**arrays, "residual": arrays["residual"] * np.nan})
 
 
 def _cut(name: str) -> Callable[[Path], object]:
@@ -228,10 +238,7 @@ def _header_without_end(folder: Path) -> None:
     text = b"{'descr': (\n"
     with zipfile.ZipFile(folder / "support.npz", "w") as archive:
         archive.writestr("residual.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
-    digest = hashlib.sha256((folder / "support.npz").read_bytes()).hexdigest()
-    card = json.loads((folder / "card.json").read_text())
-    card["model"]["sha256"]["support.npz"] = digest  # as whoever means harm would write it
-    (folder / "card.json").write_text(json.dumps(card))
+    _hash_again(folder)
 
 
 DAMAGE = {
@@ -264,8 +271,12 @@ DAMAGE = {
     "fewer features than trees": _card(feature_names=["log2_tp"]),
     "fewer support features": _card(support_features=["log2_tp"]),
     "an unknown setting": _card(booster={"parameters": {"colour": 1}, "low": [], "high": []}),
-    "residuals missing": _short_residual,
-    "residuals that are no numbers": _no_number,
+    "residuals missing": _array("residual", lambda values: values[:3]),
+    "residuals that are no numbers": _array("residual", lambda values: values * np.nan),
+    "runs of a source without its GPU": _array("source", lambda values: np.full(values.shape, "mine")),
+    "a strength that is an object": _setting(strength={}),
+    "a strength above 1": _setting(strength=1.5),
+    "a depth that is text": _setting(max_depth="3"),
     "a pipe as card": _pipe("card.json"),
     "a pipe as arrays": _pipe("support.npz"),
     "a pipe as trees": _pipe("trees.json"),
