@@ -46,6 +46,15 @@ def test_unequal_chunks_take_what_the_replayed_schedule_takes(plan: tuple[Floats
     np.testing.assert_allclose(chunked_time_s(*plan), replayed_s(*plan), rtol=1e-10, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (2, 5), (3, 3), (5, 4)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_whatever_of_five_hundred_plans_is_critical_is_found(shape: tuple[int, int], groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    forward, backward = rng.random((2, *shape, 500)) ** 4  # few chunks are long, so that the way round the ring counts
+    m = groups * shape[1]
+    np.testing.assert_allclose(chunked_time_s(forward, backward, m), replayed_s(forward, backward, m), rtol=1e-10)
+
+
 @settings(max_examples=50, deadline=None)
 @given(plans())
 def test_the_bound_is_never_above_the_schedule(plan: tuple[Floats, Floats, int]) -> None:
