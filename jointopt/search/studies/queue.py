@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 WORKER = "worker"  # attribute of a trial: who evaluates it
-LEASE = "jointopt:lease:"  # attributes of the study, by worker: until when its trials are its own, seconds since 1970
+LEASE = "jointopt:lease:"  # attributes of the study, by worker: until when its trials are its own, see `Storage.now`
+_LONGEST_S = 3600.0  # no worker's lease is longer
 UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 
 
@@ -97,10 +98,12 @@ class Queue:
         if all(trial.user_attrs[WORKER] == self.worker for trial in unfinished):
             return unfinished
         known, now = self._storage.rdb.get_study_system_attrs(self._study_id), self._storage.now()
+        latest = now + max(self.lease_s, _LONGEST_S)  # what ends later is of a clock before the machine began anew
         return [
             trial
             for trial in unfinished
-            if trial.state == TrialState.WAITING or known.get(LEASE + trial.user_attrs[WORKER], 0.0) < now
+            if trial.state == TrialState.WAITING
+            or not now <= known.get(LEASE + trial.user_attrs[WORKER], 0.0) <= latest
         ]
 
     def finish(self, numbers: Sequence[int], plans: Columns) -> int:

@@ -146,9 +146,9 @@ class Storage:
             connection.exec_driver_sql(f"PRAGMA user_version = {version}")
 
     def now(self) -> float:
-        """Seconds since 1970 by the one clock that all workers share: the database's, or that of the only machine."""
+        """Seconds by a clock that all workers share: the database's, or that of the only machine since it began."""
         if self._turns is None:
-            return time.time()
+            return time.monotonic()
         with self._turns.connect() as connection:
             return now_s(connection)
 

@@ -11,7 +11,7 @@ import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.search.pareto import front_of, objectives
-from jointopt.search.studies.queue import Queue
+from jointopt.search.studies.queue import LEASE, Queue
 from jointopt.search.studies.sharing import _Worker, share
 from tests.fake_problem import fake_problem
 
@@ -117,6 +117,21 @@ def test_a_worker_that_renews_keeps_its_plans(problem, shared_url):
         held = claimed_by(worker)
         time.sleep(0.8)
         assert not numbers(held) & numbers(claimed_by(a_worker(problem, shared_url)))
+
+
+def test_setting_the_clock_forward_takes_no_plans_from_a_worker(problem, url, monkeypatch):
+    held = claimed_by(a_worker(problem, url))
+    later = time.time() + 1e6
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert not numbers(held) & numbers(claimed_by(a_worker(problem, url)))
+
+
+def test_plans_of_a_worker_of_before_the_machine_began_anew_are_taken_over(problem, url):
+    lost = claimed_by(worker := a_worker(problem, url))
+    uptime_before = time.monotonic() + 1e6
+    study_id = worker.queue._study_id
+    worker.queue._storage.rdb.set_study_system_attr(study_id, LEASE + worker.queue.worker, uptime_before)
+    assert numbers(claimed_by(a_worker(problem, url))) == numbers(lost)
 
 
 def test_a_worker_that_ends_gives_back_what_it_has_not_finished(problem, shared_url):
