@@ -98,7 +98,7 @@ class _State:
         """Of some plans."""
         part = copy.copy(self)
         for name in ("f", "b", "free", "down", "up"):
-            setattr(part, name, getattr(self, name)[..., rows])
+            setattr(part, name, np.ascontiguousarray(getattr(self, name)[..., rows]))
         return part
 
     def joined_s(self, behind: _State, step: int) -> Floats:
