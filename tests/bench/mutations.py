@@ -1,7 +1,8 @@
 """Small wrong changes of Python code: the mutants of bench_mutants.py, found in the syntax tree.
 
 A change replaces the bytes of one expression. Not changed, because no test can or should notice it: strings
-(docstrings, messages) and what stands in them, ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of
+(docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a
+number), ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of
 `SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
 seeds, sizes of caches and blocks), lengths of lists of equal elements (one more is never read), and tolerances up to
 `ROUNDING`.
@@ -188,6 +189,8 @@ def _silent(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _is_wording(node.left, node.right)
     if isinstance(node, ast.FunctionDef):
         return node.name in SILENT_METHODS
     if isinstance(node, ast.If):
@@ -228,6 +231,13 @@ def _is_text(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
     return isinstance(node, containers) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_wording(text: ast.AST, times: ast.AST) -> bool:
+    """Whether a product of text is the plural of a word or an indent: wording of a message."""
+    if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+        return False
+    return isinstance(times, ast.Compare) or not text.value.strip()
 
 
 def _is_rounding(node: ast.AST) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
+from jointopt.surrogate import own_runs
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, folds_by_model, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
@@ -149,6 +150,18 @@ def test_what_only_the_process_knows_leaves_the_trees_its_rest() -> None:
     mix, answer = learn_mix(some, known + steps(some), known, known, fold, names)
     assert (mix.beyond, mix.weight) == (True, 1.0)
     assert np.abs(answer - known - steps(some)).mean() < 0.5 * np.abs(steps(some)).mean()
+
+
+@pytest.mark.parametrize(("least_gain", "kept"), [(0.0, True), (0.03, False)])
+def test_trees_that_gain_less_than_the_least_stay_out(
+    monkeypatch: pytest.MonkeyPatch, least_gain: float, kept: bool
+) -> None:
+    monkeypatch.setattr(own_runs, "LEAST_GAIN", least_gain)
+    some, process = runs(), np.zeros(120)
+    fold, _ = folds_by_model(some)
+    truth = 0.8 * (steps(some) - steps(some).mean()) + 15 * noise(120, 5)
+    mix, answer = learn_mix(some, truth, process, process, fold, tuple(sorted(some.features)))  # they gain 1.8 %
+    assert (mix.weight > 0.0, answer is process) == (kept, not kept)
 
 
 def test_a_mix_without_weight_is_the_process() -> None:
