@@ -111,7 +111,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes and GPUs that the job runs on. Bandwidths are per GPU and one direction; no field is blank (``assumed``)."""
+    """Nodes and GPUs that the job runs on. Bandwidths are per GPU and one direction; no field is blank."""
 
     gpu: Gpu
     nodes: int
