@@ -164,6 +164,18 @@ def test_trees_that_gain_less_than_the_least_stay_out(
     assert (mix.weight > 0.0, answer is process) == (kept, not kept)
 
 
+@pytest.mark.parametrize(("relearned", "kept"), [(0.98, False), (0.96, True)])
+def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
+    monkeypatch: pytest.MonkeyPatch, relearned: float, kept: bool
+) -> None:
+    off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
+    monkeypatch.setattr(own_runs, "learn_alone", lambda *_: KERNEL)
+    monkeypatch.setattr(own_runs, "_crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
+    found, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
+    assert (found.kernel is not None, mean is off[kept]) == (kept, True)
+    assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))
+
+
 def test_a_mix_without_weight_is_the_process() -> None:
     process = np.array([0.1, 0.2])
     assert Mix()(process, runs(2)) is process
