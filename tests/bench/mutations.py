@@ -1,11 +1,10 @@
 """Small wrong changes of Python code: the mutants of bench_mutants.py, found in the syntax tree.
 
 A change replaces the bytes of one expression. Not changed, because no test can or should notice it: strings
-(docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a
-number), ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of
-`SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
-seeds, sizes of caches and blocks), lengths of lists of equal elements (one more is never read), and tolerances up to
-`ROUNDING`.
+(docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a number),
+``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of `SILENT_METHODS`, annotations and decorators,
+what is imported for types only, numbers of `SILENT_NAMES` (time limits, seeds, sizes of caches and blocks), lengths of
+lists of equal elements (one more is never read), digits of ``round``, and tolerances up to `ROUNDING`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep"
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
     r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|maxsize|maxiter|indent|stacklevel)"
-    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|BLOCK|BLOCK_TIMES|LONGEST|LARGEST_RESULT)$"
+    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|LONGEST|LARGEST_RESULT)$"
     r"|^_?MOST_(?:BYTES|INSTRUCTIONS|SAMPLES)$"
 )
 SILENT_FIELDS = {"annotation", "returns", "decorator_list", "bases", "type_params", "format_spec"}
@@ -180,7 +179,7 @@ def _walk(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[ast
         if name in SILENT_FIELDS:
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not (_is_default_of_silent(node, child) or _is_length(node, child)):
+            if isinstance(child, ast.AST) and not any(rule(node, child) for rule in _SILENT_CHILDREN):
                 yield from _walk(child, inner)
 
 
@@ -219,6 +218,14 @@ def _is_length(node: ast.AST, child: ast.AST) -> bool:
     """Whether an operand says how long a list of equal elements is: n of ``[0.0] * n``."""
     is_list = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List)
     return is_list and child is node.right
+
+
+def _is_digits(node: ast.AST, child: ast.AST) -> bool:
+    """Whether an operand says to how many digits a figure is rounded for showing: n of ``round(x, n)``."""
+    return isinstance(node, ast.Call) and _called(node) == "round" and isinstance(child, ast.Constant)
+
+
+_SILENT_CHILDREN = (_is_default_of_silent, _is_length, _is_digits)
 
 
 def _called(node: ast.Call) -> str:

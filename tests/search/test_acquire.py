@@ -74,6 +74,13 @@ def test_a_batch_holds_the_second_kind_of_plan_before_a_twin_of_the_first():
     assert chosen(predicted, measured([1.1]), k=2, draws=draws) == [0, 2]
 
 
+def test_every_run_of_a_batch_is_chosen_by_its_gain_per_cost():
+    predicted, costs = outlook([1.0, 1.02, 1.05], spread=0.01), [1.0, 3.0, 1.0]
+    draws = {"iteration_time_s": np.array([[1.0, 1.4], [1.4, 1.02], [1.4, 1.05]]), "fits": np.ones((3, 2), bool)}
+    assert chosen(predicted, measured([1.3]), k=2, draws=draws) == [0, 1]
+    assert chosen(predicted, measured([1.3]), k=2, draws=draws, costs=costs) == [0, 2]
+
+
 def test_in_two_objectives_a_batch_spreads_over_the_front():
     predicted = outlook([1.0, 1.01, 4.0], [4.0, 4.01, 1.0], spread=0.01)
     assert sorted(chosen(predicted, measured([4.0], [4.0]), k=2, objectives=BOTH)) == [0, 2]

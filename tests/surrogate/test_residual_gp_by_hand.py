@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.surrogate.posterior import SCALES, SHARES, _under, condition
+from jointopt.surrogate.posterior import SCALES, SHARES, _pieces, _under, condition
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -162,3 +162,12 @@ def test_runs_of_a_source_learned_alone_count_in_full_beside_the_prior() -> None
     _, of_more = _penalised_likelihood(at, [[_task(TWO, y, 1.1)]], centre, 2)
     assert np.abs(slope).max() < 1e-3
     assert np.abs(of_more).max() > 0.01
+
+
+@pytest.mark.parametrize(("count", "width", "sizes"), [(10, 2, [4, 4, 2]), (3, 9, [1, 1, 1]), (4, 1, [4]), (0, 3, [])])
+def test_runs_are_answered_in_pieces_of_at_most_so_many_cells_and_at_least_one_run(
+    count: int, width: int, sizes: list[int]
+) -> None:
+    pieces = [*_pieces(count, width, cells=8)]
+    assert [len(piece) for piece in pieces] == sizes
+    assert [row for piece in pieces for row in piece] == list(range(count))

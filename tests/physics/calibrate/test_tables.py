@@ -46,6 +46,9 @@ def test_what_a_table_of_ranks_leaves_blank_follows_from_its_other_columns() -> 
     rows = response_table(ranks).rows.iloc[0]
     assert (rows.energy_j, rows.num_micro_batches) == (600.0, 8.0)
     assert rows.forward_clock_mhz_mean == rows.backward_clock_mhz_mean == 1410.0
+    staged = ranks.rename(columns={"rank": "stage"}).assign(stage=[3])
+    assert response_table(staged).rows["rank"].tolist() == [3]
+    assert response_table(staged.assign(rank=[7])).rows["rank"].tolist() == [7]
 
 
 @pytest.mark.parametrize(
