@@ -4,7 +4,8 @@ A change replaces the bytes of one expression. Not changed, because no test can 
 (docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a number),
 ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of `SILENT_METHODS`, annotations and decorators,
 what is imported for types only, numbers of `SILENT_NAMES` (time limits, seeds, sizes of caches and blocks), lengths of
-lists of equal elements (one more is never read), digits of ``round``, and tolerances up to `ROUNDING`.
+lists of equal elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), and tolerances up to
+`ROUNDING`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SILENT_NAMES = re.compile(
     r"|^_?MOST_(?:BYTES|INSTRUCTIONS|SAMPLES)$"
 )
 SILENT_FIELDS = {"annotation", "returns", "decorator_list", "bases", "type_params", "format_spec"}
+LOOKS = {"color", "symbol", "size", "opacity", "width", "height", "margin", "dash", "font"}  # keys of figures
 ROUNDING = 1e-6  # tolerances: 1e-9 or 1.1e-9 is the same to every test
 
 _OPERATORS: dict[type[ast.operator], str] = {
@@ -225,7 +227,15 @@ def _is_digits(node: ast.AST, child: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _called(node) == "round" and isinstance(child, ast.Constant)
 
 
-_SILENT_CHILDREN = (_is_default_of_silent, _is_length, _is_digits)
+def _is_look(node: ast.AST, child: ast.AST) -> bool:
+    """Whether a mapping's value says how a figure looks: colours, sizes, symbols."""
+    if not isinstance(node, ast.Dict):
+        return False
+    pairs = zip(node.keys, node.values, strict=True)
+    return any(value is child and isinstance(key, ast.Constant) and key.value in LOOKS for key, value in pairs)
+
+
+_SILENT_CHILDREN = (_is_default_of_silent, _is_length, _is_digits, _is_look)
 
 
 def _called(node: ast.Call) -> str:
