@@ -11,7 +11,7 @@ from jointopt.physics.cooling import Cooler
 from jointopt.report import table
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Chosen
-from jointopt.report.page.made import Reported
+from jointopt.report.page.made import Reported, _drift
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import propose
@@ -86,3 +86,10 @@ def test_temperatures_of_stages_are_drawn_up_to_where_gpus_throttle(made: Report
         assert trace["y"] == pytest.approx(values.tolist(), **DIGITS)
     assert (throttles["y"], found["layout"]["yaxis"]["range"]) == ([87.0, 87.0], [25.0, 92.0])
     assert throttles["x"] == [0.5, len(plan.runs_w) + 0.5]
+
+
+def test_a_time_priced_now_is_compared_with_the_proposal_s(made: Reported) -> None:
+    plan = made.plans[0]
+    twice = plan.chosen.entry | {"iteration_time_s": 2.0 * plan.chosen.entry["iteration_time_s"]}
+    assert _drift(plan) == pytest.approx(0.0, abs=1e-9)
+    assert _drift(replace(plan, chosen=replace(plan.chosen, entry=twice))) == pytest.approx(0.5)
