@@ -152,15 +152,15 @@ def test_what_only_the_process_knows_leaves_the_trees_its_rest() -> None:
     assert np.abs(answer - known - steps(some)).mean() < 0.5 * np.abs(steps(some)).mean()
 
 
-@pytest.mark.parametrize(("least_gain", "kept"), [(0.0, True), (0.03, False)])
-def test_trees_that_gain_less_than_the_least_stay_out(
-    monkeypatch: pytest.MonkeyPatch, least_gain: float, kept: bool
+@pytest.mark.parametrize(("gain", "kept"), [(0.0, False), (0.028, False), (0.032, True)])
+def test_trees_that_gain_less_than_three_percent_stay_out(
+    monkeypatch: pytest.MonkeyPatch, gain: float, kept: bool
 ) -> None:
-    monkeypatch.setattr(own_runs, "LEAST_GAIN", least_gain)
-    some, process = runs(), np.zeros(120)
+    some, process, truth = runs(40), np.zeros(40), np.full(40, -np.log(1.1))
+    trees = np.full(40, np.log(1.0 + 0.1 * (1.0 - gain)) - np.log(1.1))  # off by a tenth less that
+    monkeypatch.setattr(own_runs, "_crossed_trees", lambda *_: trees)
     fold, _ = folds_by_model(some)
-    truth = 0.8 * (steps(some) - steps(some).mean()) + 15 * noise(120, 5)
-    mix, answer = learn_mix(some, truth, process, process, fold, tuple(sorted(some.features)))  # they gain 1.8 %
+    mix, answer = learn_mix(some, truth, process, process, fold, tuple(sorted(some.features)))
     assert (mix.weight > 0.0, answer is process) == (kept, not kept)
 
 
