@@ -4,8 +4,8 @@ A change replaces the bytes of one expression. Not changed, because no test can 
 (docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a number),
 ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of `SILENT_METHODS`, annotations and decorators,
 what is imported for types only, numbers of `SILENT_NAMES` (time limits, seeds, sizes of caches and blocks), lengths of
-lists of equal elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), and tolerances up to
-`ROUNDING`.
+lists of equal elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), seconds that a run is
+reported to have taken (``perf_counter``), and tolerances up to `ROUNDING`.
 """
 
 from __future__ import annotations
@@ -192,6 +192,8 @@ def _silent(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return _is_wording(node.left, node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call):
+        return _called(node.left) == "perf_counter"
     if isinstance(node, ast.FunctionDef):
         return node.name in SILENT_METHODS
     if isinstance(node, ast.If):
