@@ -47,7 +47,7 @@ class Budget:
                 raise UsageError(f"A budget must be above zero; got {value!r} for {name}.")
 
     def runs_left(self, spent: Spent) -> int:
-        """How many runs may begin: none that, lasting as long as those before on average, goes beyond a bound.
+        """Number of runs that may begin: none that, lasting as long as those before on average, goes beyond a bound.
 
         The first run always may, since nothing is known of what one takes; where GPU-hours are bounded it goes alone.
         """

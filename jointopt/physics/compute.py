@@ -286,14 +286,15 @@ def moe_layer(
     """Kernels of router, permutation, grouped expert products (balanced routing) and shared experts.
 
     ``expert_tp`` cuts an expert's width; ``token_share`` is the share of the rank's tokens that its experts see
-    (1 where experts are cut by tp, 1/tp where each tensor rank routes its own slice).
+    (1 where experts are cut by tp, 1/tp where each tensor rank routes its own slice). The router is never in fp8 or
+    fp4: frameworks keep it out of Transformer Engine's quantized products (Megatron Core's ``moe_router_dtype``).
     """
     routed = tokens * token_share * model.moe_router_topk
     local_experts = model.num_experts / ep
     per_expert = np.maximum(routed / local_experts, 1.0)  # what ep peers send balances what is sent away
     moved = 4.0 * routed * model.hidden_size * k.element_bytes
     experts = mlp_layer(k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts)
-    router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size))
+    router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
     work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:
         width = model.num_shared_experts * model.moe_ffn_hidden_size / tp

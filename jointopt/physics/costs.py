@@ -349,7 +349,7 @@ class Common:
     collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
     def of_group(self, group: int, job: Job, layouts: Columns) -> Laid:
-        """How the layouts of one group lie, worked out for the first job."""
+        """The `Laid` of one group's layouts, worked out for the first job."""
         if group not in self.laid:
             self.laid[group] = Laid.of(job, layouts)
         return self.laid[group]

@@ -71,7 +71,7 @@ class LayoutArrays:
 
     @functools.cached_property
     def split(self) -> Split:
-        """How the layers lie on the ranks and their chunks."""
+        """The split of the layers over the ranks and their chunks."""
         return chunk_layers(self.job, self.layouts)
 
     @functools.cached_property
@@ -91,7 +91,7 @@ class LayoutArrays:
 
     @property
     def borders(self) -> Floats:
-        """How many ends of the pipeline a rank is, (L, pp): the first and the last one have a neighbour less."""
+        """Number of the pipeline's ends that a rank is, (L, pp): the first and the last one have a neighbour less."""
         return np.asarray(self.starts + (self._ranks == self.pp - 1))
 
     @functools.cached_property

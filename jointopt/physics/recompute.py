@@ -29,7 +29,7 @@ class Recompute:
         self.full_share = np.where(self.chunk_layers > 0, some, full.astype(float))  # of all layers
 
     def has(self, name: str) -> Bools:
-        """Where a module is among those recomputed."""
+        """A mask, (L,), true where a module is among those recomputed."""
         return np.asarray(self.modules & MODULES.bit(name) > 0)
 
     def full_layers(self, layers: Floats) -> Floats:

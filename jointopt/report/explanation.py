@@ -174,7 +174,7 @@ def swing_words(swing: Mapping[str, float]) -> str:
 
 
 def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
-    """How busy GPUs and links are, in a sentence; blank where it is not known."""
+    """A sentence on how busy GPUs and links are; blank where it is not known."""
     if not used:
         return ""
     words = f"Kernels run {used['kernels']:.0%} of the time; passes and what they wait for take {used['occupied']:.0%}"

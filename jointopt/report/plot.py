@@ -25,7 +25,7 @@ def front_plot(document: Mapping[str, Any]) -> go.Figure:
 
 
 def importance_plot(importance: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """How far each feature moves the predicted time by the trees of each source, the mean size of its SHAP values."""
+    """A plot of how far each feature moves the time that trees predict, per source (mean size of its SHAP values)."""
     figure = go.Figure()
     for source, features in importance.items():
         names = list(features)[::-1]  # the largest on top

@@ -168,7 +168,7 @@ def _stages(found: Polished) -> list[str]:
 
 
 def _remarks(found: Polished) -> list[str]:
-    """How the schedules were found, and what a user should know before running one."""
+    """Sentences on how the schedules were found, and what a user should know before running one."""
     all_batches, few, unit_s = found.graph.num_micro_batches, found.solved_micro_batches, found.unit_s
     shortest_ms = 1e3 * found.shortest_pass_s
     how = f"Solved in {found.seconds:.1f} s with {found.solver}"

@@ -43,7 +43,7 @@ class MeasuredRun:
 
     @property
     def status(self) -> str:
-        """How the run ended: one of `schema.STATUSES`."""
+        """The status with which the run ended: one of `schema.STATUSES`."""
         return str(self.row["status"])
 
     @property

@@ -117,7 +117,7 @@ def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:
 
 
 def distance_from(jobs: Iterable[Job]) -> Callable[[Kind], int]:
-    """How far rows of a kind are from the nearest of ``jobs``: another model counts most."""
+    """A function: the distance of a kind's rows from the nearest of ``jobs``; another model counts most."""
     known = [(job.model.name.lower(), _numbers(job)) for job in jobs]
 
     def distance(kind: Kind) -> int:

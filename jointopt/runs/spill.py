@@ -31,7 +31,7 @@ def spill(url: str, row: Mapping[str, Any], origin: str) -> Path | None:
 
 
 def spill_files(url: str) -> list[Path]:
-    """Where rows of a database may wait: beside it, with this user's state, or with temporary files."""
+    """The files in which rows of a database may wait: beside it, with this user's state, or with temporary files."""
     key, file = hashlib.sha256(url.encode()).hexdigest()[:16], file_of(url)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "spill"
     beside = [] if file is None else [file.with_name(f"{file.name}.spill.jsonl")]

@@ -41,7 +41,7 @@ def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
 
 
 def count_faster(problem: Problem, time_s: float, most: int = MOST) -> int | None:
-    """How many of all layouts have a lower bound on time below ``time_s``; None where more than ``most``.
+    """Number of layouts whose lower bound on time is below ``time_s``; None where more than ``most``.
 
     The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first.
     """

@@ -111,7 +111,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the job runs. Bandwidths are per GPU and one direction; every field is filled, see ``assumed``."""
+    """Nodes and GPUs that the job runs on. Bandwidths are per GPU and one direction; no field is blank."""
 
     gpu: Gpu
     nodes: int

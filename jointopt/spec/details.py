@@ -17,7 +17,7 @@ from jointopt.spec.model import Model
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions reach beyond the length that a model was first trained with."""
+    """The scaling by which rotary positions reach beyond the length that a model was first trained with."""
 
     kind: str  # llama3 | yarn | linear | dynamic, as the configuration names it
     factor: float = 1.0
@@ -32,7 +32,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens choose their experts."""
+    """The rule by which tokens choose their experts."""
 
     score: str = "softmax"  # softmax | sigmoid
     normalised: bool = True  # the weights of the chosen experts add up to one

@@ -107,13 +107,13 @@ class Correction:
         return moved if share[1:].sum() >= SURE * share.sum() else 0.0
 
     def _log_evidence(self, few: Evidence, slower: float) -> float:
-        """How likely runs are on a network that much slower; minus infinity where they cannot be priced on it."""
+        """The log evidence of runs on a network that much slower; minus infinity where they cannot be priced on it."""
         there = few.moved(np.where(np.arange(len(CONSTANTS)) == _NETWORK, slower, 0.0)) if slower else few
         return -np.inf if there is None else self._conditioned(there).posterior.log_evidence_near
 
     @property
     def by(self) -> Floats:
-        """How far measured runs move the physics' constants, (`CONSTANTS`,); zeros where sensitivities do."""
+        """Logarithms by which runs move the physics' constants, (`CONSTANTS`,); zeros where sensitivities do."""
         return self._settled[1]
 
     @property

@@ -189,7 +189,7 @@ class PricedPlans:
 
 
 def _first_rows(codes: Ints) -> Ints:
-    """Where each of the numbers from `row_codes` appears first."""
+    """The row in which each of the numbers from `row_codes` appears first."""
     first = np.empty(int(codes.max()) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
     return first

@@ -180,7 +180,7 @@ class JobModel:
         return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
 
     def differences(self, columns: Columns, first: int) -> Columns:
-        """How plans of `cost_model` differ from that in row ``first``, (n,) each: see `differences.against`."""
+        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`."""
         if self._correction is None:
             _, layout = self._layouts_of(columns)
             return against(self.job, columns, first, Apart(recorded(self.job, columns, first), layout != layout[first]))

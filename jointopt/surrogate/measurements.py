@@ -78,7 +78,7 @@ class Measurements:
 
         table = Store(url).read(wanted_by(job, MOST_RELATED, SAMPLED, MOST_WORKLOADS, plans))
         if len(table) == SAMPLED:
-            _log.info("Of the related runs in %s the nearest %s are used.", without_password(url), f"{SAMPLED:,}")
+            _log.info("Of related runs in %s the nearest %s at most are used.", without_password(url), f"{SAMPLED:,}")
         return cls(with_results(table), name=without_password(url))
 
     @classmethod
@@ -89,7 +89,7 @@ class Measurements:
 
         found = Store(url).read(wanted_by_table(table, MOST_FOR_TABLE))
         if len(found) == MOST_FOR_TABLE:
-            _log.info("Of the runs in %s the nearest %s are used.", without_password(url), f"{MOST_FOR_TABLE:,}")
+            _log.info("Of runs in %s the nearest %s at most are used.", without_password(url), f"{MOST_FOR_TABLE:,}")
         return cls(with_results(found), name=without_password(url))
 
     @functools.cached_property

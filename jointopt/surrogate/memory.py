@@ -25,7 +25,7 @@ CERTAIN = 0.05  # a plan that fits with less than this probability is no plan
 
 @functools.cache
 def memory_margin(framework: str = "") -> MemoryMargin:
-    """How far the memory model was off on recorded sources (catalog/memory_margin.yaml), by framework where known."""
+    """The memory model's errors on recorded sources (catalog/memory_margin.yaml), by framework where known."""
     entry = dict(read_yaml("memory_margin.yaml"))
     own = entry.pop("frameworks", {}).get(framework, {})
     return MemoryMargin(**{name: float(value) for name, value in (entry | own).items()})

@@ -73,7 +73,7 @@ class Posterior:
 
     @property
     def constants(self) -> Floats:
-        """How far the physics' constants are off, (constants,): the mean of what the runs leave open."""
+        """Logarithms by which the physics' constants are off, (constants,): the mean of what the runs leave open."""
         count = len(self.kernel.constants)
         if self.runs is None or self.weights is None:
             return np.zeros(count)

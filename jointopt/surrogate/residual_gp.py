@@ -100,7 +100,7 @@ class Kernel:
 
 
 def default_kernel(constants: int) -> Kernel:
-    """Where learning starts, and the centre of the prior on its logarithms."""
+    """The kernel at which learning starts, and the centre of the prior on its logarithms."""
     lengths = tuple(USUAL_LENGTHS[kind] for kind, names in CLASSES.items() for _ in names)
     return Kernel((0.15,) * constants, 0.1, 0.08, lengths, 0.03)
 

@@ -125,7 +125,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
 
 
 def _origins(table: pd.DataFrame) -> pd.Series[str]:
-    """Where the rows of a table are from."""
+    """The origins of a table's rows."""
     return table.get("source", pd.Series("table", index=table.index)).astype(str)
 
 

@@ -35,7 +35,7 @@ def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Itera
         raise UsageError(
             "Workers need Dask, which is not installed; install it: pip install 'jointopt[dask]'."
         ) from error
-    load_function(evaluate)  # a wrong name is told at once
+    load_function(evaluate)  # a wrong name is an error at once
     with ExitStack() as stack:
         at: Any = address
         if address in (None, SLURM):
@@ -87,7 +87,7 @@ def _slurm(workers: int, job: Job, stack: ExitStack) -> Any:
 
 
 def _security() -> Any:
-    """Certificates of this search alone, by which nobody else is let in: whoever speaks to a worker runs code there."""
+    """Certificates of this search alone, which let no other client in: whoever speaks to a worker runs code there."""
     import dask
     from distributed import Security
 

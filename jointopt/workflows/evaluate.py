@@ -104,7 +104,7 @@ def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:
 
 
 def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:
-    """How much slower the plan predicted fastest is than the fastest."""
+    """The share by which the plan predicted fastest is slower than the fastest."""
     chosen = int(predicted.to_numpy(float).argmin())
     return float(time_s.to_numpy(float)[chosen] / time_s.min() - 1.0)
 

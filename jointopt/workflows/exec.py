@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Executed:
-    """How the program ended, the reading of its GPUs, and what could not be put back or written (blank: nothing)."""
+    """The end of the program, the reading of its GPUs, and what could not be put back or written (blank: nothing)."""
 
     code: int
     reading: Reading

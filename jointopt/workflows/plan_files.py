@@ -40,9 +40,10 @@ def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
         return dict(document["plan"])
     if not isinstance(rows, list):
         return document if isinstance(document, dict) else {}
+    every = f"{path.name}:1 to {path.name}:{len(rows)}"
     if row is None and len(rows) != 1:
-        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {path.name}:1 to {path.name}:{len(rows)}.")
+        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
     if not 1 <= (row or 1) <= len(rows):
-        raise UsageError(f"{path} holds {len(rows)} plans, and the row asked for is {row}.")
+        raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
     chosen = rows[(row or 1) - 1]
     return chosen if isinstance(chosen, dict) else {}

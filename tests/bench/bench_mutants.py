@@ -70,6 +70,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/measure",), tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
         tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
     ),
+    "search": (("jointopt/search",), (), ("tests/search", "tests/contracts/test_searchers.py", "tests/golden")),
+    "workflows": (
+        ("jointopt/workflows",), ("jointopt/workflows/polish.py",),
+        ("tests/workflows", "tests/golden", "tests/report"),
+    ),
+    "report": (("jointopt/report",), (), ("tests/report", "tests/workflows/test_layouts.py", "tests/golden")),
 }  # fmt: skip
 LOADED = (
     "numpy",
@@ -84,6 +90,7 @@ LOADED = (
 NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "dist", "docs", "shared")
 SLOWER, START_S = 6.0, 60.0  # time limit of a mutant: so many times that of the room, and a start
 ARGUMENTS = ("-q", "-m", "not services", "-p", "no:cacheprovider", "-n", "0", "--tb=line", "--hypothesis-seed=0")
+OUT_OF_TIME = "running out of time"
 MOST_BYTES = 12 << 30  # of address space, for a change that asks for arrays without end
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -262,7 +269,7 @@ def _judged(
         waiting = [pool.submit(_judge, room, change, tests[room], share) for room, change in mutants]
         for done, future in enumerate(as_completed(waiting), 1):
             verdict = future.result()
-            how = f"noticed by {verdict.noticed_by}" if verdict.noticed_by else "NOT NOTICED"
+            how = f"noticed by {verdict.noticed_by}" if verdict.noticed_by else f"NOT NOTICED\n{_shown(verdict)}\n"
             print(f"[{done}/{len(waiting)}] {_title(verdict)}: {how} ({verdict.seconds:.0f} s)", flush=True)
             yield verdict
 
@@ -291,7 +298,7 @@ def _judge(room: str, change: Change, tests: Tests, share: float) -> Verdict:
 def _noticed_by(code: int | None, log: str) -> str:
     failed = _FAILED.search(log)
     if code is None:
-        return "running out of time"
+        return OUT_OF_TIME
     if failed:
         return failed[1]
     return f"exit code {code}" if code else ""
@@ -367,6 +374,8 @@ def _report(verdicts: Sequence[Verdict]) -> None:
     print("\nnoticed, by room:", _shares([(v.room, v) for v in drawn]))
     print("noticed, by kind:", _shares([(v.change.kind, v) for v in drawn]))
     print("hand-written, by room:", _shares([(v.room, v) for v in hand]))
+    late = sum(v.noticed_by == OUT_OF_TIME for v in verdicts)
+    print(f"of those noticed {late} by {OUT_OF_TIME}")
     print(f"drawn: {_share(drawn)} noticed (mark: 90 %)")
     print(f"hand-written: {_share(hand)} noticed (mark: 95 %)")
 

@@ -1,10 +1,11 @@
 """Small wrong changes of Python code: the mutants of bench_mutants.py, found in the syntax tree.
 
 A change replaces the bytes of one expression. Not changed, because no test can or should notice it: strings
-(docstrings, messages) and what stands in them, ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of
-`SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
-seeds, sizes of caches and blocks), lengths of lists of equal elements (one more is never read), and tolerances up to
-`ROUNDING`.
+(docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a number),
+``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of `SILENT_METHODS`, annotations and decorators,
+what is imported for types only, numbers of `SILENT_NAMES` (time limits, seeds, sizes of caches and blocks), lengths of
+lists of equal elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), seconds that a run is
+reported to have taken (``perf_counter``), and tolerances up to `ROUNDING`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep"
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
     r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|maxsize|maxiter|indent|stacklevel)"
-    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|BLOCK|BLOCK_TIMES|LONGEST|LARGEST_RESULT)$"
+    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|ROWS_PER_STATEMENT|ROWS_READ|LONGEST|LARGEST_RESULT)$"
     r"|^_?MOST_(?:BYTES|INSTRUCTIONS|SAMPLES)$"
 )
 SILENT_FIELDS = {"annotation", "returns", "decorator_list", "bases", "type_params", "format_spec"}
+LOOKS = {"color", "symbol", "size", "opacity", "width", "height", "margin", "dash", "font"}  # keys of figures
 ROUNDING = 1e-6  # tolerances: 1e-9 or 1.1e-9 is the same to every test
 
 _OPERATORS: dict[type[ast.operator], str] = {
@@ -179,7 +181,7 @@ def _walk(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[ast
         if name in SILENT_FIELDS:
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not (_is_default_of_silent(node, child) or _is_length(node, child)):
+            if isinstance(child, ast.AST) and not any(rule(node, child) for rule in _SILENT_CHILDREN):
                 yield from _walk(child, inner)
 
 
@@ -188,6 +190,10 @@ def _silent(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _is_wording(node.left, node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call):
+        return _called(node.left) == "perf_counter"
     if isinstance(node, ast.FunctionDef):
         return node.name in SILENT_METHODS
     if isinstance(node, ast.If):
@@ -218,6 +224,22 @@ def _is_length(node: ast.AST, child: ast.AST) -> bool:
     return is_list and child is node.right
 
 
+def _is_digits(node: ast.AST, child: ast.AST) -> bool:
+    """Whether an operand says to how many digits a figure is rounded for showing: n of ``round(x, n)``."""
+    return isinstance(node, ast.Call) and _called(node) == "round" and isinstance(child, ast.Constant)
+
+
+def _is_look(node: ast.AST, child: ast.AST) -> bool:
+    """Whether a mapping's value says how a figure looks: colours, sizes, symbols."""
+    if not isinstance(node, ast.Dict):
+        return False
+    pairs = zip(node.keys, node.values, strict=True)
+    return any(value is child and isinstance(key, ast.Constant) and key.value in LOOKS for key, value in pairs)
+
+
+_SILENT_CHILDREN = (_is_default_of_silent, _is_length, _is_digits, _is_look)
+
+
 def _called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
@@ -228,6 +250,13 @@ def _is_text(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
     return isinstance(node, containers) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_wording(text: ast.AST, times: ast.AST) -> bool:
+    """Whether a product of text is the plural of a word or an indent: wording of a message."""
+    if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+        return False
+    return isinstance(times, ast.Compare) or not text.value.strip()
 
 
 def _is_rounding(node: ast.AST) -> bool:

@@ -70,7 +70,7 @@ def test_a_proposal_of_several_plans_asks_which_one(driver, tmp_path: Path) -> N
     assert (asked.exit_code, "holds 2 plans; say which, from" in asked.stderr) == (2, True)
     assert second.exit_code == 0
     assert driver.calls()[0] == "lock 0 900"
-    assert "the row asked for is 3" in third.stderr
+    assert "holds 2 plans, from p.json:1 to p.json:2; got row 3." in third.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"dp": 2.5, "pp": 2}', '{"dp": "x"}', '{"plan": {"model": 1}}'])

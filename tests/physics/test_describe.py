@@ -24,6 +24,42 @@ def moved(physics: CostModel, rows: int | None = None) -> dict[str, np.ndarray]:
     return dict(zip(CONSTANTS, sensitivities(physics, index, clocks).T, strict=True))
 
 
+FIGURES = {  # each constant's field of the framework or cluster, and what a step of 0.1 makes of it
+    "compute": ("compute_factor", 1.2, 1.2 * np.exp(0.1)),
+    "elementwise": ("elementwise_factor", 1.5, 1.5 * np.exp(0.1)),
+    "loss": ("loss_passes", 3.0, 3.0 * np.exp(0.1)),
+    "attention": ("attention_factor", 1.1, 1.1 * np.exp(0.1)),
+    "micro_batch": ("micro_batch_overhead_s", 0.004, 0.005),
+    "iteration": ("iteration_overhead_s", 0.03, 0.05),
+    "dp_overlap": ("dp_overlap", 0.7, 0.6),
+    "tp_overlap": ("tp_overlap", 0.3, 0.4),
+    "intra_node": ("intra_node_gbytes_per_s", 300.0, 300.0 * np.exp(-0.1)),
+    "inter_node": ("inter_node_gbytes_per_s", 25.0, 25.0 * np.exp(-0.1)),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "host"])
+def test_a_constant_that_is_moved_moves_its_own_figure_alone(make_job, name):
+    own = {field: value for field, value, _ in FIGURES.values() if hasattr(Framework(), field)}
+    links = {field: value for field, value, _ in FIGURES.values() if field not in own}
+    job = make_job()
+    job = replace(job, training=replace(job.training, framework=replace(job.training.framework, **own)),
+                  cluster=replace(job.cluster, **links))  # fmt: skip
+    found = describe.moved(job, np.where(np.array(CONSTANTS) == name, 0.1, 0.0))
+    now = {field: getattr(found.training.framework if field in own else found.cluster, field) for field in own | links}
+    field, _, expected = FIGURES[name]
+    assert now == pytest.approx(own | links | {field: expected})
+
+
+def test_a_slower_host_has_longer_launches_and_half_a_millisecond_where_none_is_known(make_job):
+    job, by = make_job(), np.where(np.array(CONSTANTS) == "host", 0.1, 0.0)
+    for floor, expected in ((0.02, 0.02 * np.exp(0.1)), (0.0, 5e-4 * np.expm1(0.1))):
+        framework = replace(job.training.framework, host_floor_s=floor, host_floor_pp_s=floor, host_floor_pp_tp_s=0.01)
+        found = describe.moved(replace(job, training=replace(job.training, framework=framework)), by).training.framework
+        assert (found.host_floor_s, found.host_floor_pp_s) == pytest.approx((expected, expected))
+        assert found.host_floor_pp_tp_s == pytest.approx(0.01 * np.exp(0.1))
+
+
 @pytest.mark.parametrize("job", range(7))
 def test_a_slower_machine_never_makes_a_plan_faster(job, shipped_physics):
     # but for what a longer step elsewhere hides of a gradient's traffic

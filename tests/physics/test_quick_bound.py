@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,9 +8,12 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job, shipped_jobs
+from jointopt.spec.model import Model
 from jointopt.spec.plans.space import enumerate_layouts
+from tests.physics.hand.plain_machine import COMPUTING, DENSE, MOE, MOVING, physics
 
 SOME = 400
 
@@ -72,3 +76,15 @@ def test_layouts_priced_when_read_cost_what_layouts_priced_at_once_do(one_clock:
         found = late.evaluate(some, clocks[some])
         for name, values in found.items():
             np.testing.assert_allclose(values, expected[name][some], rtol=1e-12)
+
+
+@pytest.mark.parametrize("machine", [COMPUTING, MOVING], ids=["flops alone", "bytes alone"])
+@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"recompute": 2}], ids=str)
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
+def test_where_one_stage_does_all_the_work_the_quick_bound_is_the_bound(model: Model, plan: Any, machine: Any) -> None:
+    overheads = {"iteration_overhead_s": 0.02, "micro_batch_overhead_s": 0.003}
+    cold = physics(model=model, framework=overheads, **plan)
+    gpu = replace(cold.job.cluster.gpu, power=PowerConstants(60.0, 90.0, 80.0, 0.7, 30.0, 0.5, 1.4))
+    job = replace(cold.job, cluster=replace(cold.job.cluster, gpu=gpu))
+    priced, row = CostModel(job, cold.layouts, machine), np.array([0])
+    np.testing.assert_allclose(priced.quick_bound(row), priced.lower_bound(row), rtol=1e-9)

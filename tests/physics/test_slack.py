@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.physics import slack
 from jointopt.physics.cost_model import CostModel
+from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from tests.physics.hand.plain_machine import COMPUTING, MOE, physics
 
 GRID = np.arange(210.0, 1411.0, 15.0)
 
@@ -78,6 +82,18 @@ def test_the_floor_is_below_the_energy_at_every_clock_and_above_static_power(pip
     for clock in GRID:
         found = pipeline.evaluate(np.zeros(1, np.int64), np.full((1, 8), clock))
         assert float(found["energy_j"][0]) > floor
+
+
+@pytest.mark.parametrize("plan", [{}, {"dp": 2}, {"model": MOE}], ids=["one GPU", "two GPUs", "experts"])
+def test_the_floor_is_static_power_at_the_top_clock_and_the_work_of_the_lowest_voltage(plan: dict[str, Any]) -> None:
+    cold = physics(**plan)
+    power = PowerConstants(60.0, 60.0, 80.0, 0.7, 30.0, knee_fraction=0.5, voltage_ratio=1.4)
+    cluster = replace(cold.job.cluster, gpu=replace(cold.job.cluster.gpu, power=power))
+    model, row = CostModel(replace(cold.job, cluster=cluster), cold.layouts, COMPUTING), np.array([0])
+    (time_s, floor_j), slow = model.lower_bound(row), model.evaluate(row, np.array([[500.0]]))
+    zero_w, gain = model.cooler.leakage_line
+    static_w = plan.get("dp", 1) * ((1 + gain) * 60.0 + zero_w)
+    assert floor_j - static_w * time_s == pytest.approx(slow["energy_j"] - static_w * slow["iteration_time_s"])
 
 
 def test_the_slope_is_the_waiting_power_of_all_gpus(pipeline: CostModel) -> None:

@@ -106,6 +106,16 @@ def test_flops_of_a_small_model_are_those_counted_by_hand() -> None:
     assert model_flops_per_token(small, 16) == 6 * (attention + mlp + head) + scores
 
 
+def test_a_layer_that_predicts_a_further_token_counts_with_its_head_and_what_joins_two_hidden_states() -> None:
+    shape = known_model("deepseek-v3")
+    assert shape is not None
+    one, two = (model_flops_per_token(replace(shape, mtp_num_layers=count), 4096) for count in (1, 2))
+    # eight experts, a shared one and a router
+    routed = shape.attention_parameters + (8 + 1) * 3 * 7168 * 2048 + 256 * 7168
+    scores = 3 * 2 * 4096 * 128 * (192 + 128)
+    assert two - one == 6 * (routed + 7168 * shape.vocab_size + 2 * 7168**2) + scores
+
+
 def test_recomputed_parts_add_a_forward_pass_each() -> None:
     job = job_of("gpt3-175b")
     shape, base = job.model, model_flops_per_token(job.model, 2048)

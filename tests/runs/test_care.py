@@ -66,6 +66,16 @@ def test_only_related_rows_are_read_and_of_those_the_newest(file: Path) -> None:
     assert store.read(Wanted(here, 3)).iteration_time_s.tolist() == [7.0, 8.0, 9.0]
 
 
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_up_to_the_number_that_is_read_whole_all_rows_are_and_of_one_more_the_most(file: Path, kinds: int) -> None:
+    store, every = Store(f"sqlite:///{file}"), [runs(1, first=i).assign(model=f"m{i % kinds}") for i in range(6)]
+    wanted = Wanted(related_to({"h100-sxm5-80gb"}), whole=5, most=2)
+    store.add(pd.concat(every[:5]), "as many as are read whole")
+    assert len(store.read(wanted)) == 5
+    store.add(every[5], "one more")
+    assert len(store.read(wanted)) == 2
+
+
 def test_of_too_many_rows_those_of_the_plan_and_the_job_are_read_before_newer_ones(file: Path) -> None:
     store = Store(f"sqlite:///{file}")
     store.add(runs(1).assign(tp=4, pp=1, micro_batch_size=1, model="mine"), "the plan of the job")
@@ -173,8 +183,11 @@ def test_a_damaged_file_is_replaced_by_all_that_can_be_read_and_is_kept(file: Pa
     middle = len(raw) // 2 // 4096 * 4096
     raw[middle : middle + 4096] = b"\xa5" * 4096
     file.write_bytes(raw)
+    journal = file.with_name(f"{file.name}-journal")
+    journal.touch()
     kept, saved, _ = repair(url)
     assert kept is not None
+    assert not journal.exists()  # it is of the damaged file
     assert kept.read_bytes() == bytes(raw)
     assert 1500 < saved <= 2000
     assert (check(url).faults, len(Store(url).read()), repair(url)) == ((), saved, (None, 0, 0))

@@ -25,6 +25,14 @@ def test_a_cell_is_read_alike_alone_and_in_a_column(cells: list[str | None], nam
         assert one == other or (pd.isna(one) and pd.isna(other))
 
 
+@pytest.mark.parametrize("text", ["true", "True", "1", "1.0", "YES", "yes"])
+def test_flags_are_read_in_every_spelling(text: str) -> None:
+    opposite = {"true": "False", "1": "0", "1.0": "0.0", "yes": "No"}[text.lower()]
+    clean, faults = read_columns(pd.DataFrame({"gated_mlp": [text, opposite, None]}), ["gated_mlp"], READERS)
+    np.testing.assert_array_equal(clean["gated_mlp"], [1.0, 0.0, np.nan])
+    assert faults == []
+
+
 def test_numbers_and_flags_of_one_kind_are_not_mixed_up_with_those_of_another() -> None:
     table = pd.DataFrame({"tp": pd.Series([1, True, "1", 1.0], dtype=object)})
     clean, _ = read_columns(table, ["tp"], READERS)

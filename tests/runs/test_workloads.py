@@ -1,4 +1,4 @@
-"""Tables of recorded runs: habits stand in for blanks, nonsense is one sentence, one bad row never stops the others."""
+"""Tables of recorded runs: usual values stand in for blanks, nonsense is a sentence, a bad row stops no others."""
 
 from __future__ import annotations
 
@@ -303,6 +303,16 @@ def test_a_plain_mlp_is_four_hidden_sizes_wide_where_the_table_does_not_say() ->
     assert [work.job.model.gated_mlp for work in jobs] == [False, True]
     (blank,), _ = workloads(table(without=("gated_mlp", "ffn_hidden_size")))
     assert (blank.job.model.ffn_hidden_size, blank.job.model.gated_mlp) == (4 * 4096, False)
+
+
+@pytest.mark.parametrize(
+    ("stated", "experts", "top_k"), [((2, 1), 2, 1), ((2, 8), 2, 2), ((8, 0), 8, 1), ((1, 2), 0, 0), ((None, 2), 0, 0)]
+)
+def test_tokens_go_to_at_least_one_expert_and_to_no_more_than_there_are(
+    stated: tuple[int | None, int], experts: int, top_k: int
+) -> None:
+    jobs, _ = workloads(table({"num_experts": stated[0], "moe_router_topk": stated[1]}))
+    assert (jobs[0].job.model.num_experts, jobs[0].job.model.moe_router_topk) == (experts, top_k)
 
 
 def test_experts_without_a_top_k_go_to_two_and_one_expert_is_dense() -> None:

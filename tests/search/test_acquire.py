@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.acquire import acquire, added_area, expected_gain
-from jointopt.search.pareto import front_order, hypervolume
+from jointopt.search.acquire import acquire, added_area, expected_gain, gain_left
+from jointopt.search.pareto import front_order, hypervolume, nadir
 
 TIME = ("iteration_time_s",)
 BOTH = ("iteration_time_s", "energy_j")
@@ -74,6 +74,13 @@ def test_a_batch_holds_the_second_kind_of_plan_before_a_twin_of_the_first():
     assert chosen(predicted, measured([1.1]), k=2, draws=draws) == [0, 2]
 
 
+def test_every_run_of_a_batch_is_chosen_by_its_gain_per_cost():
+    predicted, costs = outlook([1.0, 1.02, 1.05], spread=0.01), [1.0, 3.0, 1.0]
+    draws = {"iteration_time_s": np.array([[1.0, 1.4], [1.4, 1.02], [1.4, 1.05]]), "fits": np.ones((3, 2), bool)}
+    assert chosen(predicted, measured([1.3]), k=2, draws=draws) == [0, 1]
+    assert chosen(predicted, measured([1.3]), k=2, draws=draws, costs=costs) == [0, 2]
+
+
 def test_in_two_objectives_a_batch_spreads_over_the_front():
     predicted = outlook([1.0, 1.01, 4.0], [4.0, 4.01, 1.0], spread=0.01)
     assert sorted(chosen(predicted, measured([4.0], [4.0]), k=2, objectives=BOTH)) == [0, 2]
@@ -117,6 +124,48 @@ def test_in_two_objectives_a_gap_of_the_front_is_worth_more_than_its_neighbourho
     known = measured([1.0, 4.0], [4.0, 1.0])
     predicted = outlook([1.01, 2.0, 4.0], [4.0, 2.0, 1.01], spread=0.01)
     assert chosen(predicted, known, objectives=BOTH) == [1]
+
+
+def test_in_two_objectives_the_gain_is_the_area_in_logarithms_times_the_chance_to_fit():
+    known = measured([1.0, 4.0], [4.0, 1.0])
+    predicted = outlook([2.0, 2.0, 1.0, 1.0], [2.0, 2.0, 3.98, 3.94], spread=1e-6, fits=[1.0, 0.5, 1.0, 1.0])
+    gain, chance = expected_gain(predicted, known, np.random.default_rng(0), objectives=BOTH)
+    area = np.log(4.0 / 2.0) ** 2  # to the right as far as one neighbour, up as far as the other
+    assert gain[:2] == pytest.approx([area, area / 2], rel=1e-3)
+    assert gain[2:] == pytest.approx(np.log(4.0) * np.log([4.0 / 3.98, 4.0 / 3.94]), rel=1e-3)
+    assert chance.tolist() == [1.0, 0.5, 0.0, 1.0]  # half a percent is not better, one and a half is
+
+
+def test_in_two_objectives_a_batch_counts_the_area_beside_the_plans_before():
+    known, cheap = measured([1.0, 16.0], [16.0, 1.0]), [1.0, 1.0, 1.0]
+    predicted = outlook([4.0, 4.1, 12.0], [4.0, 4.0, 1.5], spread=1e-3)
+    assert chosen(predicted, known, k=3, objectives=BOTH, costs=cheap) == [0, 2, 1]
+    assert chosen(predicted, known, k=1, objectives=BOTH, costs=[9.0, 1.0, 9.0]) == [1]
+
+
+def _left(times, energies=None, fits=True):
+    values = {"iteration_time_s": np.array(times, float), "energy_j": np.array(energies or times, float)}
+    return values | {"fits": np.broadcast_to(fits, values["iteration_time_s"].shape)}
+
+
+def test_the_gain_that_is_left_is_the_share_by_which_the_best_falls_in_the_mean_of_draws():
+    draws, every = (
+        _left([[0.8, 1.2, 0.9, 0.5], [0.9, 1.1, 0.7, 0.6]], fits=[[True, True, True, False]] * 2),
+        np.ones(2, bool),
+    )
+    assert gain_left(draws, measured([1.0, 1.3]), TIME, every) == pytest.approx((0.2 + 0.0 + 0.3 + 0.0) / 4)
+    assert gain_left(draws, measured([1.0]), TIME, np.array([True, False])) == pytest.approx((0.2 + 0.1) / 4)
+    assert gain_left(draws, measured([1.0]), TIME, ~every) == 0.0
+    assert np.isnan(gain_left(draws, NOTHING, TIME, every))
+    assert np.isnan(gain_left(_left([[0.45]]), measured([1.0]), TIME, np.ones(1, bool)))  # more than twice as fast
+
+
+def test_in_two_objectives_the_gain_that_is_left_is_that_of_the_volume_under_the_front():
+    known, one = measured([1.0, 4.0], [4.0, 1.0]), np.ones(1, bool)
+    reference = nadir(np.log([1.0, 4.0, 2.0]), np.log([4.0, 1.0, 2.0]))
+    before = hypervolume(np.log([1.0, 4.0]), np.log([4.0, 1.0]), reference)
+    found = gain_left(_left([[2.0, 2.0]], [[2.0, 5.0]]), known, BOTH, one)
+    assert found == pytest.approx(np.log(2.0) ** 2 / 2 / before)
 
 
 def test_in_two_objectives_a_dominated_plan_has_no_gain():

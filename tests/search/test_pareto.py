@@ -104,3 +104,15 @@ def test_evenly_picked_points_keep_both_ends():
     front = plans_of(np.arange(100.0), np.arange(100.0)[::-1])
     assert pareto.evenly(front, 5).tolist() == [0, 25, 50, 74, 99]
     assert len(pareto.evenly(front, 1000)) == 100
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.0])
+def test_plans_below_the_chord_of_the_ends_are_measured_in_shares_of_its_span(scale: float) -> None:
+    # from (1, 16) to (4, 1): a plan half-way in the logarithm of time and three quarters down in that of energy
+    time_s, energy_j = scale * np.array([1.0, 2.0, 2.0, 4.0]), scale * np.array([16.0, 2.0, 4.0, 1.0])
+    np.testing.assert_allclose(pareto.below_chord(time_s, energy_j), [0.0, 0.25, 0.0, 0.0], atol=1e-12)
+
+
+def test_where_one_plan_is_best_in_both_the_product_of_both_decides() -> None:
+    found = pareto.below_chord(np.array([2.0, 1.0, 3.0]), np.array([1.0, 1.0, 0.5]) * [1.0, 0.4, 1.0])
+    np.testing.assert_allclose(found, -np.log([2.0, 0.4, 1.5]))

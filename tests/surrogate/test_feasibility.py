@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from jointopt.surrogate.feasibility import (
     _START,
@@ -29,14 +30,59 @@ LOADS = np.log([0.5, 0.9, 1.0, 1.1, 2.0])
 
 
 def probability(**evidence):
-    told = {name: np.array(values, float) for name, values in evidence.items()}
-    return fit_probability(LOADS, source_weights(MARGIN, MemoryEvidence(**told)), MARGIN)
+    found = {name: np.array(values, float) for name, values in evidence.items()}
+    return fit_probability(LOADS, source_weights(MARGIN, MemoryEvidence(**found)), MARGIN)
 
 
 def test_without_runs_half_of_the_plans_at_the_limit_fit():
     assert probability()[2] == pytest.approx(0.5, abs=0.01)
     assert probability()[0] > 0.99
     assert probability()[-1] < 0.01
+
+
+EVERY = {"log_ratio": [0.15, -0.1], "ok_load": [0.2, -0.3], "oom_load": [-0.05], "failed_load": [-0.4, 0.1]}
+ALL = MemoryEvidence(**{name: np.array(values) for name, values in EVERY.items()})
+
+
+def likelihood(offset, plan_sd, crashes=None):
+    """Of `EVERY` at a source off by ``offset``: Student's errors measured, normal ones bounded, crashes at random."""
+    normal, scale = NormalDist(0.0, plan_sd), plan_sd * student.pdf(0.0, 3)
+    found = np.prod([student.pdf((one - offset) / plan_sd, 3) / scale for one in EVERY["log_ratio"]])
+    found *= np.prod([normal.cdf(-load - offset) for load in EVERY["ok_load"]])
+    found *= np.prod([normal.cdf(load + offset) for load in EVERY["oom_load"]])
+    if crashes is not None:
+        found *= np.prod([crashes + (1 - crashes) * normal.cdf(load + offset) for load in EVERY["failed_load"]])
+        found *= (1 - crashes) ** 4  # of runs that fitted
+    return float(found)
+
+
+def prior(margin):
+    weights = np.array([NormalDist(margin.centre, margin.source_sd).pdf(offset) for offset in GRID])
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("margin", [MARGIN, MemoryMargin(0.05, 0.2, 0.15, 0.1, 0.5)])
+def test_offsets_of_a_source_are_as_likely_as_its_runs_there(margin):
+    expected = prior(margin) * [likelihood(offset, margin.plan_sd) for offset in GRID]
+    np.testing.assert_allclose(source_weights(margin, ALL), expected / expected.sum(), rtol=1e-9, atol=1e-15)
+
+
+def test_a_framework_s_margin_is_that_of_its_likely_offsets_and_no_wider_than_half_and_what_is_unsure():
+    weights = source_weights(MARGIN, ALL)
+    centre = weights @ GRID
+    unsure = np.sqrt(weights @ (GRID - centre) ** 2)
+    expected = MemoryMargin(centre, np.hypot(0.07, unsure), 0.1, 0.04, 0.5)
+    assert astuple(own_margin(MARGIN, ALL)) == pytest.approx(astuple(expected))
+    unknown = own_margin(MARGIN, MemoryEvidence())
+    assert (unknown.centre, unknown.source_sd) == (pytest.approx(0.0, abs=1e-9), 0.14)
+
+
+def test_the_loss_of_a_margin_is_how_unlikely_it_and_the_runs_of_all_sources_are():
+    point = np.array([0.05, np.log(0.2), np.log(0.15), -1.0])
+    margin, crashes = MemoryMargin(0.05, 0.2, 0.15, 0.0, 0.5), 1 / (1 + np.e)
+    evidence = prior(margin) @ [likelihood(offset, 0.15, crashes) for offset in GRID]
+    away = ((point - [0.0, np.log(0.1), np.log(0.08), -2.0]) / [0.1, 0.7, 0.7, 1.0]) ** 2
+    assert _loss(point, [ALL, MemoryEvidence(), ALL]) == pytest.approx(away.sum() / 2 - 2 * np.log(evidence))
 
 
 def test_an_oom_makes_plans_that_need_as_much_unlikely_and_spares_the_small():

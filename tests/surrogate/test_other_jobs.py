@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from jointopt.surrogate.other_jobs import from_other_jobs
+from jointopt.surrogate.other_jobs import OtherJobs, from_other_jobs
 from tests.surrogate.test_own_runs import KERNEL, noise, runs, steps
 
 
@@ -33,3 +34,8 @@ def test_few_runs_those_of_another_source_and_those_that_went_wrong_teach_no_mod
     assert from_other_jobs(plans, known.take(np.arange(30)), residual[:30], KERNEL) is None
     assert from_other_jobs(plans, foreign, residual, KERNEL) is None
     assert from_other_jobs(plans, known, residual + np.log(5.0), KERNEL) is None
+
+
+@pytest.mark.parametrize(("error", "better"), [(0.098, False), (0.0971, False), (0.0969, True)])
+def test_plans_are_ordered_by_other_jobs_where_these_gain_three_percent(error: float, better: bool) -> None:
+    assert OtherJobs(np.zeros(1), without=0.1, error=error).orders_better == better

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
+from jointopt.surrogate import own_runs
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, folds_by_model, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
@@ -149,6 +150,30 @@ def test_what_only_the_process_knows_leaves_the_trees_its_rest() -> None:
     mix, answer = learn_mix(some, known + steps(some), known, known, fold, names)
     assert (mix.beyond, mix.weight) == (True, 1.0)
     assert np.abs(answer - known - steps(some)).mean() < 0.5 * np.abs(steps(some)).mean()
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.0, False), (0.028, False), (0.032, True)])
+def test_trees_that_gain_less_than_three_percent_stay_out(
+    monkeypatch: pytest.MonkeyPatch, gain: float, kept: bool
+) -> None:
+    some, process, truth = runs(40), np.zeros(40), np.full(40, -np.log(1.1))
+    trees = np.full(40, np.log(1.0 + 0.1 * (1.0 - gain)) - np.log(1.1))  # off by a tenth less that
+    monkeypatch.setattr(own_runs, "_crossed_trees", lambda *_: trees)
+    fold, _ = folds_by_model(some)
+    mix, answer = learn_mix(some, truth, process, process, fold, tuple(sorted(some.features)))
+    assert (mix.weight > 0.0, answer is process) == (kept, not kept)
+
+
+@pytest.mark.parametrize(("relearned", "kept"), [(0.98, False), (0.96, True)])
+def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
+    monkeypatch: pytest.MonkeyPatch, relearned: float, kept: bool
+) -> None:
+    off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
+    monkeypatch.setattr(own_runs, "learn_alone", lambda *_: KERNEL)
+    monkeypatch.setattr(own_runs, "_crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
+    found, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
+    assert (found.kernel is not None, mean is off[kept]) == (kept, True)
+    assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))
 
 
 def test_a_mix_without_weight_is_the_process() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
+from scipy.special import huber
 
-from jointopt.surrogate.power_scale import RUN_SD, power_scale
+from jointopt.surrogate.power_scale import RUN_SD, SOURCE_SD, _two, power_scale
 
 
 def test_nothing_measured_moves_nothing() -> None:
@@ -37,3 +39,18 @@ def test_runs_off_by_one_factor_keep_it() -> None:
     predicted = np.array([120.0, 150.0, 250.0, 380.0, 400.0])
     found = power_scale(np.full(5, np.log(1.1)), 60.0 / predicted, 60.0)
     assert (found.offset_w, found.factor) == (0.0, pytest.approx(1.1, abs=0.01))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_factors_are_the_likeliest_under_their_prior_with_runs_far_off_weighed_less(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    share = rng.uniform(0.1, 0.7, 6)
+    ratio = np.log(0.8 + 0.5 * share) + RUN_SD * rng.standard_normal(6)
+    ratio[-1] += 4.0 * RUN_SD  # further off than two standard deviations
+
+    def loss(theta: np.ndarray) -> float:
+        off = ratio - theta[0] - np.log(1.0 + np.expm1(theta[1]) * share)
+        return float(huber(2.0, off / RUN_SD).sum() + ((theta / [SOURCE_SD, 0.3]) ** 2).sum() / 2.0)
+
+    dynamic, apart = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}).x
+    assert np.log(_two(ratio, share)) == pytest.approx([dynamic, dynamic + apart], abs=2e-3)

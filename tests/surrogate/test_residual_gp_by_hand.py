@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.surrogate.posterior import SCALES, SHARES, _under, condition
+from jointopt.surrogate.posterior import SCALES, SHARES, Posterior, _pieces, _under, condition
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -162,3 +162,49 @@ def test_runs_of_a_source_learned_alone_count_in_full_beside_the_prior() -> None
     _, of_more = _penalised_likelihood(at, [[_task(TWO, y, 1.1)]], centre, 2)
     assert np.abs(slope).max() < 1e-3
     assert np.abs(of_more).max() > 0.01
+
+
+@pytest.mark.parametrize(("count", "width", "sizes"), [(10, 2, [4, 4, 2]), (3, 9, [1, 1, 1]), (4, 1, [4]), (0, 3, [])])
+def test_runs_are_answered_in_pieces_of_at_most_so_many_cells_and_at_least_one_run(
+    count: int, width: int, sizes: list[int]
+) -> None:
+    pieces = [*_pieces(count, width, cells=8)]
+    assert [len(piece) for piece in pieces] == sizes
+    assert [row for piece in pieces for row in piece] == list(range(count))
+
+
+@pytest.fixture(scope="module")
+def known() -> Posterior:
+    """After eight runs that leave several scales open."""
+    return condition(default_kernel(2), drawn(8, 0), 0.2 * np.random.default_rng(5).standard_normal(8))
+
+
+def drawn(count: int, seed: int) -> Runs:
+    rng = np.random.default_rng(seed)
+    features = {"log2_tp": rng.integers(0, 4, count).astype(float), "log2_pp": rng.integers(0, 3, count).astype(float)}
+    return Runs(rng.uniform(0.0, 0.5, (count, 2)), features, np.full(count, "a"), np.full(count, "g"))
+
+
+def test_a_difference_is_as_unsure_as_both_runs_are_less_what_they_share_at_every_scale(known: Posterior) -> None:
+    new, other = drawn(5, 1), drawn(5, 2)
+    assert len(known.share) > 3
+    mean, variance = np.zeros((2, len(known.share), 5))
+    for i, squares in enumerate(known.squares):
+        cross, cross_other = (
+            np.tensordot(squares[:4], terms(known.kernel, one, known.runs), 1) for one in (new, other)
+        )
+        shared = np.diagonal(np.tensordot(squares[:4], terms(known.kernel, new, other), 1))
+        before = squares[:4] @ (variances(known.kernel, new) + variances(known.kernel, other)) - 2 * shared
+        apart = cross - cross_other
+        mean[i] = apart @ known.weights[i]
+        variance[i] = before - np.diagonal(apart @ known.inverse[i] @ apart.T) + 2 * known.noise_variance[i]
+    expected = known.share @ (variance + mean**2) - (known.share @ mean) ** 2
+    np.testing.assert_allclose(known.contrast_deviation(new, other), np.sqrt(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [0, 1])
+def test_constants_are_what_a_run_moves_by_per_sensitivity(known: Posterior, constant: int) -> None:
+    new, more = drawn(3, 1), np.zeros((3, 2))
+    more[:, constant] = [0.1, 0.4, 1.0]
+    moved = known.mean(replace(new, sensitivity=new.sensitivity + more)) - known.mean(new)
+    np.testing.assert_allclose(moved, more[:, constant] * known.constants[constant], rtol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate import training
 from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import (
@@ -71,6 +73,21 @@ def test_too_little_to_train_on_says_what_became_of_the_rest(three_sources):
     table.loc[table["source"] == "a100", "iteration_time_s"] *= 1000
     with pytest.raises(TableError, match=r"got 20 rows of 1 \(a100: learned from 0 of 20 .* seconds"):
         train(table)
+
+
+@pytest.mark.parametrize(
+    ("answer", "residual", "strength"),
+    [(0.2, 0.2, 1.0), (0.4, 0.2, 0.5), (0.2, -0.2, 0.0), (0.008, 0.2, 0.0), (0.012, 0.2, 1.0)],
+)
+def test_trees_count_as_far_as_they_bring_sources_left_out_nearer_and_not_for_a_twentieth(
+    data: TrainingSet, monkeypatch: pytest.MonkeyPatch, answer: float, residual: float, strength: float
+) -> None:
+    trees = SimpleNamespace(predict=lambda features: np.full(len(features), answer))
+    monkeypatch.setattr(training, "_booster", lambda *_: trees)
+    off = replace(data, known_residual=np.full(len(data.source), residual))
+    rows = np.arange(len(data.source))
+    assert training._best_strength(off, rows, tuple(data.known.runs.features), 0) == strength
+    assert training._best_strength(off, data.of({"a100"}), tuple(data.known.runs.features), 0) == 0.0  # none left out
 
 
 def test_known_and_unknown_rows_are_the_same_runs(data):

@@ -23,7 +23,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Fifteen trees, as XGBoost writes them."""
     rng = np.random.default_rng(0)
     features = rng.uniform(-1, 1, (200, FEATURES))
-    booster = ResidualBooster(max_depth=3, n_estimators=15, reg_lambda=1.0).fit(features, features[:, 0] > 0.2)
+    booster = ResidualBooster(max_depth=3, n_estimators=15, reg_lambda=1.0).fit(features, 0.7 + (features[:, 0] > 0.2))
     path = tmp_path_factory.mktemp("trees") / "trees.json"
     booster.booster_.get_booster().save_model(path)
     return path.read_bytes()
@@ -98,6 +98,7 @@ def test_what_xgboost_could_not_follow_is_refused(text: bytes, damage: str) -> N
 def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "trees.json").write_bytes(text)
     forest, regressor = (load(tmp_path / "trees.json", FEATURES) for load in (load_forest, load_regressor))
+    assert forest.base == pytest.approx(0.7, abs=1e-6)  # the median of what they were fitted to
     edges = np.unique(forest.threshold)[:40].astype(float)[:, None] * np.ones(FEATURES)  # exactly on a threshold
     for points in (POINTS, POINTS[:1], edges, POINTS.repeat(20_000 // len(POINTS), axis=0)):
         np.testing.assert_allclose(forest.predict(points), regressor.predict(points), atol=1e-6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
-from jointopt.workflows.polish import Schedule, _best_within, _by_linear, _by_lowtime, polish
+from jointopt.workflows.polish import Schedule, _best_within, _by_linear, _by_lowtime, _in_pace, polish
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -187,3 +189,16 @@ def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_pl
     found = [problem.makespan_s(choice) for choice in _by_lowtime(schedule, problem, unit_s)]
     assert len(found) > 3
     assert found[-1] <= problem.makespan_s(schedule.plan_choice(problem)) < min(found[:-1])
+
+
+@pytest.mark.parametrize(("slower", "pace_s"), [(1.0, 2.0), (0.9, 2.0), (1.05, 1.9)])
+def test_a_window_made_whole_runs_at_the_first_pace_that_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch, slower: float, pace_s: float
+) -> None:
+    monkeypatch.setattr("jointopt.workflows.polish.widened", lambda part, choice, whole, pace: pace)
+    problem, piece = (SimpleNamespace(graph=SimpleNamespace(num_micro_batches=n)) for n in (48, 8))
+    piece.makespan_s = lambda _: 9.0
+    # one second lies beyond the pipeline: 80 of 90 are left for 40 micro-batches, which take so much longer together
+    schedule: Any = SimpleNamespace(problem=problem, beyond_s=lambda _: 1.0, time_s=lambda p: 10.0 + 40.0 * slower * p)
+    part: Any = piece
+    assert _in_pace(schedule, part, np.zeros(1, np.int64), 90.0) == pytest.approx(pace_s)

@@ -43,7 +43,7 @@ class Conditions:
 
     @property
     def measure_s(self) -> float:
-        """How long a run must measure, in s, for its energy to be known."""
+        """Seconds that a run must measure for its energy to be known."""
         return 0.0 if self.meter is None else MEASURE_S
 
     def added_to(

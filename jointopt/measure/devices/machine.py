@@ -117,7 +117,7 @@ def _number(cell: str) -> float | None:
 
 
 def _may_set_clocks() -> str:
-    """How this process may set clocks, blank where it may not; nothing is set to find out."""
+    """The way in which this process may set clocks, blank where it may not; nothing is set to find out."""
     socket = os.environ.get("ZEUSD_SOCK_PATH", "")
     if socket and Path(socket).is_socket():
         return f"through zeusd at {socket}"
@@ -158,7 +158,7 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _first_address(nodes: str) -> str:
-    """Where the first node of Slurm's list is reached."""
+    """The address of the first node of Slurm's list."""
     name = next(iter(_lines(["scontrol", "show", "hostnames", nodes])), nodes)
     found = re.search(r"NodeAddr=(\S+)", " ".join(_lines(["scontrol", "--oneliner", "show", "node", name])))
     return found[1] if found else name

@@ -15,7 +15,7 @@ from jointopt.spec.model import Model
 from jointopt.spec.plans.ranks import DEFAULT_ORDER
 from jointopt.spec.plans.stages import own_split
 
-BENCHMARK, TRAINING = PURPOSES = ("benchmark", "training")
+BENCHMARK, TRAINING = "benchmark", "training"
 _ITERATIONS = {BENCHMARK: 20, TRAINING: 10_000}
 
 

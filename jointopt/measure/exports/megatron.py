@@ -194,7 +194,7 @@ def shared_gate(intent: Intent) -> bool:
 
 
 def dispatcher(words: Words, intent: Intent) -> dict[str, Any]:
-    """How tokens go to experts, and whether that overlaps another micro-batch's kernels."""
+    """Options for how tokens go to experts, and whether that overlaps another micro-batch's kernels."""
     training = intent.job.training
     kind = training.token_dispatcher or training.framework.token_dispatcher
     found: dict[str, Any] = {"moe_token_dispatcher_type": "alltoall" if kind == "alltoall" else "flex"}

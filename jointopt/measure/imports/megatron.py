@@ -235,7 +235,7 @@ def _recompute(options: Options) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """How layers are dealt to the chunks of the pipeline; ends that are not stated are None."""
+    """The dealing of layers to the chunks of the pipeline; ends that are not stated are None."""
 
     layout: str | None
     ends: tuple[int | None, int | None]  # layers of the first and the last stage

@@ -155,7 +155,7 @@ def _unfolded(log: str) -> str:
 
 
 def _first_process(log: str) -> Failure | None:
-    """How the process ended whose end torchrun saw first; None where the log does not say."""
+    """The end of the process that torchrun saw end first; None where the log does not say."""
     root = _ROOT.search(log)
     if root is None:
         return None

@@ -28,7 +28,7 @@ from jointopt.spec.plans.ranks import DEFAULT_ORDER
 
 @dataclass(frozen=True)
 class Framework:
-    """How a framework is started: its script in a checkout, and the layout columns that it does not have."""
+    """The way to start a framework: its script in a checkout, and the layout columns that it does not have."""
 
     title: str
     script: str = ""  # blank: a module that is installed, or a script of the user's

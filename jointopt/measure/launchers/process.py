@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended: its exit code (negative = signal), whether the time limit ended it, the end of its log."""
+    """The end of a program: its exit code (negative = signal), whether the time limit ended it, the end of its log."""
 
     code: int
     timed_out: bool

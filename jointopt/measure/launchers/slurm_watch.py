@@ -31,7 +31,7 @@ class Written:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended: Slurm's record (None = it no longer knows the job), and what the job wrote down."""
+    """The end of a job: Slurm's record (None = it no longer knows the job), and what the job wrote down."""
 
     job: SlurmJob | None
     written: Written | None
@@ -51,7 +51,7 @@ class End:
 
     @property
     def seconds(self) -> float:
-        """How long the job held its GPUs: the queue costs none."""
+        """Seconds for which the job held its GPUs: the queue costs none."""
         if self.job is not None:
             return self.job.ran_s
         return 0.0 if self.written is None else float(self.written.seconds)
@@ -82,7 +82,7 @@ class Submission:
         self._late_until: float | None = None
 
     def look(self) -> End | None:
-        """How the job ended, None while it waits or runs. Raises LauncherError where it can never start."""
+        """The end of the job, None while it waits or runs. Raises LauncherError where it can never start."""
         written = written_in(self.folder)
         job = None if self.number is None else control.state(self.number, self.report)
         if written is not None and written.code == 0:

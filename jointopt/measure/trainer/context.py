@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class Context:
-    """Where this rank's part of a sequence lies. Parts are contiguous, so later ranks attend to more."""
+    """The place of this rank's part of a sequence. Parts are contiguous, so later ranks attend to more."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.cp = mesh["cp"].size()

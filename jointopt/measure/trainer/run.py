@@ -62,7 +62,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
 
 
 def _missing(spec: TrainSpec, seconds: list[float], device: torch.device) -> int:
-    """How many iterations more reach ``least_s``, the same on every rank."""
+    """Number of further iterations that reach ``least_s``, the same on every rank."""
     if not spec.least_s:
         return 0
     passed_s = _slowest([sum(seconds)], device)[0]

@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.polish.graph import Graph, ends_s
+from jointopt.physics.polish.graph import Graph
 from jointopt.physics.polish.options import Options, Problem, convex
 
 _BREAKS = 24  # options of a kind that the programme sees at most; the answer may take any
@@ -27,8 +27,6 @@ def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | 
         at = np.unique(np.linspace(0, len(curve) - 1, _BREAKS).round().astype(int))
         curves.append(Options(curve.clock_mhz[at], curve.duration_s[at], curve.energy_j[at]))
     shortest = np.array([c.duration_s[0] for c in curves])[graph.kind]
-    if ends_s(graph, shortest).max() > makespan_s:
-        return None
     owner, room_s, slope_w = _pieces([curves[kind] for kind in graph.kind])
     n = len(graph)
     limits, right = _precedence(graph, owner, shortest, makespan_s)

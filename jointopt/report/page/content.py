@@ -268,7 +268,7 @@ def _node(job: Job, cooler: Cooler, plan: Pictured) -> dict[str, Any]:
 
 
 def _share(celsius: float, cooler: Cooler, throttle_c: float) -> str:
-    """How far a temperature lies between the air and throttling, in percent."""
+    """The share of the way from the air to throttling at which a temperature lies, in percent."""
     return f"{100 * min(max((celsius - cooler.inlet_c) / (throttle_c - cooler.inlet_c), 0.0), 1.0):.0f}"
 
 

@@ -61,7 +61,7 @@ def _relative(plans: Columns, row: int, fastest: int) -> str:
 
 
 def _degrees(plans: Columns, row: int) -> str:
-    """How the GPUs share the work, in a sentence."""
+    """A sentence on how the GPUs share the work."""
     dp, tp, pp, cp, ep, vpp = (int(plans[name][row]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
     parts = [f"{dp} replicas (dp)"]
     parts += [f"every layer over {tp} GPUs (tp)"] * (tp > 1)

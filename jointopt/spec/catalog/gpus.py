@@ -139,7 +139,7 @@ def _gpu(gpu_id: str) -> Gpu:
 
 
 def cite(cell: list[Any], file_name: str) -> str:
-    """Where a catalogue cell ``[value, source key, remark]`` was found, as one sentence."""
+    """The source of a catalogue cell ``[value, source key, remark]``, as one sentence."""
     citation = str(read_yaml(file_name)["sources"][cell[1]])
     return f"{citation}; {cell[2]}" if len(cell) > 2 else citation
 

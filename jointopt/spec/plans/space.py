@@ -28,7 +28,7 @@ from jointopt.core.schema import (
 )
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import even_domain
-from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule
+from jointopt.spec.plans.rule import Rule
 from jointopt.spec.plans.rules import layout_rules
 from jointopt.spec.plans.stages import MOST_CHUNKS, offered_splits
 
@@ -51,11 +51,6 @@ class Space:
     def size(self) -> int:
         """Number of layouts."""
         return len(self.layouts["dp"])
-
-    def top_reasons(self, count: int = 3) -> list[str]:
-        """The reasons that dropped the most combinations; what the job itself excludes comes last."""
-        own = (SEARCHED, DUPLICATE)
-        return sorted(self.dropped, key=lambda r: (any(mark in r for mark in own), -self.dropped[r]))[:count]
 
 
 def enumerate_layouts(job: Job) -> Space:

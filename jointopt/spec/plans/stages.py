@@ -102,7 +102,7 @@ def buildable(framework: Framework, split: Sequence[int]) -> bool:
 
 
 def by_split(c: Columns, holds: Callable[[tuple[int, ...], Any], Any]) -> Bools:
-    """Where ``holds(numbers, pp*vpp)`` is true of stated ``stage_layers``, never of blank ones; columns broadcast."""
+    """A mask: ``holds(numbers, pp*vpp)`` of stated ``stage_layers``, false for blank ones; columns broadcast."""
     codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
     out = np.zeros(codes.shape, np.bool_)
     for code in np.unique(codes[codes > 0]).tolist():
@@ -117,7 +117,7 @@ def all_equal(numbers: Sequence[int], layers: int) -> bool:
 
 
 def states_even(model: Model, c: Columns) -> Bools:
-    """Where stated ``stage_layers`` say no more than that all chunks are equal, as a blank does."""
+    """A mask, true where stated ``stage_layers`` say only that all chunks are equal, as a blank does."""
     return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & all_equal(numbers, model.num_layers))
 
 

@@ -60,7 +60,7 @@ class Others:
 
 
 class Record:
-    """Where the runs of a job are kept; without ``storage`` (a database URL) nowhere.
+    """The place that keeps the runs of a job; none without ``storage`` (a database URL).
 
     The store is what counts: where it cannot be written a run says so in `Done.trouble`. The study is a view for
     people: where it cannot be written, ``note`` is called once and runs go on.

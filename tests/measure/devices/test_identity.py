@@ -45,6 +45,11 @@ def test_cores_count_for_a_job_on_cores_alone() -> None:
     assert "so that it would train on cores" in wrong_device("h100-sxm5-80gb", [])
 
 
+def test_a_job_on_cores_asks_no_driver_for_gpus(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    monkeypatch.setattr(devices, "_seen", lambda: pytest.fail("PyTorch is started to no purpose"))
+    check_devices(replace(job, cluster=build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2})))
+
+
 def test_where_tests_say_so_cores_count_and_other_gpus_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOR_TESTS, "1")
     assert wrong_device("h100-sxm5-80gb", []) == ""

@@ -30,6 +30,27 @@ def test_iterations_and_ranks_are_told_apart_by_their_columns() -> None:
     assert response_table(iteration.assign(rank=0)).kind == "ranks"
 
 
+def test_the_clock_of_an_iteration_is_the_stated_one_else_the_mean_of_its_passes() -> None:
+    passes = pd.DataFrame({"forward_clock_mhz_mean": [1400.0], "backward_clock_mhz_mean": [1200.0],
+                           "iteration_time_s": [2.0], "energy_j": [900.0]})  # fmt: skip
+    assert response_table(passes).rows.clock_mhz.tolist() == [1300.0]
+    assert response_table(passes.assign(clock_mhz=1410.0)).rows.clock_mhz.tolist() == [1410.0]
+    limited = passes[["iteration_time_s", "energy_j"]].assign(power_limit_w=[300.0])
+    assert response_table(limited).rows.clock_mhz.isna().all()
+
+
+def test_what_a_table_of_ranks_leaves_blank_follows_from_its_other_columns() -> None:
+    ranks = pd.DataFrame({"rank": [0], "clock_mhz": [1410.0], "iteration_time_s": [2.0], "avg_power_w": [300.0],
+                          "forward_time_sum_s": [0.6], "backward_time_sum_s": [1.2], "global_batch_size": [64],
+                          "micro_batch_size": [2], "dp": [4]})  # fmt: skip
+    rows = response_table(ranks).rows.iloc[0]
+    assert (rows.energy_j, rows.num_micro_batches) == (600.0, 8.0)
+    assert rows.forward_clock_mhz_mean == rows.backward_clock_mhz_mean == 1410.0
+    staged = ranks.rename(columns={"rank": "stage"}).assign(stage=[3])
+    assert response_table(staged).rows["rank"].tolist() == [3]
+    assert response_table(staged.assign(rank=[7])).rows["rank"].tolist() == [7]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

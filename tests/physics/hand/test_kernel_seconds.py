@@ -150,6 +150,14 @@ def test_narrow_products_take_their_share_and_the_scores_and_the_head_do_not(dty
     assert costs.forward_sm_s[0, 2] == pytest.approx(layer + core[0] + products_s(32000 * 1024))
 
 
+@pytest.mark.parametrize("dtype", ["fp8", "fp4"])
+def test_the_router_stays_in_16_bit(dtype: str) -> None:
+    narrow, wide = ({"fp8": 0.5, "fp4": 0.25}[dtype] * (ATTENTION_WEIGHTS + 2 * 3 * 1024 * 512), 16 * 1024)
+    found, core = middle(model=MOE, dtype=dtype), flash_s(SQUARE)
+    assert found["forward_sm_s"] == pytest.approx(products_s(narrow + wide) + core[0])
+    assert found["backward_sm_s"] == pytest.approx(2 * products_s(narrow + wide) + core[1])
+
+
 def test_fp32_on_tensor_cores_takes_the_ratio_of_the_peaks() -> None:
     core = 8 * SQUARE / (0.8 * FLOPS_PER_S) * IN_TRAINING
     layer = 8 * products_s(ATTENTION_WEIGHTS + 3 * 1024 * 4096)

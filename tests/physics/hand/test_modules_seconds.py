@@ -8,6 +8,7 @@ import pytest
 
 from jointopt.core.schema import MODULES, OFFLOAD
 from tests.physics.hand.plain_machine import (
+    ATTENTION_WEIGHTS,
     DENSE,
     LATENT,
     LAYER_WEIGHTS,
@@ -74,3 +75,13 @@ def test_an_offloaded_optimizer_steps_in_host_memory() -> None:
     found = stages(offload=OFFLOAD.code("optimizer"))
     one = (4 + 2) / HOST_BYTES_PER_S + (2 * 12 + 4) / HOST_MEMORY_BYTES_PER_S
     assert found.optimizer_s[0, 0] == pytest.approx(weights * one)
+
+
+@pytest.mark.parametrize(("zero", "shards", "expert_shards"), [(0, 1, 1), (1, 8, 4)])
+def test_an_offloaded_optimizer_steps_over_its_shard_of_experts_and_of_the_rest(
+    zero: int, shards: int, expert_shards: int
+) -> None:
+    rest, experts = 4 * (ATTENTION_WEIGHTS + (16 + 2) * 1024) + 2 * TABLE_WEIGHTS, 4 * 8 * 3 * 1024 * 512
+    found = stages(model=MOE, dp=8, ep=2, zero_stage=zero, offload=OFFLOAD.code("optimizer"))
+    one = (4 + 2) / HOST_BYTES_PER_S + (2 * 12 + 4) / HOST_MEMORY_BYTES_PER_S
+    assert found.optimizer_s[0, 0] == pytest.approx((rest / shards + experts / expert_shards) * one)

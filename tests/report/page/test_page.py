@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.physics.timeline import timeline
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.made import Reported
 from jointopt.report.page.pictured import encoded, mean_power_w
@@ -72,6 +74,15 @@ def test_power_over_the_iteration_adds_up_to_the_energy(made: Reported) -> None:
         edges, watts = mean_power_w(plan)
         gpus = plan.parts.gpus_per_stage * len(plan.runs_w)
         assert (watts * np.diff(edges)).sum() * gpus == pytest.approx(plan.chosen.entry["energy_j"], rel=1e-4)
+
+
+def test_power_adds_up_where_the_middle_of_the_iteration_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.report.page.made.timeline", functools.partial(timeline, most_passes=40))
+    job = shipped_job("opt-350m-2x4-a100")
+    long = replace(job, training=replace(job.training, global_batch_size=8192))
+    made = propose(long, trials=0, surrogate="none").report()
+    assert any(np.ptp(plan.timeline.repeated_s) > 0.2 * plan.timeline.iteration_s for plan in made.plans)
+    test_power_over_the_iteration_adds_up_to_the_energy(made)
 
 
 def test_passes_are_read_back_from_their_letters(made: Reported) -> None:

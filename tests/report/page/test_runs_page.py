@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,24 @@ def test_runs_stand_where_prediction_and_measurement_meet(tuned: Tuned) -> None:
     runs = data(tuned.report().html())["against-iteration_time_s"]["data"][1]
     assert (runs["x"], runs["y"], runs["text"]) == ([3.0, 3.4], [3.6, 3.3], ["1", "2"])
     assert runs["error_x"]["array"] == pytest.approx([0.3, 0.34])
+
+
+def test_the_picture_reaches_a_tenth_beyond_its_runs_and_bars_reach_down_as_well(tuned: Tuned) -> None:
+    figure = data(tuned.report().html())["against-iteration_time_s"]
+    line, runs = figure["data"]
+    assert runs["error_x"]["arrayminus"] == pytest.approx([0.3, 0.34])
+    for ends in (line["x"], line["y"], figure["layout"]["xaxis"]["range"], figure["layout"]["yaxis"]["range"]):
+        assert ends == pytest.approx([0.9 * 3.0, 1.1 * 3.6])
+
+
+def test_cards_name_the_fastest_run_the_errors_and_what_did_not_succeed(tuned: Tuned) -> None:
+    content: Any = replace(tuned, gain_left=0.123).report().content
+    assert content.cards == [
+        ("Fastest run", "3.300 s", "run 2 of 3"),
+        ("Time off by", f"{(0.6 / 3.6 + 0.1 / 3.3) / 2:.1%}", "median; 1 of 2 in their 90 % interval"),
+        ("Expected of the plans left", "12.3%", "better than the best run"),
+        ("Did not succeed", "1", "out of memory, failed, timed out"),
+    ]
 
 
 def test_the_error_of_each_round_is_that_of_its_predictions(tuned: Tuned) -> None:

@@ -138,6 +138,16 @@ def test_the_choice_is_bounded_distinct_and_holds_the_front_first(plans, count):
         assert is_covered(*objectives(front), *objectives(chosen)).all()
 
 
+@pytest.mark.parametrize(("count", "front", "near"), [(20, 15, 3), (8, 6, 1), (12, 9, 2), (3, 3, 0)])
+def test_three_quarters_are_the_front_and_half_of_the_rest_is_near_it(count, front, near):
+    time_s = np.geomspace(1.0, 4.0, 60)
+    times = np.concatenate([time_s, 1.001 * time_s[::4], 1.5 * time_s, 9.0 * time_s[:30]])
+    energies = np.concatenate([4.0 / time_s, 4.004 / time_s[::4], 6.0 / time_s, 36.0 / time_s[:30]])
+    plans = {"iteration_time_s": times, "energy_j": energies, "violation": np.zeros(len(times))}
+    kinds = np.digitize(choose(plans, count, 0), [60, 75, 135])  # on the front, near it, beyond, outlying
+    assert np.bincount(kinds, minlength=4).tolist() == [front, near, count - front - near, 0]
+
+
 def test_a_changed_job_never_continues_an_old_study(plans, url):
     assert save(plans, url) == "tiny-01234567"
     assert save(plans, url, job_hash="ffff0000ffff") == "tiny-ffff0000"

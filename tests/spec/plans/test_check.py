@@ -60,6 +60,14 @@ def test_a_broken_rule_is_one_sentence_with_its_figures(make_job, change, senten
     assert check_plan(make_job(), GOOD | change) == [sentence]
 
 
+@pytest.mark.parametrize(("column", "listed"), [("tp", (1, 4)), ("micro_batch_size", (2,)), ("zero_stage", (0, 3))])
+def test_a_plan_outside_the_job_s_search_is_refused_once(make_job, column, listed):
+    job = replace(make_job(), search=Search(**{column: listed}))
+    names = ", ".join(map(str, listed))
+    assert check_plan(job, GOOD) == [f"{column} {GOOD[column]} is outside the job's search.{column} ({names})."]
+    assert check_plan(job, GOOD | {"dp": 3})[0].startswith("dp*tp*pp*cp is 12")  # what cannot start comes first
+
+
 @pytest.mark.parametrize(
     "change",
     [{"recompute": "full"}, {"recompute": "selective", "recompute_modules": "mlp;moe"}, {"offload": "activations"}],

@@ -1,0 +1,41 @@
+"""The table of clusters says what its plans do, in percent of one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jointopt.report.scaled import Size, part_table, size_table
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
+
+FASTEST: dict[str, Any] = {
+    "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "iteration_time_s": 2.0, "iteration_time_s_low": 1.7,
+    "iteration_time_s_high": 2.5, "energy_j": 9000.0, "tokens_per_s": 12345.0, "mfu": 0.4321, "cluster_power_kw": 12.0,
+}  # fmt: skip
+THRIFTY = FASTEST | {"iteration_time_s": 2.6, "energy_j": 7200.0, "cluster_power_kw": 8.0}
+
+
+@pytest.fixture
+def job() -> Job:
+    found = shipped_job("llama-3-8b-1x8-h100")
+    return replace(found, training=replace(found.training, run_tokens=None))
+
+
+def test_a_cluster_s_line_is_its_fastest_plan_and_what_least_energy_changes(job: Job) -> None:
+    cells = size_table([Size(job, (FASTEST, THRIFTY), efficiency=0.934)])[-1].split()
+    assert cells[:3] == [job.cluster.gpu.id, "8", "dp8"]
+    assert cells[3:9] == ["tp2", "2.000", "20", "12,345", "93", "43.2"]
+    assert cells[9] == "12"
+    assert cells[-2:] == ["-20.0", "+30.0"]
+
+
+def test_shares_of_the_time_are_percents_of_their_sum_the_largest_first(job: Job) -> None:
+    one = Size(job, time_s={"compute": 3.0, "bubble": 0.9, "host": 0.099, "small": 0.001})
+    other = Size(job, time_s={"compute": 1.0, "tp_comm": 1.0})
+    head, *rows = part_table([one, other])
+    assert head.split()[-4:] == ["compute", "tp_comm", "bubble", "host"]
+    assert [row.split()[-4:] for row in rows[-2:]] == [["75.0", "0.0", "22.5", "2.5"], ["50.0", "50.0", "0.0", "0.0"]]
+    assert part_table([Size(job)]) == size_table([]) == []
