@@ -47,6 +47,7 @@ _MULTIPLES = (
     ((0.5, 0.3), (1.5, 0.4), (4.0, 0.3)),  # smooth function
     ((0.6, 0.3), (1.5, 0.3), (3.5, 0.2), (8.0, 0.2)),  # noise: recipes that a table does not tell apart are 40 % apart
 )
+LEAST_NETWORK = 0.48  # deviation of the network's logarithm: recorded clusters, whose networks are known, teach less
 LONGER = 1.5  # than in the kernel: lengths of the smooth function, whose scales are wider than recorded sources want
 SCALES = np.array(list(itertools.product(*([m for m, _ in term] for term in _MULTIPLES))))  # (scales, 5)
 SHARES = np.array([np.prod(p) for p in itertools.product(*([p for _, p in term] for term in _MULTIPLES))])
@@ -143,7 +144,11 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
 
     Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
     """
-    kernel = replace(kernel, lengths=tuple(LONGER * length for length in kernel.lengths))
+    network = zip(kernel.constants, of_network(len(kernel.constants)), strict=True)
+    kernel = replace(
+        kernel, lengths=tuple(LONGER * length for length in kernel.lengths),
+        constants=tuple(max(value, LEAST_NETWORK) if is_network else value for value, is_network in network),
+    )  # fmt: skip
     scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
     order = np.random.default_rng(0).permutation(len(runs))
     for size, count in SAMPLES if len(runs) else ():
