@@ -1,4 +1,4 @@
-"""What plans are compared by: time and energy, what varies with neither alone, and what only follows from them."""
+"""Objectives of a job: time and energy, those that vary with neither alone, and those that only follow from them."""
 
 from __future__ import annotations
 

@@ -83,6 +83,7 @@ class Prepared:
     physics: CostModel
     fitting: Floats  # probability that each layout fits
     problem: Problem
+    wide: Problem  # with all objectives of the job among its goals
 
 
 def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
@@ -92,7 +93,7 @@ def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
         problem = search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
-    return Prepared(space, layouts, dropped, physics, fitting, problem)
+    return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
 def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:

@@ -13,6 +13,7 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
+from jointopt.report.layouts import Layout
 from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
 from jointopt.runs.database import without_password
@@ -33,7 +34,7 @@ from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.layouts import best_layouts
-from jointopt.workflows.problem import need_power, prepared, with_goals
+from jointopt.workflows.problem import Prepared, need_power, prepared
 from jointopt.workflows.search_steps import (
     Step,
     Stopwatch,
@@ -42,7 +43,6 @@ from jointopt.workflows.search_steps import (
     joint_saving,
     of_one_run,
     search_steps,
-    step_of_goals,
     two_steps,
     without_gambles,
 )
@@ -65,12 +65,11 @@ def propose(
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
     The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
-    NSGA-II: by default none where the exact front can be counted. With memory or power among the objectives NSGA-II
-    searches by all of them, from that front on. The study in ``storage`` (an Optuna URL) is called
-    ``study``, by default by the job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in
-    place of the reference. Other options as in `JobModel.of`. With one objective the front is the best plan; of a GPU
-    of unknown power energies are NaN and no study is stored. Raises InfeasibleError with reasons and the smallest
-    change that would help, CatalogError where power is needed.
+    NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
+    ``storage`` (an Optuna URL) is called ``study``, by default by the job's name and version. ``baseline``: what runs
+    today, as `baseline_plan` takes it, in place of the reference. Other options as in `JobModel.of`. With one objective
+    the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
+    InfeasibleError with reasons and the smallest change that would help, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -83,12 +82,7 @@ def propose(
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_layouts}, physics))
     two_step = two_steps(problem, exact)
-    trials = _trials(job, problem, trials)
-    if job.goals == OBJECTIVES:
-        searched = search_steps(problem, exact, two_step, trials, seed, watch)
-    else:
-        problem = with_goals(job, problem, physics)
-        searched = step_of_goals(problem, search_steps(problem, exact, two_step, 0, seed, watch), trials, seed, watch)
+    searched = search_steps(problem, exact, two_step, _trials(job, problem, trials), seed, watch, found.wide)
     front = of_one_run(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front, job.goals)
@@ -96,17 +90,15 @@ def propose(
     shown = answered(model, physics, concat([front, reference]))
     answer = take(shown, slice(0, -1))
     apart = {} if today else take(model.differences(shown, len(rows)), slice(0, -1))
-    added = contributions(searched, rows, job.goals)
     chosen = _wanted(job, answer)
-    rows = chosen if job.goals == OBJECTIVES else np.intersect1d(chosen, front_rows(front))  # layouts by energy
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_layouts, infeasible=found.dropped,
         front=take(answer | apart, chosen), covered_plans=exact.covered,
-        evaluated_plans=sum(step.evaluated for step in searched), searched=added,
+        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(problem, searched[-1].front, two_step, fitting), model=model,
-        best_layouts=best_layouts(job, problem, physics, fitting, take(answer, rows), front["layout_index"][rows]),
+        best_layouts=_layouts(job, found, answer, front, chosen),
         **(today or {"reference": take(shown, slice(-1, None)), "reference_breaks": physics.broken_limits(reference)}),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
@@ -161,6 +153,13 @@ def _wanted(job: Job, front: Columns) -> Ints:
         return np.sort(non_dominated(stacked(objectives, names)))
     first, second = (objectives[name] for name in (*names, *names)[:2])
     return np.sort(front_order(first, second))
+
+
+def _layouts(job: Job, found: Prepared, answer: Columns, front: Columns, chosen: Ints) -> tuple[Layout, ...]:
+    """The best layouts, and those of the chosen plans that are on the front of time and energy."""
+    rows = chosen if job.goals == OBJECTIVES else np.intersect1d(chosen, front_rows(front))
+    plans, layouts = take(answer, rows), front["layout_index"][rows]
+    return best_layouts(job, found.problem, found.physics, found.fitting, plans, layouts)
 
 
 def _bounds(answer: Columns, count: int) -> Columns:

@@ -83,10 +83,12 @@ class Step:
 
 
 def search_steps(
-    problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch
-) -> list[Step]:
+    problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch,
+    wide: Problem | None = None,
+) -> list[Step]:  # fmt: skip
     """The methods that searched, in turn; each starts from the front of the one before and loses none of it.
 
+    Where the problem has more goals as ``wide``, NSGA-II searches by all of them.
     Nor is a plan of ``two_step`` lost: clocks of single stages go further around the few plans of one layout.
     """
     steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
@@ -95,6 +97,8 @@ def search_steps(
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
             front = front if two_step is None else merge(front, two_step)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
+    if wide is not None and wide.goals != problem.goals:
+        return _with_all_goals(wide, steps, trials, seed, watch)
     if trials:
         from jointopt.search.nsga2 import search
 
@@ -105,7 +109,7 @@ def search_steps(
     return steps
 
 
-def step_of_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
+def _with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
     """The steps with NSGA-II by all goals of the ``wide`` problem behind them, which starts from their front."""
     steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
     from jointopt.search.many_goals import search_goals
