@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common
+from jointopt.spec.objectives import SHORT
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")
@@ -16,6 +17,13 @@ from jointopt.cli import common
 @click.option("--save-job", type=common.PATH, help="Write the job file that the options stand for.")
 @click.option(
     "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be counted."
+)
+@click.option(
+    "--objective",
+    "objectives",
+    multiple=True,
+    type=click.Choice(tuple(SHORT)),
+    help="What to compare plans by, in place of the job file's; may be repeated.",
 )
 @common.seed("Of the search.")
 @common.pue
@@ -30,9 +38,9 @@ from jointopt.cli import common
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
 @click.option("--layouts", type=click.IntRange(min=1), default=5, show_default=True, help="Print the best N layouts.")
 def propose(
-    job: str | None, save_job: Path | None, trials: int | None, seed: int, pue: float | None, changes: dict[str, Any],
-    basis: dict[str, Any], study: str | None, baseline: str, out: Path | None, report: Path | None, as_json: bool,
-    show_all: bool, top: int | None, layouts: int, **shape: Any,
+    job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
+    pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, baseline: str,
+    out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -43,6 +51,7 @@ def propose(
     Examples:
       jointopt propose opt-350m-2x4-a100
       jointopt propose job.yaml --seed 1 --json > proposal.json
+      jointopt propose job.yaml --objective time --objective energy --objective peak_memory
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
@@ -50,6 +59,8 @@ def propose(
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
+    if objectives:
+        changes["objectives"] = [SHORT[name] for name in objectives]
     the_job = common.job_of(job, shape, pue, changes)
     if save_job:
         common.save(the_job, save_job)

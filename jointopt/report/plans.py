@@ -116,15 +116,17 @@ def plan_table(
     return [*table.paragraphs(sentence), *table.lay_out([*columns, clocks, *right], " ")]
 
 
-def predicted_table(plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = ()) -> list[str]:
-    """A table of plans with their predictions, each objective against the first plan, as far as known.
+def predicted_table(
+    plans: Sequence[Row], marks: Sequence[str], repeated: Collection[int] = (), *, peak_power: bool = False
+) -> list[str]:
+    """A table of plans with their predictions, time and energy against the first plan, as far as known.
 
-    ``repeated`` as in `plan_table`. ``?`` is added to the marks of plans outside of what the prediction was checked
-    against, ``~`` to those that may not fit in memory.
+    ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans outside of
+    what the prediction was checked against, ``~`` to those that may not fit in memory.
     """
     unsure = ["?" * (plan.get("in_domain") is False) + "~" * is_tight(plan) for plan in plans]
     values = {
-        name: [math.nan if plan.get(name) is None else float(plan[name]) for plan in plans]
+        name: _cells(name, plans)
         for result in table.RESULT_UNITS
         for name in (result, f"{result}_low", f"{result}_high")
     }
@@ -135,6 +137,7 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str], repeated: Collec
         TextColumn("±\n%", table.fixed((50 * (high - low) / value for low, high, value in half), ".0f")),
         table.measured("energy", energy, table.ENERGY_UNITS),
         TextColumn("power\nW/GPU", table.numbers(values["avg_power_w"], 1000.0)),
+        *([TextColumn("peak\nW/GPU", table.numbers(_cells("peak_power_w", plans), 1000.0))] if peak_power else []),
         TextColumn("mem\nGiB", table.fixed(values["peak_memory_gib"], ".1f")),
         TextColumn("tok/s\n/GPU", _rates("tokens_per_s_per_gpu", plans, 1.0, ",.0f"), spare=True),
         TextColumn("MFU\n%", _rates("mfu", plans, 100.0, ".1f"), spare=True),
@@ -143,6 +146,10 @@ def predicted_table(plans: Sequence[Row], marks: Sequence[str], repeated: Collec
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns, repeated)
+
+
+def _cells(name: str, plans: Sequence[Row]) -> list[float]:
+    return [math.nan if plan.get(name) is None else float(plan[name]) for plan in plans]
 
 
 def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:

@@ -20,6 +20,7 @@ from jointopt.report.beside import Beside, beside_lines
 from jointopt.report.documents import Result, json_text, markdown, pick, plan_entries
 from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
+from jointopt.report.many_goals import following_words, spread_in_goals
 from jointopt.report.plans import (
     basis_lines,
     doubt_words,
@@ -31,8 +32,9 @@ from jointopt.report.plans import (
     site_table,
 )
 from jointopt.report.table import blocks_text, paragraphs, study_lines
-from jointopt.spec.job import Job
+from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import job_mapping
+from jointopt.spec.objectives import telling
 from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.intervals import RESULTS
 
@@ -139,20 +141,29 @@ class Proposal(Result):
         The table has the best ``layouts`` and those of the front, each with its clocks condensed; the ``top`` fastest
         plans of the front, or all of it.
         """
-        if not (show_all or top) and self.best_layouts:
+        wide = self.job.goals != OBJECTIVES
+        if not (show_all or top or wide) and self.best_layouts:
             return self._by_layout(layouts)
         total = len(self.front["pp"])
-        rows = np.arange(total)[:top] if show_all or top else spread_along(self.front, ROWS_FOR_PEOPLE)
+        rows = np.arange(total)[:top] if show_all or top else self._telling_rows()
         reference, front = (with_rates(self.job, plans) for plans in (self.reference, self.front))
         first = plan_entries(reference)
         plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
         marks = ["="] * len(first) + [""] * (len(plans) - len(first))
-        table = [*predicted_table(plans, marks), *_legend(self, plans)]
+        table = predicted_table(plans, marks, peak_power="peak_power_w" in self.job.goals)
+        table += _legend(self, plans)
         if total > len(rows):
-            where = "follow" if top else "lie between these"
+            between = "are between these, the best in each objective and those farthest from each other"
+            where = "follow" if top else between if wide else "lie between these"
             table += paragraphs([f"{total - len(rows):,} more plans {where}: --all or --json has them."])
         table += beside_lines(self.beside, self.feasible_layouts)
         return blocks_text(_title(self), table, _site(self), _summary(self))
+
+    def _telling_rows(self) -> Ints:
+        """Rows of the front for people."""
+        if self.job.goals == OBJECTIVES:
+            return spread_along(self.front, ROWS_FOR_PEOPLE)
+        return spread_in_goals(with_site(self.job, self.front), telling(self.job.objectives), ROWS_FOR_PEOPLE)
 
     def _by_layout(self, most: int) -> str:
         """The table of layouts, its legend and the summary."""
@@ -289,6 +300,8 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip
     lines += paragraphs([_methods(proposal.searched)])
+    if idle := following_words(proposal.job.objectives):
+        lines += paragraphs([idle])
     lines += proposal.joint.lines() if proposal.joint else []
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]

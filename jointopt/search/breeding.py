@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
-from jointopt.search.pareto import evenly, front_order, objectives, take
+from jointopt.search.pareto import evenly, front_order, objectives, stacked, take
 
 TRIALS = 1000  # of a search that is given no number of them
 POPULATION = 40  # parents, and children of a generation
@@ -79,19 +79,18 @@ def first(genome: Genome, size: int, start: Columns | None, rng: np.random.Gener
 def breed(genome: Genome, parents: Columns, size: int, rng: np.random.Generator) -> Ints:
     """Genes of ``size`` children: tournament, crossover, mutation, and a few newcomers."""
     genes = genome.encode(parents)
-    mothers, fathers = (genes[_tournament(parents, size, rng)] for _ in range(2))
+    values, broken = stacked(parents, genome.problem.goals), np.maximum(parents["violation"], 0.0)
+    mothers, fathers = (genes[_tournament(values, broken, size, rng)] for _ in range(2))
     children = genome.mutate(genome.cross(mothers, fathers, rng), rng)
     fresh = rng.random(size) < FRESH_SHARE
     children[fresh] = genome.random(int(fresh.sum()), rng)
     return children
 
 
-def _tournament(parents: Columns, size: int, rng: np.random.Generator) -> Ints:
-    """Of two random parents the better one: less violation first, then domination, else the first."""
-    one, two = rng.choice(len(parents["slack"]), (2, size))
-    time_s, energy_j = objectives(parents)
-    violation = np.maximum(parents["violation"], 0.0)
-    better = (time_s[two] <= time_s[one]) & (energy_j[two] <= energy_j[one])
+def _tournament(values: Floats, violation: Floats, size: int, rng: np.random.Generator) -> Ints:
+    """Of two random parents, of these goals (n, k), the better one: less violation, then domination, else the first."""
+    one, two = rng.choice(len(values), (2, size))
+    better = (values[two] <= values[one]).all(axis=1)
     prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
     return np.asarray(np.where(prefer_two, two, one), dtype=np.int64)
 

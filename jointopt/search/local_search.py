@@ -91,7 +91,7 @@ class LocalSearch:
     def _stage_moves(self, plans: Columns, last: int) -> list[Columns]:
         """Of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
         piped = take(plans, self.problem.layouts["pp"][plans["layout_index"]] > 1)
-        batches = self._evaluated(_slack_moves(self.genome, self.genome.encode(piped)), last)
+        batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
         room = (last - self.spent) // (2 * self.problem.max_pp)
         if room > 0 and len(piped["slack"]):
             layout, clocks, _ = _moved_stages(self.problem, take(piped, evenly(piped, room)))
@@ -158,7 +158,8 @@ def _may_be_noticed(front: Columns, time_s: Floats, energy_j: Floats) -> Bools:
     return ~is_covered(*objectives(front), time_s * (1.0 + RESOLUTION), energy_j * (1.0 + RESOLUTION))
 
 
-def _slack_moves(genome: Genome, genes: Ints) -> Ints:
+def slack_moves(genome: Genome, genes: Ints) -> Ints:
+    """Genes of the same layouts at nearby clocks, each with every share of slack."""
     steps = np.array([(c, s) for c in CLOCK_STEPS for s in range(genome.sizes[SLACK])], dtype=np.int64)
     around = np.repeat(genes, len(steps), axis=0)
     around[:, CLOCK] += np.tile(steps[:, 0], len(genes))

@@ -17,7 +17,7 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, TRIALS, Seen, breed, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.local_search import LocalSearch
-from jointopt.search.pareto import OBJECTIVES, concat, evenly, front_of, merge, take
+from jointopt.search.pareto import concat, evenly, front_of, merge, take
 from jointopt.search.problem import Problem, Progress
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def search(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = _Sampler(population, seed)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    study = optuna.create_study(directions=["minimize"] * len(problem.goals), sampler=sampler)
     run = _Run(problem, study, sampler, np.random.default_rng(seed), trials, population, local_evaluations, start)
     front = run.generations(progress)
     if start is not None:
-        front = merge(front_of(start), front)
+        front = merge(front_of(start, problem.goals), front, problem.goals)
     front = run.local.improve(front, local_evaluations, per_stage=True)
     plans = run.everything()
     return SearchResult(plans, front, _count(plans) + run.local.spent, study)
@@ -117,9 +117,9 @@ class _Run:
             plans = self.problem.evaluated(*unseen(self.genome, genes, self.seen, self.rng))
             if not _count(plans):
                 break  # nothing within reach that was not seen: the space is exhausted
-            self.study.add_trials(_finished(plans))
+            self.study.add_trials(_finished(plans, self.problem.goals))
             self.parts.append(plans)
-            front, done = merge(front, plans), done + _count(plans)
+            front, done = merge(front, plans, self.problem.goals), done + _count(plans)
             self.sampler.ends.append(done)
             if progress is not None:
                 progress(done, self.trials, _count(front))
@@ -148,10 +148,9 @@ def _count(plans: Columns) -> int:
     return len(plans["layout_index"])
 
 
-def _finished(plans: Columns) -> list[FrozenTrial]:
+def _finished(plans: Columns, goals: tuple[str, ...]) -> list[FrozenTrial]:
     """Finished trials of one generation, with their violation as Optuna's constraint."""
-    rows = zip(*(plans[name].tolist() for name in (*OBJECTIVES, "violation")), strict=True)
+    rows = zip(*(plans[name].tolist() for name in ("violation", *goals)), strict=True)
     return [
-        optuna.trial.create_trial(values=[time_s, energy_j], constraints={"violation": violation})
-        for time_s, energy_j, violation in rows
+        optuna.trial.create_trial(values=values, constraints={"violation": violation}) for violation, *values in rows
     ]

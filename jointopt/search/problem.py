@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
-from jointopt.search.pareto import objectives
+from jointopt.search.pareto import OBJECTIVES, objectives
 
 Evaluate = Callable[[Ints, Floats], Columns]
 OfPlans = Callable[[Ints, Floats], Floats]
@@ -41,6 +41,7 @@ class Problem:
     as work costs no less energy at a higher clock. Of every layout (L,), or one of all; None = not promised.
     ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans' is not below, and their work, for
     less than to evaluate them. None = no faster.
+    ``goals``: columns of ``evaluate`` to minimise; what is promised and bounded is of the first two.
     ``least_violation(layout_index, time_s, energy_j, power_w)``: what the violation of plans of those layouts is not
     below where time, energy and average power are not below these. None = unknown.
     ``least_power_w``: average power that plans are not below whose clocks are not below these. None = of no interest.
@@ -57,6 +58,7 @@ class Problem:
     work_j: OfPlans | None = None
     least_violation: LeastViolation | None = None
     least_power_w: OfPlans | None = None
+    goals: tuple[str, ...] = OBJECTIVES
 
     @property
     def num_layouts(self) -> int:
@@ -121,6 +123,10 @@ class Problem:
         """The evaluated plans of these genes, with genes, stage clocks and all that ``evaluate`` returned."""
         clocks = self.decode_clocks(layout_index, clock_index, slack)
         return self.evaluated(layout_index, clock_index, slack, clocks)
+
+    def again(self, plans: Columns) -> Columns:
+        """Known plans evaluated by this problem, which may know more of them."""
+        return self.evaluated(*(plans[name] for name in ("layout_index", "clock_index", "slack", "stage_clock_mhz")))
 
     def evaluated(self, layout_index: Ints, clock_index: Ints, slack: Floats, clocks: Floats) -> Columns:
         """The plans of explicit stage clocks (n, S), evaluated in one call."""

@@ -13,12 +13,13 @@ from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
+from jointopt.spec.objectives import OBJECTIVES as OBJECTIVES
+from jointopt.spec.objectives import SITE_ENERGY as SITE_ENERGY
+from jointopt.spec.objectives import TIME_ALONE as TIME_ALONE
+from jointopt.spec.objectives import goals_of, measured
 from jointopt.spec.slurm import Slurm
 
-OBJECTIVES = ("iteration_time_s", "energy_j")
-TIME_ALONE = ("iteration_time_s",)
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
-SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
 
 
 STATE_FIELDS = (
@@ -212,5 +213,10 @@ class Job:
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:
-        """The objectives that a run measures: its GPUs' energy stands for the site's."""
-        return tuple(dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in self.objectives))
+        """The objectives that runs are chosen by; the GPUs' energy stands for the site's."""
+        return measured(self.objectives)
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """The columns to search by: time, energy, and those objectives that do not follow from both."""
+        return goals_of(self.objectives)

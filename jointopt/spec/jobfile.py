@@ -18,9 +18,10 @@ from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.files import dump_yaml, parse_yaml, read_text
 from jointopt.spec.huggingface import read_config
-from jointopt.spec.job import OBJECTIVES, SITE_ENERGY, TIME_ALONE, Constraints, Job, Search
+from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Constraints, Job, Search
 from jointopt.spec.machine import load_machine
 from jointopt.spec.model import Model
+from jointopt.spec.objectives import FURTHER, PAID
 from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.shape import inline_model
 from jointopt.spec.slurm import Slurm, read_slurm
@@ -113,7 +114,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         cluster=cluster,
         search=search,
         constraints=_constraints(section, cluster.gpu),
-        objectives=_objectives(section, cluster.gpu),
+        objectives=_objectives(section, cluster),
         slurm=read_slurm(section),
     )
 
@@ -235,14 +236,18 @@ def _constraints(section: Section, gpu: Gpu) -> Constraints:
     return Constraints(**{key: bounds.number(key, high) for key, high in highest.items()})
 
 
-def _objectives(section: Section, gpu: Gpu) -> tuple[str, ...]:
+def _objectives(section: Section, cluster: Cluster) -> tuple[str, ...]:
     """Time and energy by default; time alone where nothing is known of the GPU's power."""
+    gpu = cluster.gpu
     if not section.has("objectives"):
         return OBJECTIVES if gpu.power else TIME_ALONE
     items = _items(section, "objectives", "an objective")
-    chosen = tuple(dict.fromkeys(item.choice("objectives", (*OBJECTIVES, SITE_ENERGY)) for item in items))
+    chosen = tuple(dict.fromkeys(item.choice("objectives", (*OBJECTIVES, *FURTHER, *PAID)) for item in items))
     if chosen != TIME_ALONE and gpu.power is None:
         raise JobError(f"objectives: {_powerless(gpu)}; expected [{', '.join(TIME_ALONE)}], or leave it out.")
+    for name in chosen:
+        if (rate := PAID.get(name)) and getattr(cluster, rate) is None:
+            raise JobError(f"objectives: {name} needs cluster.{rate}; state it, or leave {name} out.")
     return chosen
 
 

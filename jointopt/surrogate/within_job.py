@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_ndtr
+from scipy.special import gammaln, log_ndtr
 
 from jointopt.core.schema import DOUBLINGS, SWITCHES, Bools, Columns, Floats, Ints
 
@@ -114,17 +114,31 @@ def _spread_out(mean: Floats, loadings: Floats, noise_variance: float) -> Adapte
     return Adapted(mean, deviation, loadings, float(np.sqrt(noise_variance)))
 
 
-def left_out_error(
+def left_out_loss(
     features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread,
     bounded: Bools | None = None,
 ) -> float:  # fmt: skip
-    """Mean absolute error of the log of each measured plan, but for bounded ones, when all others are known."""
-    errors, bounded = [], np.zeros(len(index), bool) if bounded is None else bounded
+    """The mean of -log of the density at each measured plan's log, but for bounded ones, when all others are known."""
+    losses, bounded = [], np.zeros(len(index), bool) if bounded is None else bounded
     for i in np.flatnonzero(~bounded):
         row, others = index[i], np.arange(len(index)) != i
         rest = adapted(features, log_predicted, index[others], log_measured[others], spread, bounded[others])
-        errors.append(abs(float(rest.mean[row] - log_measured[i])))
-    return float(np.mean(errors))
+        losses.append(_loss(log_measured[i] - rest.mean[row], rest.deviation[row]))
+    return float(np.mean(losses))
+
+
+def unmoved_loss(off: Floats, least: float) -> float:
+    """`left_out_loss` of a prediction that runs do not move, ``off`` (m,) from them; ``least``: its least scatter."""
+    squares = off**2
+    scatter = np.sqrt((squares.sum() - squares) / max(len(off) - 1, 1))
+    return float(np.mean(_loss(off, np.maximum(scatter, least))))
+
+
+def _loss(off: Floats, deviation: Floats) -> Floats:
+    """-log of Student's density, whose tails one stalled run does not decide by."""
+    scaled = 1.0 + (off / deviation) ** 2 / _TAIL
+    constant = gammaln((_TAIL + 1.0) / 2.0) - gammaln(_TAIL / 2.0) - 0.5 * np.log(_TAIL * np.pi)
+    return np.asarray(np.log(deviation) - constant + 0.5 * (_TAIL + 1.0) * np.log(scaled))
 
 
 def _noise(kernel: Floats, residual: Floats, usual: float) -> tuple[Floats, float]:

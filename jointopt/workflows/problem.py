@@ -15,7 +15,7 @@ from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import remedy
 from jointopt.search.leanest import leanest
 from jointopt.search.problem import LowerBound, Problem
-from jointopt.spec.job import TIME_ALONE, Job
+from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Job
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, cost_of_failing
@@ -55,6 +55,7 @@ def feasible_layouts(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns,
         peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit = dict(space.dropped), fitting >= CERTAIN
+    needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
     for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
         if count:
             dropped[reason] = int(count)
@@ -82,6 +83,7 @@ class Prepared:
     physics: CostModel
     fitting: Floats  # probability that each layout fits
     problem: Problem
+    wide: Problem  # with all objectives of the job among its goals
 
 
 def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
@@ -91,7 +93,7 @@ def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
         problem = search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
-    return Prepared(space, layouts, dropped, physics, fitting, problem)
+    return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
 def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
@@ -116,6 +118,15 @@ def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
         return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
 
     return replace(problem, evaluate=judged)
+
+
+def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
+    """The problem with the job's objectives beyond time and energy among its goals."""
+
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+        return problem.evaluate(index, stage_clock_mhz) | physics.heat(index, stage_clock_mhz)
+
+    return replace(problem, goals=job.goals, evaluate=evaluate if "peak_power_w" in job.goals else problem.evaluate)
 
 
 def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:

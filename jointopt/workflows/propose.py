@@ -13,17 +13,19 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
+from jointopt.report.layouts import Layout
 from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.fastest import fastest
-from jointopt.search.pareto import concat, front_order, front_rows, take
+from jointopt.search.pareto import concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
+from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
+from jointopt.spec.objectives import telling
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
@@ -32,7 +34,7 @@ from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.layouts import best_layouts
-from jointopt.workflows.problem import need_power, prepared
+from jointopt.workflows.problem import Prepared, need_power, prepared
 from jointopt.workflows.search_steps import (
     Step,
     Stopwatch,
@@ -60,14 +62,14 @@ def propose(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
 ) -> Proposal:  # fmt: skip
-    """Search the joint space of ``job`` and return the plans that no other plan beats in both time and energy.
+    """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
     The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
-    NSGA-II: by default none where the exact front can be counted. The study in ``storage`` (an Optuna URL) is called
-    ``study``, by default by the job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in
-    place of the reference. Other options as in `JobModel.of`. With one objective the front is the best plan; of a GPU
-    of unknown power energies are NaN and no study is stored. Raises InfeasibleError with reasons and the smallest
-    change that would help, CatalogError where power is needed.
+    NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
+    ``storage`` (an Optuna URL) is called ``study``, by default by the job's name and version. ``baseline``: what runs
+    today, as `baseline_plan` takes it, in place of the reference. Other options as in `JobModel.of`. With one objective
+    the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
+    InfeasibleError with reasons and the smallest change that would help, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -80,10 +82,10 @@ def propose(
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_layouts}, physics))
     two_step = two_steps(problem, exact)
-    searched = search_steps(problem, exact, two_step, _trials(job, problem, trials), seed, watch)
+    searched = search_steps(problem, exact, two_step, _trials(job, problem, trials), seed, watch, found.wide)
     front = of_one_run(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
-    rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front)
+    rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front, job.goals)
     front, reference = take(front, rows), _reference(problem, physics, fitting)
     shown = answered(model, physics, concat([front, reference]))
     answer = take(shown, slice(0, -1))
@@ -93,10 +95,10 @@ def propose(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_layouts, infeasible=found.dropped,
         front=take(answer | apart, chosen), covered_plans=exact.covered,
-        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows),
+        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(problem, searched[-1].front, two_step, fitting), model=model,
-        best_layouts=best_layouts(job, problem, physics, fitting, take(answer, chosen), front["layout_index"][chosen]),
+        best_layouts=_layouts(job, found, answer, front, chosen),
         **(today or {"reference": take(shown, slice(-1, None)), "reference_breaks": physics.broken_limits(reference)}),
     )  # fmt: skip
     if job.cluster.gpu.power is None:
@@ -109,7 +111,7 @@ def propose(
 
 def _trials(job: Job, problem: Problem, given: int | None) -> int:
     """Plans for NSGA-II; none where time alone counts, or where the exact front is found without them."""
-    usual = 0 if problem.is_countable else TRIALS
+    usual = 0 if problem.is_countable and job.goals == OBJECTIVES else TRIALS
     return 0 if job.cluster.gpu.power is None else usual if given is None else given
 
 
@@ -146,11 +148,18 @@ def _wanted(job: Job, front: Columns) -> Ints:
 
     The site's energy grows with both time and energy, so what is best in it, alone or with either, is on that front.
     """
-    if len(job.objectives) > 2:
-        return np.arange(len(front["pp"]))
-    objectives = with_site(job, front)
-    first, second = (objectives[name] for name in (*job.objectives, *job.objectives)[:2])
+    objectives, names = with_site(job, front), telling(job.objectives)
+    if len(names) > 2:
+        return np.sort(non_dominated(stacked(objectives, names)))
+    first, second = (objectives[name] for name in (*names, *names)[:2])
     return np.sort(front_order(first, second))
+
+
+def _layouts(job: Job, found: Prepared, answer: Columns, front: Columns, chosen: Ints) -> tuple[Layout, ...]:
+    """The best layouts, and those of the chosen plans that are on the front of time and energy."""
+    rows = chosen if job.goals == OBJECTIVES else np.intersect1d(chosen, front_rows(front))
+    plans, layouts = take(answer, rows), front["layout_index"][rows]
+    return best_layouts(job, found.problem, found.physics, found.fitting, plans, layouts)
 
 
 def _bounds(answer: Columns, count: int) -> Columns:
@@ -186,5 +195,6 @@ def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | N
             note=f"# {proposal.job.name}\n\n```yaml\n{job_text}```\n",
             attributes={"job": job_text, "surrogate": proposal.surrogate, "space": dict(proposal.infeasible)},
             document=proposal.to_dict(),
+            goals=proposal.job.goals,
         )
     return replace(proposal, study_name=name, storage=without_password(storage.url), seconds=watch.seconds)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from jointopt.report.joint import Joint
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import concat, front_of, hypervolume, is_covered, merge, nadir, objectives, take
+from jointopt.search.pareto import concat, front_of, is_beaten, is_covered, merge, objectives, stacked, take, volume
 from jointopt.search.problem import Problem
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.spec.job import Job
@@ -83,10 +83,12 @@ class Step:
 
 
 def search_steps(
-    problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch
-) -> list[Step]:
+    problem: Problem, exact: ExactFront, two_step: Columns | None, trials: int, seed: int, watch: Stopwatch,
+    wide: Problem | None = None,
+) -> list[Step]:  # fmt: skip
     """The methods that searched, in turn; each starts from the front of the one before and loses none of it.
 
+    Where the problem has more goals as ``wide``, NSGA-II searches by all of them.
     Nor is a plan of ``two_step`` lost: clocks of single stages go further around the few plans of one layout.
     """
     steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
@@ -95,6 +97,8 @@ def search_steps(
             front, evaluated = move_stages(problem, exact.front, LOCAL_EVALUATIONS)
             front = front if two_step is None else merge(front, two_step)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
+    if wide is not None and wide.goals != problem.goals:
+        return _with_all_goals(wide, steps, trials, seed, watch)
     if trials:
         from jointopt.search.nsga2 import search
 
@@ -103,6 +107,17 @@ def search_steps(
         front = front_of(concat([steps[-1].front, found.front]))
         steps.append(Step("nsga2", front, found.evaluated, found.plans))
     return steps
+
+
+def _with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
+    """The steps with NSGA-II by all goals of the ``wide`` problem behind them, which starts from their front."""
+    steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
+    from jointopt.search.many_goals import search_goals
+
+    with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(wide.goals)} goals"):
+        start = steps[-1].front
+        found = search_goals(wide, trials=trials, seed=seed, start=start, progress=watch.tick)
+    return [*steps, Step("nsga2", merge(found.front, start, wide.goals), found.evaluated, found.plans)]
 
 
 def two_steps(problem: Problem, exact: ExactFront) -> Columns | None:
@@ -114,6 +129,7 @@ def joint_saving(problem: Problem, front: Columns, two_step: Columns | None, fit
     """The savings of the front over `two_steps`, in the values that the search ranks by; None without their plans."""
     if two_step is None:
         return None
+    front = front_of(front)
     energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
     if energy is None or time_s is None:
         return None
@@ -123,20 +139,18 @@ def joint_saving(problem: Problem, front: Columns, two_step: Columns | None, fit
     return Joint(columns, energy.share, energy.at, time_s.share, time_s.at)
 
 
-def contributions(steps: list[Step], rows: Ints) -> dict[str, dict[str, float]]:
+def contributions(steps: list[Step], rows: Ints, goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
 
     All in the values that the search ranks by, in which no method loses what another found; ``rows`` of the last front
     are the answer.
     """
-    final = objectives(steps[-1].front)
-    shown = objectives(take(steps[-1].front, rows))
-    reference = nadir(*final)
-    whole, found, share, by_method = hypervolume(*final, reference), 0, 0.0, {}
+    final = stacked(steps[-1].front, goals)
+    whole, found, share, by_method = volume(final, final), 0, 0.0, {}
     for step in steps:
-        values = objectives(step.front)
-        known = len(rows) if step is steps[-1] else int(is_covered(*values, *shown).sum())
-        reached = hypervolume(*values, reference) / whole if whole else 1.0  # one plan spans no area
+        values = stacked(step.front, goals)
+        known = len(rows) if step is steps[-1] else int(is_beaten(values, final[rows]).sum())
+        reached = volume(values, final) / whole if whole else 1.0  # one plan spans no area
         by_method[step.method] = {
             "evaluated": step.evaluated, "added": known - found, "hypervolume": round(reached - share, 9),
         }  # fmt: skip
@@ -157,6 +171,6 @@ def of_one_run(plans: Columns, fitting: Floats) -> Columns:
 
 def without_gambles(front: Columns, seen: Columns) -> Columns:
     """All plans, with those that beat the front but probably do not fit marked as infeasible, for a study's best."""
-    gamble = ~is_covered(*objectives(front), *objectives(seen))
+    gamble = ~is_covered(*objectives(front_of(front)), *objectives(seen))
     violation = np.maximum(seen["violation"], 1.0 - seen["fit_probability"])
     return seen | {"violation": np.where(gamble, violation, seen["violation"])}

@@ -22,7 +22,6 @@ from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.search.acquire import acquire, gain_left
-from jointopt.search.pareto import front_order, hypervolume
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -35,6 +34,7 @@ from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Expected, Outlook, held_to
 from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import why_none
+from jointopt.workflows.campaign.volumes import front, volumes
 
 _log = logging.getLogger(__name__)
 LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
@@ -373,26 +373,6 @@ class _Loop(Campaign):
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left
-
-
-def front(values: Floats) -> Ints:
-    """Rows of (n, 1 or 2) that no other beats, by the first column; those with a NaN are never among them."""
-    return front_order(values[:, 0], values[:, -1])
-
-
-def volumes(values: Floats) -> list[float]:
-    """Hypervolume after each run, as a share of the box between zero and the reference: 0 to 1, never falling.
-
-    ``values`` (n, 1 or 2) are measured objectives, NaN where a run failed. The reference lies 10 % beyond the worst
-    value measured in the whole tune; with one objective the volume is the length from the best run to it.
-    """
-    if not np.isfinite(values).all(axis=1).any():
-        return [0.0] * len(values)
-    reference = 1.1 * np.nanmax(values, axis=0)
-    scaled = values / reference
-    # one objective: the second one is zero everywhere, so that areas are lengths
-    second = scaled[:, 1] if values.shape[1] > 1 else np.where(np.isfinite(scaled[:, 0]), 0.0, np.nan)
-    return [hypervolume(scaled[:n, 0], second[:n], (1.0, 1.0)) for n in range(1, len(values) + 1)]
 
 
 def _predicted(columns: Columns, index: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from jointopt.surrogate.feasibility import (
     GRID,
@@ -21,7 +22,7 @@ from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power_scale import power_scale
 from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.within_job import INFORMED, ROUGH, Spread, adapted, left_out_error, plan_features
+from jointopt.surrogate.within_job import INFORMED, ROUGH, Spread, adapted, left_out_loss, plan_features
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1, cut=0.7)
 PHI = NormalDist().cdf
@@ -81,11 +82,15 @@ def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
     assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05)) == (ROUGH, INFORMED)
 
 
-def test_a_run_left_out_is_off_by_what_the_other_does_not_explain() -> None:
-    spread = Spread(shared=0.3, trend=0.2, noise=0.1)
-    gains = [0.09 / (0.09 + noise_of(0.09, r, 0.01)[0]) for r in (0.1, 0.3)]
-    found = left_out_error(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
-    assert found == pytest.approx((abs(gains[1] * 0.3 - 0.1) + abs(gains[0] * 0.1 - 0.3)) / 2)
+def test_a_run_left_out_has_the_density_that_the_other_leaves() -> None:
+    spread, losses = Spread(shared=0.3, trend=0.2, noise=0.1), []
+    for one, other in ((0.1, 0.3), (0.3, 0.1)):
+        run, plan = noise_of(0.09, other, 0.01)
+        gain = 0.09 / (0.09 + run)
+        width = np.sqrt(0.09 - 0.09 * gain + plan)
+        losses.append(np.log(width) - t.logpdf((one - gain * other) / width, 3))
+    found = left_out_loss(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
+    assert found == pytest.approx(np.mean(losses))
 
 
 def test_a_plan_fits_with_the_normal_probability_of_its_room() -> None:

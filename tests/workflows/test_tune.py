@@ -20,7 +20,8 @@ from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import Outlook
-from jointopt.workflows.tune import front, tune, volumes
+from jointopt.workflows.campaign.volumes import front, volumes
+from jointopt.workflows.tune import tune
 
 SMALL = {
     "model": "llama-3-8b",

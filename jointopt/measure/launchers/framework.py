@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from jointopt.measure.exports.targets import TARGETS
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
 from jointopt.measure.launchers.rows import WINDOW, failed_row, is_blank
 from jointopt.measure.logs.conditions import fabric_of, version_of
-from jointopt.measure.logs.iterations import NAN, SKIPPED, measured
+from jointopt.measure.logs.iterations import NAN, SKIPPED, RunLog, measured
 from jointopt.measure.logs.others import Batch
 from jointopt.measure.logs.run import read_run, window_of
 from jointopt.spec.job import Job
@@ -121,9 +121,8 @@ class FrameworkProgram(Program):
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         """The row of a run that has ended, from its log."""
-        batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
         try:
-            run = read_run(log, self.warmup_iterations, batch)
+            run = self._read(job, log)
         except ValueError as error:
             if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
                 return None  # the failure says more
@@ -137,6 +136,17 @@ class FrameworkProgram(Program):
         if window is None or not is_blank(row["energy_j"]):
             return row
         return row | dict(zip(WINDOW, ([window.start_s, window.end_s], window.iterations), strict=True))
+
+    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
+        """Seconds of the measured iterations in the log of a run that goes on."""
+        try:
+            return self._read(job, log).iteration_s
+        except ValueError:  # none yet
+            return ()
+
+    def _read(self, job: Job, log: str) -> RunLog:
+        batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
+        return read_run(log, self.warmup_iterations, batch)
 
     def files(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, str]:
         """Texts of the files that it reads, by their names."""

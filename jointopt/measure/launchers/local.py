@@ -13,6 +13,7 @@ from jointopt.core.schema import Columns
 from jointopt.measure.devices.conditions import Conditions, under_plan, unmetered
 from jointopt.measure.devices.identity import check_devices
 from jointopt.measure.guard.scratch import scratch_folder
+from jointopt.measure.launchers.early import Early
 from jointopt.measure.launchers.failures import failure_of, is_full
 from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
 from jointopt.measure.launchers.program import Program
@@ -33,6 +34,16 @@ class LocalLauncher:
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.program, self.limit_s, self.logs = program, limit_s, logs
         self.default_clocks = default_clocks
+
+    @property
+    def behind_s(self) -> float:
+        """As of `EndsEarly`."""
+        return self.program.behind_s
+
+    @behind_s.setter
+    def behind_s(self, seconds: float) -> None:
+        """Set it."""
+        self.program.behind_s = seconds
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where the job needs more than this machine, or the program cannot run it."""
@@ -80,11 +91,13 @@ class LocalLauncher:
         return unmetered(plan) if on_cores else under_plan(plan, self.default_clocks)
 
     def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, log: Path) -> dict[str, Any]:
-        program = self.program
+        program, early = self.program, Early(self.program, job, log)
         ended = run_program(
             program.local_words(job, plan, folder), log, limit_s=self.limit_s, env=program.environment,
-            cwd=program.cwd,
+            cwd=program.cwd, over=early.over if self.behind_s else None,
         )  # fmt: skip
+        if early.row is not None:
+            return with_log(early.row, log, self.logs is not None)
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         failure = failure_without_result(program, folder, failure, whole)

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
 _LINGER_S = 2.0  # that children have to end after the program, from SIGTERM to SIGKILL
 _POLL_S = 0.05
+_LOOK_S = 2.0  # between two looks at a log
 _TAIL_BYTES = 65_536
 _LONGEST_LOG = 64 * 2**20
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -44,9 +45,12 @@ class Ended:
 
 
 def run_program(
-    command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None,
+    over: Callable[[], bool] | None = None,
 ) -> Ended:  # fmt: skip
     """Run ``command`` with output to ``log``; none of its processes is left, even if this one is killed.
+
+    It is ended too where ``over``, which is asked now and then, says so.
 
     Raises LauncherError where the program cannot be started.
     """
@@ -56,7 +60,7 @@ def run_program(
         )
     timed_out = False
     try:
-        timed_out = program.wait(limit_s) is None
+        timed_out = _outlasts(program, limit_s, over)
     finally:
         try:
             program.end(_POLITE_S)
@@ -64,6 +68,17 @@ def run_program(
             program.kill()  # where an interrupt did not let it end in its own time
     cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot hold it any more
     return Ended(program.code or 0, timed_out, tail_of(log) + cut)
+
+
+def _outlasts(program: Guarded, limit_s: float, over: Callable[[], bool] | None) -> bool:
+    """Whether the program still runs after ``limit_s``; it may still run too where it is ``over`` before."""
+    if over is None:
+        return program.wait(limit_s) is None
+    until = time.monotonic() + limit_s
+    while (left_s := until - time.monotonic()) > 0.0:
+        if program.wait(min(_LOOK_S, left_s)) is not None or over():
+            return False
+    return True
 
 
 def run_in_foreground(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ class Program(Protocol):
     cwd: Path | None = None  # None = that of this process
     missing: str = "the program ended well and left no result"  # the failure of such a run, in words
     contained: bool = False  # whether it runs in the container of the job file's section slurm
+    behind_s: float = 0.0  # see `EndsEarly`; a program that does not read it is judged by its log
     shows_ranks: bool = True  # whether its ranks are known to show which stages they run (`jointopt exec`)
 
     def check(self, job: Job) -> None:
@@ -51,6 +52,10 @@ class Program(Protocol):
 
         Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
         """
+
+    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
+        """Seconds of the measured iterations in the ``log`` of a run that goes on; none where a log does not tell."""
+        return ()
 
 
 def without(job: Job, program: str, names: Iterable[str]) -> Job:

@@ -18,6 +18,7 @@ from jointopt.measure.devices import node_meters
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.command import CommandProgram, word
+from jointopt.measure.launchers.early import behind_row
 from jointopt.measure.launchers.framework import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.launchers.process import tail_of, whole_log
 from jointopt.measure.launchers.program import Program
@@ -65,6 +66,16 @@ class SlurmLauncher:
         self._delivered: Iterator[Ended] | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
             raise UsageError(f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold.")
+
+    @property
+    def behind_s(self) -> float:
+        """As of `EndsEarly`."""
+        return self.program.behind_s
+
+    @behind_s.setter
+    def behind_s(self, seconds: float) -> None:
+        """Set it."""
+        self.program.behind_s = seconds
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where nothing can be submitted from here, or the program cannot run the job."""
@@ -195,6 +206,11 @@ class SlurmLauncher:
             row = node_meters.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, log)
         row = {name: value for name, value in row.items() if name in COLUMNS or name == "failure"}
         return dict(plan) | row | {"notes": joined_notes(row["notes"], end.remark)}
+
+    def behind(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
+        """The plan with the lower bound on its time where the log of its run says that it is behind, else None."""
+        row = behind_row(self.program, job, folder / LOG)
+        return None if row is None else dict(plan) | with_log(row, folder / LOG, True)
 
     # --- a single row that was handed over
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import ExportError, LauncherError
-from jointopt.core.facts import Failure, FailureKind
+from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.rows import failed_row
@@ -123,13 +123,21 @@ class Fleet:
         try:
             end = flight.look() if flight.sent else None
             if end is None:
-                return None
+                return self._behind(flight)
             return self._launcher.row(self._job, flight.plan, flight.folder, end), end
         except NoAnswerError:
             raise
         except LauncherError as error:
             self._fail(place, error)
             return None
+
+    def _behind(self, flight: Submission) -> tuple[dict[str, Any], End] | None:
+        """Row and end of a job whose log says that it is clearly behind, which is cancelled; None of others."""
+        row = self._launcher.behind(self._job, flight.plan, flight.folder)
+        if row is None or flight.number is None or control.cancel([flight.number]):
+            return None
+        end = End(control.state(flight.number, flight.report), None)
+        return row | {"notes": joined_notes(row["notes"], end.remark)}, end
 
     def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
         """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""

@@ -36,7 +36,6 @@ class TorchrunProgram(Program):
     name = "torchrun"
     environment = _ENVIRONMENT
     missing = "the training ended well and wrote no result file"
-    behind_s = 0.0  # see `EndsEarly`
 
     def __init__(self, iterations: int = 10, warmup_iterations: int = 3) -> None:
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
@@ -82,16 +81,6 @@ class TorchrunLauncher(LocalLauncher):
 
     name = "torchrun"
     program: TorchrunProgram
-
-    @property
-    def behind_s(self) -> float:
-        """As of `EndsEarly`."""
-        return self.program.behind_s
-
-    @behind_s.setter
-    def behind_s(self, seconds: float) -> None:
-        """Set it."""
-        self.program.behind_s = seconds
 
     def __init__(
         self, limit_s: float = 600.0, iterations: int = 10, warmup_iterations: int = 3, logs: Path | None = None,

@@ -29,18 +29,22 @@ def plan_text(plans: Columns, row: int) -> str:
     return format_plan(layout, plans["stage_clock_mhz"], row)
 
 
-def front_note(plans: Columns) -> str:
+def front_note(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> str:
     """The front in words, in Markdown: its plans (at most `LISTED`, evenly) and what each costs beside the fastest."""
-    rows = front_rows(plans)
+    rows = front_rows(plans, goals)
     if not len(rows):
         return "## The front\n\nNo plan of this study keeps its constraints.\n"
     listed = rows[evenly(take(plans, rows), LISTED)]
-    lines = [f"| {plans[OBJECTIVES[0]][row]:.4g} | {plans[OBJECTIVES[1]][row]:.6g} | {_relative(plans, row, rows[0])} "
+    more = goals[len(OBJECTIVES) :]
+    lines = [f"| {plans[OBJECTIVES[0]][row]:.4g} | {plans[OBJECTIVES[1]][row]:.6g} | "
+             f"{''.join(f'{plans[name][row]:.4g} | ' for name in more)}{_relative(plans, row, rows[0])} "
              f"| `{plan_text(plans, row)}` |" for row in listed.tolist()]  # fmt: skip
+    beaten = "both time and energy" if not more else f"time, energy, {' and '.join(more)} together"
     head = (
-        f"## The front: {len(rows)} plans that no other one beats in both time and energy\n\n"
+        f"## The front: {len(rows)} plans that no other one beats in {beaten}\n\n"
         "A feasible trial has constraint `violation` <= 0: the largest relative excess over any limit.\n\n"
-        "| time s | energy J | beside the fastest | plan |\n|---|---|---|---|\n"
+        f"| time s | energy J | {''.join(f'{name} | ' for name in more)}beside the fastest | plan |\n"
+        f"|---|---|{'---|' * len(more)}---|---|\n"
     )
     return head + "\n".join(lines) + "\n"
 
@@ -80,9 +84,12 @@ def _clocks(stages: Floats) -> str:
     return f"Stages run at {clocks.max():g} MHz, down to {slowest}."
 
 
-def front_figure(plans: Columns) -> dict[str, Any]:
-    """The plans and their front as a plotly figure; on hover a plan of the front says what it is."""
-    front = front_rows(plans)
+def front_figure(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> dict[str, Any]:
+    """The plans and their front as a plotly figure; on hover a plan of the front says what it is.
+
+    Colours are the first goal beyond time and energy.
+    """
+    front = front_rows(plans, goals)
     others = np.setdiff1d(np.arange(len(plans["violation"])), front)
     others = others[:: -(-len(others) // DRAWN) or 1]
     feasible = plans["violation"][others] <= 0.0
@@ -92,6 +99,9 @@ def front_figure(plans: Columns) -> dict[str, Any]:
         _trace(plans, front, "front", "lines+markers", "#d62728"),
     ]
     traces[-1]["text"] = [plan_text(plans, row) for row in front.tolist()]
+    for name in goals[len(OBJECTIVES) :][:1]:
+        scale = {"colorscale": "Viridis", "showscale": True, "colorbar": {"title": {"text": name}}}
+        traces[-1] |= {"mode": "markers", "marker": {"color": _figures(plans[name][front])} | scale}
     titles = ("iteration time (s)", "energy per iteration (J)")
     values = zip("xy", titles, objectives(plans), strict=True)
     axes = {f"{name}axis": {"title": {"text": title}} | _shown_part(v, front) for name, title, v in values}
@@ -114,22 +124,26 @@ def _shown_part(values: Floats, front: Ints) -> dict[str, Any]:
 
 
 def _trace(plans: Columns, rows: Ints, name: str, mode: str, color: str) -> dict[str, Any]:
-    x, y = ([float(f"{value:.6g}") for value in values[rows].tolist()] for values in objectives(plans))
+    x, y = (_figures(values[rows]) for values in objectives(plans))
     return {"type": "scatter", "x": x, "y": y, "name": name, "mode": mode, "marker": {"color": color}}
+
+
+def _figures(values: Floats) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def show(
     storage: BaseStorage, study: str, plans: Columns, note: str, numbers: Sequence[int],
-    background: Columns | None = None,
+    background: Columns | None = None, goals: Sequence[str] = OBJECTIVES,
 ) -> None:  # fmt: skip
     """Set what optuna-dashboard shows of a study beside its trials, which have these ``numbers``.
 
     The figure draws the ``background``, by default the ``plans`` themselves.
     """
     study_id = storage.get_study_id_from_name(study)
-    attributes = dict(note_attributes(f"{note}\n{front_note(plans)}".strip()))
-    attributes |= dict(plot_attributes(front_figure(plans if background is None else background), "front"))
-    front = front_rows(plans)
+    attributes = dict(note_attributes(f"{note}\n{front_note(plans, goals)}".strip()))
+    attributes |= dict(plot_attributes(front_figure(plans if background is None else background, goals), "front"))
+    front = front_rows(plans, goals)
     for row in front[evenly(take(plans, front), LISTED)].tolist():
         trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, numbers[row])
         attributes |= dict(note_attributes(plan_note(plans, row, front[0]), trial_id))

@@ -34,7 +34,7 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
         attributes = dict(study.user_attrs)
         if attributes.get("kind") == KIND:
             return _measured_plans(study), attributes
-        if "job" not in attributes or len(study.directions) != len(OBJECTIVES):
+        if "job" not in attributes or len(study.directions) < len(OBJECTIVES):
             raise UsageError(
                 f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
             )

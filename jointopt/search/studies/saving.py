@@ -19,7 +19,7 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
-from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
+from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
 from jointopt.search.studies.trials import searched, spread_in_time, trials_of
@@ -40,18 +40,19 @@ DOCUMENT = "jointopt:proposal:"  # and the whole proposal, as compressed JSON in
 def save_study(
     plans: Columns, storage: Storage | str, *, name: str, job_hash: str, seed: int, note: str = "",
     attributes: Mapping[str, Any] | None = None, max_trials: int = MAX_TRIALS, versioned: bool = True,
-    document: Mapping[str, Any] | None = None,
+    document: Mapping[str, Any] | None = None, goals: tuple[str, ...] = OBJECTIVES,
 ) -> str:  # fmt: skip
     """Write plans (a table from `Problem.describe`) as a finished study in ``storage`` (or its URL); return its name.
 
     The name is ``<name>-<first 8 of job_hash>``, or ``name`` itself where it is not ``versioned``; where it is taken, a
     suffix ``-2``, ``-3``, ... is appended, unless that study holds the same job and trials: then nothing is written.
     Of more than ``max_trials`` plans some are chosen (`choose`). ``note`` (Markdown), ``attributes`` (JSON values) and
-    ``document`` (of the whole proposal) belong to the study. UsageError where the storage cannot be opened or written.
+    ``document`` (of the whole proposal) belong to the study, whose values are the ``goals``. UsageError where the
+    storage cannot be opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows = choose(plans, max_trials, seed)
-    trials = trials_of(shown := take(plans, rows), searched(shown))
+    rows = choose(plans, max_trials, seed, goals)
+    trials = trials_of(shown := take(plans, rows), searched(shown), goals=goals)
     spread_in_time(trials)
     held = repr([(trial.values, trial.params, trial.user_attrs) for trial in trials])
     facts = {"job_hash": job_hash, "seed": seed, **(attributes or {})}
@@ -66,11 +67,11 @@ def save_study(
                     break
                 if all(there.get(key) == facts[key] for key in ("job_hash", COMPLETE)):
                     return title
-            study = made_study(storage.rdb, title, OBJECTIVES)
+            study = made_study(storage.rdb, title, goals)
             study.add_trials(trials)
             note = f"{note}\n{_share(len(rows), len(plans['slack']))}"
-            show(storage.rdb, title, shown, note, range(len(trials)), background=plans)
-            set_attributes(storage.rdb, title, pieces(PLANS, json.dumps(_mapping(_choices(plans, rows)))))
+            show(storage.rdb, title, shown, note, range(len(trials)), background=plans, goals=goals)
+            set_attributes(storage.rdb, title, pieces(PLANS, json.dumps(_mapping(_choices(plans, rows, goals)))))
             if document is not None:
                 set_attributes(storage.rdb, title, pieces(DOCUMENT, compressed(document)))
             for key, value in facts.items():
@@ -91,9 +92,9 @@ def _attributes(storage: BaseStorage, study: str) -> dict[str, Any] | None:
         return None
 
 
-def _choices(plans: Columns, rows: Ints) -> Columns:
+def _choices(plans: Columns, rows: Ints, goals: tuple[str, ...]) -> Columns:
     """The feasible plans of these rows and of the whole front: those to choose from."""
-    near = np.union1d(rows, front_rows(plans))
+    near = np.union1d(rows, front_rows(plans, goals))
     return take(plans, near[plans["violation"][near] <= 0.0])
 
 
@@ -119,14 +120,14 @@ def _mapping(plans: Columns) -> dict[str, list[Any]]:
 _LEFT_OUT = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", "clock_mhz", "slack", "violation")
 
 
-def choose(plans: Columns, count: int, seed: int) -> Ints:
+def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
     """Rows of at most ``count`` distinct plans: the front, half of the rest near it, half at random; sorted.
 
     Of the latter those beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
     """
-    rows = _distinct(plans)
+    rows = _distinct(plans, goals)
     some = take(plans, rows)
-    front = front_rows(some)
+    front = front_rows(some, goals)
     others = np.setdiff1d(np.arange(len(rows)), front)
     distance = _distance(objectives(take(some, front)), objectives(take(some, others)))
     outlying = others[distance > OUTLIER]
@@ -140,12 +141,12 @@ def choose(plans: Columns, count: int, seed: int) -> Ints:
     return np.sort(rows[np.concatenate([front, near, sample])])
 
 
-def _distinct(plans: Columns) -> Ints:
-    """Rows with finite objectives, the first of those tied in both: Optuna calls all of a tie best trials."""
-    time_s, energy_j = objectives(plans)
-    finite = np.flatnonzero(np.isfinite(time_s) & np.isfinite(energy_j))
+def _distinct(plans: Columns, goals: tuple[str, ...]) -> Ints:
+    """Rows with finite goals, the first of those tied in all: Optuna calls all of a tie best trials."""
+    values = stacked(plans, goals)
+    finite = np.flatnonzero(np.isfinite(values).all(axis=1))
     violation = np.maximum(plans["violation"], 0.0)
-    keys = np.column_stack([values[finite] for values in (time_s, energy_j, violation)])
+    keys = np.column_stack([values[finite], violation[finite]])
     _, first = np.unique(keys, axis=0, return_index=True)
     return np.sort(finite[first]).astype(np.int64)
 

@@ -65,7 +65,10 @@ def plan_key(plan: Mapping[str, Any]) -> str:
 
 
 def trials_of(
-    plans: Columns, distributions: Mapping[str, BaseDistribution], state: TrialState = TrialState.COMPLETE
+    plans: Columns,
+    distributions: Mapping[str, BaseDistribution],
+    state: TrialState = TrialState.COMPLETE,
+    goals: tuple[str, ...] = OBJECTIVES,
 ) -> list[FrozenTrial]:
     """A trial per described plan (`jointopt.search.problem.Problem.describe`); of finished ones also what came out."""
     count = len(plans["clock_mhz"])
@@ -77,7 +80,7 @@ def trials_of(
             state=state,
             params={name: values[row] for name, values in columns.items()},
             distributions=dict(distributions),
-            values=objective_values(plans, row) if finished else None,
+            values=objective_values(plans, row, goals) if finished else None,
             user_attrs={PLAN: keys[row]} | (results(plans, row) if finished else {}),
             system_attrs={CONSTRAINTS: constraint(plans, row)} if finished else {},
         )
@@ -92,9 +95,9 @@ def _external(name: str, values: Any) -> list[Any]:
     return listed
 
 
-def objective_values(plans: Columns, row: int) -> list[float]:
-    """Both objectives of a plan."""
-    return [float(plans[name][row]) for name in OBJECTIVES]
+def objective_values(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> list[float]:
+    """The goals of a plan."""
+    return [float(plans[name][row]) for name in goals]
 
 
 def results(plans: Columns, row: int) -> dict[str, float]:

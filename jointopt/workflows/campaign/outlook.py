@@ -16,7 +16,7 @@ from jointopt.search.acquire import SAMPLES
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior
-from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_error, plan_features
+from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_loss, plan_features, unmoved_loss
 from jointopt.workflows.campaign.candidates import Candidates
 from jointopt.workflows.campaign.earlier import Earlier
 
@@ -98,9 +98,9 @@ class Outlook:
             learned = (physics + self._earlier.log_factor, INFORMED, _LEARNED)
             choices.insert(0 if self._earlier.first else 1, learned)
         if (~held).sum() >= ENOUGH_TO_JUDGE:
-            errors = [left_out_error(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
-            best, off = int(np.argmin(errors)), (physics[at] - seen)[~held]
-            if float(np.mean(np.abs(off))) < errors[best]:
+            losses = [left_out_loss(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
+            best, off = int(np.argmin(losses)), (physics[at] - seen)[~held]
+            if unmoved_loss(off, self._spread.noise) < losses[best]:
                 scatter = max(float(np.sqrt(np.mean(off**2))), self._spread.noise)
                 return adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter)), _PHYSICS
         prior, spread, source = choices[best]

@@ -24,7 +24,7 @@ if __name__ == "__main__":
     for n in range(1, told.train_iters + 1):
         if how == "oom" and n == 3 and rank == 1:
             sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has 79.11 GiB.")
-        if how == "hang" and n == 2:
+        if (how, n) in (("hang", 2), ("hang later", 5)):
             time.sleep(600)
         if rank == int(os.environ["WORLD_SIZE"]) - 1:
             ms = 9000.0 if n == 1 else 800.0 + 4.0 * told.tensor_model_parallel_size + (n % 2)

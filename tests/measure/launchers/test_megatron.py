@@ -12,7 +12,9 @@ import pytest
 import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
+from jointopt.measure.launchers.early import behind_row
 from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, megatron_arguments
+from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
 from jointopt.measure.logs.iterations import measured
@@ -156,6 +158,43 @@ def test_the_emitted_line_runs_and_is_measured(small: Job, monkeypatch: pytest.M
     assert row["iteration_time_s"] == pytest.approx(0.8085, abs=0.001)
     assert row["energy_j"] == pytest.approx(2 * 0.6 * 808.5, abs=1.0)
     assert row["peak_memory_gib"] == pytest.approx(41.0)
+
+
+def run_with_bound(job: Job, monkeypatch: pytest.MonkeyPatch, behind_s: float, limit_s: float) -> Any:
+    """A run that prints four iterations, three of them measured, and hangs."""
+    monkeypatch.setenv("MEGATRON_FAKE", "hang later")
+    launcher = MegatronLauncher(HERE, iterations=6, warmup_iterations=1, limit_s=limit_s)
+    launcher.behind_s = behind_s
+    return launcher.run(job, PLAN)
+
+
+def test_a_run_whose_log_shows_that_it_is_behind_is_ended_and_its_time_is_a_lower_bound(
+    small: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = run_with_bound(small, monkeypatch, 0.5, 120.0)
+    assert is_bounded(row)
+    assert row["iteration_time_s"] == pytest.approx(0.808)
+    assert row["failure"].kind is FailureKind.BEHIND
+    assert "each of 3 iterations took 0.808 s or more, beyond 0.5" in row["notes"]
+
+
+def test_a_run_that_is_not_behind_goes_on(small: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = run_with_bound(small, monkeypatch, 0.8085, 12.0)
+    assert (row["status"], is_bounded(row)) == ("timeout", False)
+    assert "did not end within 12 s" in row["notes"]
+
+
+def test_a_log_tells_that_a_run_is_behind_only_once_three_measured_iterations_are_whole(
+    llama: Job, tmp_path: Path
+) -> None:
+    program, log = MegatronProgram(HERE, iterations=9, warmup_iterations=2), tmp_path / "log.txt"
+    program.behind_s = 0.5
+    lines = [LINE.format(n=n, ms=900.0) for n in range(1, 6)]
+    judged = []
+    for text in ("", "".join(lines[:4]), "".join(lines)[:-20], "".join(lines)):
+        log.write_text(text)
+        judged.append(behind_row(program, llama, log) is not None)
+    assert judged == [False, False, False, True]
 
 
 def test_a_checkout_may_be_named_from_where_one_stands(small: Job, monkeypatch: pytest.MonkeyPatch) -> None:

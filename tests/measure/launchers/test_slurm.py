@@ -18,6 +18,7 @@ import pytest
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.command import CommandProgram
+from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.spec.job import Job
 from tests.slurm_cluster import NODES, Cluster, wait_for
@@ -104,6 +105,27 @@ def test_a_run_that_hangs_is_ended_at_its_limit(make: Make, job: Job, cluster: C
     row = make("sleep 600", limit_s=2).run(job, PLAN)
     assert row["status"] == "timeout", row["notes"]
     assert "did not end within 2 s" in row["notes"]
+
+
+class Logged(CommandProgram):
+    """A program whose log holds the seconds of its iterations, one a line."""
+
+    def iteration_s(self, job: Job, log: str) -> list[float]:
+        return [float(line.removeprefix("s ")) for line in log.splitlines() if line.startswith("s ")]
+
+
+def test_a_run_that_is_behind_is_cancelled_and_stands_as_a_lower_bound(
+    make: Make, job: Job, cluster: Cluster, tmp_path: Path
+) -> None:
+    shell = "[ $NODE_RANK -gt 0 ] || for s in 2.5 2.25 2.75; do echo s $s; done; sleep 600"
+    launcher = make(program=Logged(["bash", "-c", shell, "{result}"]), command=None)
+    launcher.behind_s = 2.0
+    row = launcher.run(job, PLAN)
+    assert is_bounded(row), row["notes"]
+    assert (row["iteration_time_s"], row["dp"]) == (2.25, 8)
+    assert "ended early" in row["notes"]
+    assert "Slurm job" in row["notes"]
+    wait_for(lambda: not cluster.jobs(), "the job is cancelled")
 
 
 def test_waiting_in_the_queue_is_not_running(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""Memory and power as objectives of `propose`: against every plan of a small space, and what follows from others."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from jointopt.core.errors import JobError
+from jointopt.core.schema import Columns, Floats
+from jointopt.report.results import Proposal
+from jointopt.search.many_goals import search_goals
+from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
+from jointopt.search.problem import Problem
+from jointopt.search.studies.reading import read_study
+from jointopt.spec.files import parse_yaml
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import dump_job, parse_job, shipped_job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.problem import prepared
+from jointopt.workflows.propose import propose
+from jointopt.workflows.search_steps import Stopwatch
+
+MEMORY = ("iteration_time_s", "energy_j", "peak_memory_gib")
+POWER = ("iteration_time_s", "energy_j", "peak_power_w")
+SHIPPED = shipped_job("opt-350m-2x4-a100")
+JOB = replace(SHIPPED, search=replace(SHIPPED.search, clock_mhz=SHIPPED.search.clock_mhz[::6]))
+
+
+@cache
+def problem_of(goals: tuple[str, ...]) -> Problem:
+    job = replace(JOB, objectives=goals)
+    return prepared(JobModel.of(job), Stopwatch(quiet=True)).wide
+
+
+@cache
+def every_front(goals: tuple[str, ...]) -> Columns:
+    """The front of every layout at every clock with every share of slack."""
+    problem, shares = problem_of(goals), np.linspace(0.0, 1.0, 11)
+    layouts = np.arange(problem.num_layouts)
+    parts = [
+        front_of(problem.plans(layouts, np.full_like(layouts, clock), np.full(len(layouts), share)), goals)
+        for clock, share in product(range(problem.num_clocks), shares)
+    ]
+    return front_of(concat(parts), goals)
+
+
+@pytest.mark.parametrize("goals", [MEMORY, POWER])
+def test_no_plan_of_a_small_space_beats_one_of_the_front_that_nsga2_found(goals: tuple[str, ...]) -> None:
+    found = stacked(search_goals(problem_of(goals), trials=600, seed=1).front, goals)
+    least = stacked(every_front(goals), goals)
+    beaten = ((least[None] <= found[:, None]).all(axis=2) & (least[None] < found[:, None]).any(axis=2)).any(axis=1)
+    assert len(found) > 30
+    assert not beaten.any()
+
+
+@pytest.mark.parametrize("goals", [MEMORY, POWER])
+def test_the_front_has_the_hypervolume_of_that_of_all_plans(goals: tuple[str, ...]) -> None:
+    found = np.log(stacked(search_goals(problem_of(goals), trials=600, seed=2).front, goals))
+    every = np.log(stacked(every_front(goals), goals))
+    box = every.min(axis=0), every.max(axis=0) + 0.1 * np.ptp(every, axis=0)
+    drawn = np.random.default_rng(3).uniform(*box, (20_000, 3))
+    assert is_beaten(found, drawn).sum() >= 0.99 * is_beaten(every, drawn).sum()
+
+
+def pairwise(values: Floats) -> list[int]:
+    """Rows that no other row beats, one by one."""
+    kept = [
+        i for i, one in enumerate(values)
+        if not any((o <= one).all() and ((o < one).any() or j < i) for j, o in enumerate(values) if i != j)
+    ]  # fmt: skip
+    return sorted(kept, key=lambda row: tuple(values[row]))
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5])
+def test_non_dominated_rows_are_those_of_a_comparison_of_all_pairs(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    values = rng.integers(0, 6, (700, columns)).astype(float)  # with ties
+    values[5] = np.nan
+    assert non_dominated(values).tolist() == [row for row in pairwise(values) if row != 5]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Proposal, str]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('studies') / 'many.db'}"
+    return propose(replace(JOB, objectives=MEMORY), trials=200, storage=url), url
+
+
+def test_the_front_of_time_and_energy_is_part_of_that_with_memory(stored: tuple[Proposal, str]) -> None:
+    wide, usual = stored[0].front, propose(JOB).front
+    assert len(wide["dp"]) > 2 * len(usual["dp"])
+    assert is_beaten(stacked(wide, MEMORY[:2]), stacked(usual, MEMORY[:2])).all()
+    assert wide["peak_memory_gib"].min() < 0.7 * usual["peak_memory_gib"].min()
+    assert len(non_dominated(stacked(wide, MEMORY))) == len(wide["dp"])
+
+
+def test_the_methods_say_what_they_added_to_a_front_of_three(stored: tuple[Proposal, str]) -> None:
+    searched = stored[0].searched
+    assert list(searched) == ["exact", "local", "nsga2"]
+    assert sum(method["hypervolume"] for method in searched.values()) == pytest.approx(1.0)
+    assert searched["nsga2"]["added"] > searched["exact"]["added"] > 0
+
+
+def test_a_study_of_three_objectives_has_their_names_and_its_best_trials_are_of_the_front(
+    stored: tuple[Proposal, str],
+) -> None:
+    proposal, url = stored
+    study = optuna.load_study(study_name=proposal.study_name, storage=url)
+    assert study.metric_names == list(MEMORY)
+    assert len(study.directions) == 3
+    values = np.array([trial.values for trial in study.best_trials])
+    assert is_beaten(stacked(proposal.front, MEMORY) * (1 - 1e-12), values).all()
+    plans, _ = read_study(url, str(proposal.study_name))
+    assert len(plans) >= len(proposal.front["dp"])
+
+
+def test_the_table_of_many_objectives_shows_the_best_in_each(stored: tuple[Proposal, str]) -> None:
+    table = stored[0].text().partition("are between these")[0].splitlines()
+    assert max(map(len, table)) <= 100
+    assert len(table) < 35
+    cells = [cell for line in table for cell in line.split()]
+    assert f"{stored[0].front['peak_memory_gib'].min():.1f}" in cells
+    assert f"{stored[0].front['iteration_time_s'].min():.3f}" in cells
+
+
+def test_a_report_of_many_objectives_names_them(stored: tuple[Proposal, str], tmp_path: Path) -> None:
+    stored[0].report().write(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "iteration_time_s and energy_j and peak_memory_gib" in page
+
+
+def priced(objectives: str, rates: str = "{price_per_kwh: 0.1, carbon_kg_per_kwh: 0.4}") -> Job:
+    document = parse_yaml(dump_job(JOB)) | {"objectives": parse_yaml(f"o: {objectives}")["o"]}
+    return parse_job({**document, "cluster": {**document["cluster"], **parse_yaml(f"o: {rates}")["o"]}}, "priced", ".")
+
+
+def test_cost_and_carbon_beside_time_and_energy_leave_the_front_and_are_said_to_follow() -> None:
+    usual = propose(JOB)
+    both = propose(priced("[iteration_time_s, energy_j, cost, carbon_kg]"))
+    np.testing.assert_array_equal(both.front["energy_j"], usual.front["energy_j"])
+    assert "nsga2" not in both.searched
+    assert "cost and carbon_kg rise with iteration_time_s and energy_j" in " ".join(both.text().split())
+
+
+def test_an_objective_that_needs_a_price_is_refused_without_one() -> None:
+    with pytest.raises(JobError, match="objectives: cost needs"):
+        priced("[iteration_time_s, cost]", "{carbon_kg_per_kwh: 0.4}")
+
+
+def test_least_memory_alone_is_one_plan_that_no_layout_is_below() -> None:
+    alone = propose(replace(JOB, objectives=("peak_memory_gib",)), trials=200)
+    least: Any = problem_of(MEMORY)
+    memory = least.plans(*(np.arange(least.num_layouts) * on for on in (1, 0)), np.zeros(least.num_layouts))
+    kept = memory["peak_memory_gib"][memory["violation"] <= 0.0]
+    assert alone.front["peak_memory_gib"].tolist() == [pytest.approx(kept.min())]
+
+
+def test_runs_are_chosen_by_time_and_energy_where_memory_is_an_objective_too() -> None:
+    assert replace(JOB, objectives=MEMORY).measured_objectives == MEMORY[:2]
+    assert replace(JOB, objectives=("peak_power_w",)).measured_objectives == ("iteration_time_s",)
+    assert priced("[gpu_cost, cost]", "{price_per_kwh: 1, price_per_gpu_hour: 1}").measured_objectives == (
+        "iteration_time_s", "energy_j",
+    )  # fmt: skip
