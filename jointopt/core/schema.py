@@ -36,6 +36,7 @@ ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
 # linear layers that LoRA may adapt, as Megatron-Bridge names them: attention's input and output, the MLP's
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+MODEL_BLOCKS = ("layer", "attention", "feed_forward")  # of a model, without embedding and head
 CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
@@ -128,6 +129,8 @@ COLUMNS = {
         Column("num_dense_layers", "int", "", "workload", "leading dense layers of an MoE model", low=0),
         Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention)"),
         Column("mtp_num_layers", "int", "", "workload", "multi-token-prediction layers", low=0),
+        Column("block", "str", "", "workload", "layer, attention or feed_forward: those of the model's layers alone, "
+               "without embedding and head; blank: the model"),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),

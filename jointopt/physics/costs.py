@@ -298,13 +298,17 @@ def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
 
 
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts."""
+    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts.
+
+    Attention or an MLP alone is half a layer: profiles state what a whole one needs.
+    """
     profile = job.training.framework
+    parts = job.model.parts_per_layer / 2.0
     piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
     layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
     experts = profile.expert_host_s * job.model.num_experts / lay.ep
     moe_layers = layers - lay.dense_layers
-    total = layer[:, None] * layers + experts[:, None] * moe_layers
+    total = parts * layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
 

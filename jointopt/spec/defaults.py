@@ -123,14 +123,14 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
 
 def canonical(job: Job, layouts: Columns) -> Columns:
     """The layouts with choices that have no effect at their one value, as the space lists them."""
-    training, piped = job.training, layouts["pp"] > 1
+    piped = layouts["pp"] > 1
     sharded = layouts["dp"] * layouts["cp"] > 1
     zero_stage = np.where(sharded, layouts["zero_stage"], 0)
     selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
     full = layouts["recompute"] == RECOMPUTE_CODES["full"]
     fewer = layouts["recompute_num_layers"]
     modules = np.where(selective, layouts["recompute_modules"] & ~idle_modules(job.model), 0)
-    if training.selective_is_none:  # there are no scores to drop
+    if job.selective_is_none:  # there are no scores to drop
         modules = modules & ~MODULES.bit("core_attn")
         selective = selective & (modules > 0)
     modules = np.where(modules == MODULES.bit("core_attn"), 0, modules)  # what a blank means
@@ -153,7 +153,7 @@ def idle_modules(model: Model) -> int:
     """The modules that this model has no layer of, and that Megatron Core passes over."""
     idle = [] if model.is_moe else ["moe"]
     idle += [] if model.num_shared_experts else ["shared_experts"]
-    idle += [] if model.num_plain_layers else ["mlp"]
+    idle += [] if model.num_plain_layers and model.has_mlp else ["mlp"]
     return sum(map(MODULES.bit, idle))
 
 

@@ -211,6 +211,13 @@ class Job:
         return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
 
     @property
+    def selective_is_none(self) -> bool:
+        """`Training.selective_is_none`, or a model without attention, which has no scores either."""
+        return self.training.selective_is_none or (
+            not self.model.has_attention and not self.training.framework.selective_share
+        )
+
+    @property
     def measured_objectives(self) -> tuple[str, ...]:
         """The objectives that a run measures: its GPUs' energy stands for the site's."""
         return tuple(dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in self.objectives))

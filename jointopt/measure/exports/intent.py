@@ -71,6 +71,11 @@ def intent_of(
     arguments: Sequence[str] = (),
 ) -> Intent:  # fmt: skip
     """The intent of a plan (plan columns; newer ones may be missing). A training runs for the job's ``run_tokens``."""
+    if job.model.block:
+        raise ExportError(
+            f"{job.model.name} is a block (model.block {job.model.block}), which no framework trains by itself; export "
+            f"a job of the whole model."
+        )
     full = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()} | dict(plan)
     if "etp" not in plan:
         layout = {name: inside(name, [full[name]]) for name in LAYOUT_COLUMNS}

@@ -128,7 +128,7 @@ def recompute_rules(job: Job) -> list[Rule]:
         return c["recompute"] == RECOMPUTE_CODES["full"]
 
     core, modules = MODULES.bit("core_attn"), ("recompute_modules",)
-    idle = idle_modules(model) | (core if job.training.selective_is_none else 0)
+    idle = idle_modules(model) | (core if job.selective_is_none else 0)
     return [
         *searched(job, "recompute_modules", selective),
         *_without_effect("recompute_modules", ("recompute",), selective, "selective recompute"),
