@@ -29,6 +29,8 @@ MODULES = Sets(("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj"
 OFFLOAD = Names(("none", "optimizer", "activations"), {"": "none", "-": "none", "false": "none"})
 # 1f1b is interleaved where vpp > 1; the others are PyTorch's ScheduleZBV..., and zb-h1 of arXiv:2401.10241
 SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleaved": "1f1b", "interleaved1f1b": "1f1b"})
+# collectives that hide under kernels: of gradients and sharded weights, of tensor parallelism; none of them
+OVERLAP = Sets(("none", "dp", "tp"))
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
@@ -110,6 +112,8 @@ COLUMNS = {
         Column("recompute_num_layers", "int", "", "plan", "layers per model chunk that full recompute recomputes; 0 = "
                "all", 0, short="rc layers", layout=True, neutral=0),
         Column("offload", "str", "", "plan", "what lies in host memory", layout=True, codes=OFFLOAD, neutral=0),
+        Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
+               layout=True, codes=OVERLAP, neutral=0),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
         Column("source", "str", "", "workload", "where the row came from"),

@@ -255,12 +255,12 @@ class CostModel:
         """Clocks (n, deepest pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
         out = np.full((len(index), int(self.layouts["pp"][index].max(initial=1))), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
-        overlap = self.job.training.framework.dp_overlap
         self._price(index)
         group_of = self.group_of[index]
         for g in np.unique(group_of):
             at = np.flatnonzero(group_of == g)
             (costs, ceiling), rows = self.distinct[g], self.row_of[index[at]]
+            overlap = costs.dp_overlap(self.job, rows)
             clocks = slack.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
@@ -278,7 +278,6 @@ class CostModel:
 
     def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> ms.Stages:
         costs = self.groups[g]
-        profile = self.job.training.framework
         clock = self.reached_mhz(g, rows, clock_mhz)
         stretch = self.top_mhz / clock
         forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
@@ -294,7 +293,7 @@ class CostModel:
         left = np.zeros((1, 1))
         if "gather_s" in costs.present:
             gather = costs.gather_s.take(rows, 0)
-            hidden = profile.dp_overlap * gather
+            hidden = costs.dp_overlap(self.job, rows) * gather
             left_forward = gather - np.minimum(hidden, forward)
             left_backward = gather - np.minimum(hidden, backward)
             forward += left_forward
@@ -309,7 +308,7 @@ class CostModel:
     def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
         costs, (_, forward, backward, *_) = self.groups[g], stages
         profile, batches = self.job.training.framework, costs.num_micro_batches[rows]
-        exposed = ms.dp_exposed_s(costs, rows, forward, backward, batches, profile.dp_overlap)
+        exposed = ms.dp_exposed_s(costs, rows, forward, backward, batches, costs.dp_overlap(self.job, rows))
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
         return ms.StageTimes(*stages, makespan, exposed, step, total)

@@ -27,6 +27,7 @@ from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
+from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
@@ -80,6 +81,11 @@ class StageCosts:
         for name in ("comm_parts_s", "link_parts_j"):
             every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
         return replace(self, **every, kind=None)
+
+    def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
+        """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
+        found = share(job.training.framework, "dp", self.layouts["overlap"])
+        return found if isinstance(found, float) else found[rows, None]
 
     @functools.cached_property
     def present(self) -> frozenset[str]:

@@ -16,6 +16,7 @@ from jointopt.physics.memory import Parameters
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group
 
 
@@ -115,7 +116,9 @@ def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     return np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
 
 
-def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: float, over: Pass) -> Traffic:
+def _exposed(
+    once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass
+) -> Traffic:  # fmt: skip
     """A layer's traffic that costs ``once`` (2, L), so many times per pass, less what hides under the kernels ``over``.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
@@ -151,7 +154,8 @@ def tp_traffic(
     parts = float(job.model.parts_per_layer)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
     again = np.minimum(lay.again.pairs_again(routed, parts), pairs)
-    streams = _exposed(pair, pairs, pairs + again, job.training.framework.tp_overlap, layer)
+    overlap = share(job.training.framework, "tp", lay.layouts["overlap"])
+    streams = _exposed(pair, pairs, pairs + again, overlap, layer)
     every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
     if every_head or not job.model.has_attention:
         return streams

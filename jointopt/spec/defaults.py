@@ -31,6 +31,7 @@ from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import has_effect
 from jointopt.spec.plans.stages import largest_chunk, states_even, usual_split
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
@@ -144,6 +145,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
         "stage_layers": np.where(piped & ~states_even(job.model, layouts), layouts["stage_layers"], 0),
         "schedule": np.where(piped, layouts["schedule"], 0),
         "recompute_modules": modules,
+        "overlap": np.where(has_effect(layouts), layouts["overlap"], 0),
         "recompute_num_layers": np.where(full & (fewer < largest_chunk(job.model, layouts)), fewer, 0),
     }
     return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}

@@ -177,6 +177,7 @@ class Search:
     recompute_modules: tuple[str, ...] | None = None
     recompute_num_layers: tuple[int, ...] | None = None
     offload: tuple[str, ...] | None = None
+    overlap: tuple[str, ...] | None = None
     clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
     per_stage_clocks: bool = True
 

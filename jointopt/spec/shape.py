@@ -30,7 +30,7 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     Llama), as many KV groups as heads, an untied head, no experts. Raises JobError for contradictions too.
     """
     section = Section(mapping, where).only(INLINE_KEYS)
-    block = block_name(section) if section.has("block") else ""
+    block = block_name(section) if section.values.get("block") else ""
     usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
     shape: dict[str, Any] = {key: size(section, key, usual.get(key)) for key in _REQUIRED}
     shape["ffn_hidden_size"] = size(section, "ffn_hidden_size", 4 * shape["hidden_size"])

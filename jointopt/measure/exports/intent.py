@@ -12,6 +12,7 @@ from jointopt.spec.defaults import default_etp
 from jointopt.spec.details import Details, details_of
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import KINDS, is_on, usual_share
 from jointopt.spec.plans.ranks import DEFAULT_ORDER
 from jointopt.spec.plans.stages import own_split
 
@@ -60,6 +61,11 @@ class Intent:
     def shards(self) -> int:
         """Ranks over which ZeRO shards: data- and context-parallel ones of a replica."""
         return int(self["dp"] * self["cp"] // self["dp_replicate"])
+
+    @property
+    def hides_dp(self) -> bool:
+        """Whether gradients are reduced under the backward pass: unless the plan says otherwise."""
+        return not self["overlap"] or is_on(self.job.training.framework, "dp", self["overlap"])
 
     def __getitem__(self, column: str) -> Any:
         """The value of a layout column."""
@@ -174,6 +180,12 @@ class Gaps:
                 f"Wrap the model: peft.get_peft_model(model, peft.LoraConfig(r={training.lora_dim}, {alpha}"
                 f"target_modules={layers})); names are those of Llama."
             )
+
+    def no_choice_of_overlap(self, kinds: Sequence[str] = KINDS) -> None:
+        """Refused by a target that leaves no choice of these, where the plan states another than the framework's."""
+        framework, stated = self._intent.job.training.framework, self._intent["overlap"]
+        other = [kind for kind in kinds if is_on(framework, kind, stated) != (usual_share(framework, kind) > 0.0)]
+        self.never(other, f"overlap {stated} (of {' and '.join(other)})")
 
     def never(self, missing: Any, what: str) -> None:
         """A point of the layout or of the shape: what would run is another plan."""
