@@ -84,8 +84,14 @@ class StageCosts:
 
     def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
         """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
-        found = share(job.training.framework, "dp", self.layouts["overlap"])
-        return found if isinstance(found, float) else found[rows, None]
+        if not self.chooses_overlap:  # asked for thousands of times in a search
+            return job.training.framework.dp_overlap
+        return np.asarray(share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
+
+    @functools.cached_property
+    def chooses_overlap(self) -> bool:
+        """Whether any layout states what overlaps."""
+        return bool(self.layouts["overlap"].any())
 
     @functools.cached_property
     def present(self) -> frozenset[str]:

@@ -45,6 +45,8 @@ def has_effect(layouts: Mapping[str, Ints], kind: str = "") -> Bools:
 def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     """Where a choice contradicts itself, or turns on or off what the framework leaves no choice of."""
     codes, none = layouts["overlap"], OVERLAP.bit("none")
+    if not codes.any():
+        return np.zeros(codes.shape, bool)
     wrong = ((codes & none) > 0) & (codes != none)
     for kind in KINDS:
         turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
