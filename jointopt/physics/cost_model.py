@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
-from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
+from jointopt.physics.cooling import cooler, kernel_limits_w, power_limit_w, stages_in_exhaust
 from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth
 from jointopt.physics.limits import bounded
@@ -91,8 +91,8 @@ class CostModel:
             laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
             costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
+            limit_w = kernel_limits_w(limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
             costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
-            limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
             lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
             ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
             self.limits_w.append(limit_w)
@@ -355,7 +355,8 @@ class CostModel:
         out = {name: np.empty(len(index)) for name in HEAT}
         for g, at, rows, depth in self.parts(index):
             t = self.times(g, rows, stage_clock_mhz[at, :depth])
-            out["temperature_c"][at] = self.cooler.temperature_c(self.cold_power_w(g, rows, t).max(axis=1))
+            celsius = self.cooler.temperature_c(self.cold_power_w(g, rows, t), self.in_exhaust(g, rows))
+            out["temperature_c"][at] = celsius.max(axis=1)
             out["peak_power_w"][at] = self.burst_w(g, rows, t).max(axis=1)
         return out
 
@@ -365,7 +366,11 @@ class CostModel:
         work = t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         burst = clock_law.busy_power_w(self.power, t.clock_mhz, self.top_mhz, *work)
         burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
-        return np.asarray(burst + self.cooler.peak_leakage_w(burst))
+        return np.asarray(burst + self.cooler.peak_leakage_w(burst, self.in_exhaust(g, rows)))
+
+    def in_exhaust(self, g: int, rows: Ints) -> Bools:
+        """`stages_in_exhaust` of plans of group ``g``."""
+        return stages_in_exhaust(self.job.cluster, self.groups[g].replicas[rows], self.groups[g].depth)
 
     def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
         """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
