@@ -41,12 +41,12 @@ def _row(sweep: str, block: str, mode: str, gpus: int, threads: int) -> dict[str
     row: dict[str, object] = {"sweep": sweep, "block": block, "mode": mode, "GPUs": gpus, "threads": threads}
     plan = PLANS[mode].format(n=gpus)
     try:
-        told = jointopt.explain(job_of(block, gpus, threads), plan, surrogate="none").to_dict()
+        explained = jointopt.explain(job_of(block, gpus, threads), plan, surrogate="none").to_dict()
     except JointOptError as error:
         return row | {"refused": str(error).split(": ")[-1]}
-    time_s, energy_j = told["time_s"], told["energy_by_part_j"]
+    time_s, energy_j = explained["time_s"], explained["energy_by_part_j"]
     return row | {
-        "iteration s": told["iteration_time_s"], "compute s": time_s["compute"],
+        "iteration s": explained["iteration_time_s"], "compute s": time_s["compute"],
         "comm s": time_s.get("tp_comm", 0.0) + time_s.get("dp_comm", 0.0),
         "memory J": energy_j["memory"], "links J": energy_j["communication"], "refused": "",
     }  # fmt: skip
