@@ -50,9 +50,11 @@ def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
     """
     low = job.training.dtype in ("fp8", "fp4")
     framework = job.training.framework
-    hides = np.asarray(share(framework, "tp", lay.layouts["overlap"])) > 0.0
+    codes = lay.layouts["overlap"]
+    hides = np.asarray(share(framework, "tp", codes)) > 0.0
     # a plan that turns the overlap on takes those of a framework whose buffers they are
-    buffered = hides & (framework.user_buffers | (framework.family == "megatron-core"))
+    stated = hides & (framework.user_buffers | (framework.family == "megatron-core"))
+    buffered = np.where(codes > 0, stated, framework.user_buffers)
     used = buffered & lay.sp & (lay.tp > 1) & (lay.tp <= job.cluster.gpus_per_node)
     each = lay.tokens * job.model.hidden_size * (1.5 if low else 2.0)
     return np.where(used, _USER_BUFFERS * each, 0.0)

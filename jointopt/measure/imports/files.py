@@ -190,8 +190,7 @@ def _megatron(pairs: Mapping[str, Any]) -> Taken:
     """Options of Megatron-LM, or of Megatron-DeepSpeed."""
     by_deepspeed = "deepspeed" in pairs or "deepspeed_config" in pairs
     # a command line that does not ask for overlap has none
-    off = {} if by_deepspeed else {"overlap_grad_reduce": False, "tp_comm_overlap": False}
-    taken = megatron.options_taken(off | dict(pairs), "Megatron-LM options")
+    taken = megatron.options_taken(({} if by_deepspeed else megatron.OFF) | dict(pairs), "Megatron-LM options")
     if by_deepspeed:
         options = Options(pairs)
         taken.framework = "megatron-deepspeed"

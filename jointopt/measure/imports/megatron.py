@@ -22,6 +22,10 @@ _DUMP = re.compile(r"^\s*(\w+) \.{3,} ?(.*?)\s*$")
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 
 
+# options that a command line or a log without them has not on
+OFF = {"overlap_grad_reduce": False, "tp_comm_overlap": False}
+
+
 def words_taken(words: list[str]) -> Taken:
     """The statements of the words of a command line."""
     return options_taken(dict(pairs_of(words)), "Megatron-LM options")
@@ -33,7 +37,7 @@ def dump_taken(text: str) -> Taken | None:
     values = {match[1]: _literal(match[2]) for match in found if match}
     if not set(SHAPE) <= values.keys():
         return None
-    taken = options_taken(values, "Megatron-LM log")
+    taken = options_taken(OFF | values, "Megatron-LM log")
     taken.version = version_by_options(values)
     taken.without_effect += len(taken.unread)  # Megatron knows them all
     taken.unread = ()
